@@ -1,0 +1,152 @@
+from protos.kvquilt.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("text", "token_ids")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: TokenIds
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+
+class ChunkInput(_message.Message):
+    __slots__ = ("chunk_id", "piece")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    piece: Piece
+    def __init__(self, chunk_id: _Optional[str] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+
+class PrefillRequest(_message.Message):
+    __slots__ = ("meta", "prefix", "chunks")
+    META_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    prefix: Piece
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ...) -> None: ...
+
+class PrefillResponse(_message.Message):
+    __slots__ = ("index", "chunk_id", "num_tokens", "existed", "token_ids")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    chunk_id: str
+    num_tokens: int
+    existed: bool
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., existed: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling")
+    META_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    prefix: Piece
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
+    questions: _containers.RepeatedCompositeFieldContainer[Piece]
+    reuse: _common_pb2.ReuseMode
+    sampling: _common_pb2.Sampling
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("token", "branch_done", "done")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_DONE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    token: GeneratedToken
+    branch_done: BranchDone
+    done: GenerateDone
+    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ...) -> None: ...
+
+class GeneratedToken(_message.Message):
+    __slots__ = ("question", "sample", "token_id", "text", "logprob", "top_logprobs")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    sample: int
+    token_id: int
+    text: str
+    logprob: float
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
+    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class BranchDone(_message.Message):
+    __slots__ = ("question", "sample", "finish_reason", "text", "generated_tokens")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    sample: int
+    finish_reason: _common_pb2.FinishReason
+    text: str
+    generated_tokens: int
+    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+
+class GenerateDone(_message.Message):
+    __slots__ = ("usage", "timings", "chunk_ids")
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    usage: _common_pb2.Usage
+    timings: _common_pb2.Timings
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DescribeModelRequest(_message.Message):
+    __slots__ = ("meta",)
+    META_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
+
+class DescribeModelResponse(_message.Message):
+    __slots__ = ("model", "fingerprint", "tokenizer_hash", "prefix_ids", "chunk_template", "question_template", "max_positions", "dtype", "kv_bytes_per_token", "device", "eos_ids")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    EOS_IDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    fingerprint: str
+    tokenizer_hash: str
+    prefix_ids: _containers.RepeatedScalarFieldContainer[int]
+    chunk_template: str
+    question_template: str
+    max_positions: int
+    dtype: str
+    kv_bytes_per_token: int
+    device: str
+    eos_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunk_template: _Optional[str] = ..., question_template: _Optional[str] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., device: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -1,0 +1,291 @@
+from protos.kvquilt.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ChunkStat(_message.Message):
+    __slots__ = ("chunk_id", "exists", "size_bytes", "modified_s")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    EXISTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MODIFIED_S_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    exists: bool
+    size_bytes: int
+    modified_s: float
+    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., size_bytes: _Optional[int] = ..., modified_s: _Optional[float] = ...) -> None: ...
+
+class StatRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StatResponse(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkStat]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkStat, _Mapping]]] = ...) -> None: ...
+
+class OpenRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids", "node_id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    node_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class ByteRange(_message.Message):
+    __slots__ = ("offset", "length")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    length: int
+    def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class OpenedChunk(_message.Message):
+    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    EXISTS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    exists: bool
+    path: str
+    size_bytes: int
+    layers: _containers.RepeatedCompositeFieldContainer[ByteRange]
+    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[ByteRange, _Mapping]]] = ...) -> None: ...
+
+class OpenResponse(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[OpenedChunk]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[OpenedChunk, _Mapping]]] = ...) -> None: ...
+
+class PutHeader(_message.Message):
+    __slots__ = ("meta", "chunk_id", "size_bytes")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_id: str
+    size_bytes: int
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class PutRequest(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: PutHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[PutHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PutResponse(_message.Message):
+    __slots__ = ("chunk_id", "existed")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    existed: bool
+    def __init__(self, chunk_id: _Optional[str] = ..., existed: _Optional[bool] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("meta", "chunk_id", "range")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_id: str
+    range: ByteRange
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., range: _Optional[_Union[ByteRange, _Mapping]] = ...) -> None: ...
+
+class GetResponse(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class StageRequest(_message.Message):
+    __slots__ = ("meta", "node_id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    node_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class StageResponse(_message.Message):
+    __slots__ = ("directory",)
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    def __init__(self, directory: _Optional[str] = ...) -> None: ...
+
+class AdoptRequest(_message.Message):
+    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_id: str
+    node_id: str
+    path: str
+    replace: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class DeleteChunksRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteChunksResponse(_message.Message):
+    __slots__ = ("deleted", "referenced")
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    REFERENCED_FIELD_NUMBER: _ClassVar[int]
+    deleted: _containers.RepeatedScalarFieldContainer[str]
+    referenced: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, deleted: _Optional[_Iterable[str]] = ..., referenced: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListChunksRequest(_message.Message):
+    __slots__ = ("meta", "start_after", "limit")
+    META_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    start_after: str
+    limit: int
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListChunksResponse(_message.Message):
+    __slots__ = ("chunks", "truncated")
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkStat]
+    truncated: bool
+    def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkStat, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
+class ManifestChunk(_message.Message):
+    __slots__ = ("chunk_id", "token_ids", "char_start", "char_end", "text", "heading")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHAR_START_FIELD_NUMBER: _ClassVar[int]
+    CHAR_END_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    HEADING_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    char_start: int
+    char_end: int
+    text: str
+    heading: str
+    def __init__(self, chunk_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., text: _Optional[str] = ..., heading: _Optional[str] = ...) -> None: ...
+
+class Manifest(_message.Message):
+    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_HASH_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    collection: str
+    document_id: str
+    title: str
+    source_hash: str
+    model_fingerprint: str
+    prefix_ids: _containers.RepeatedScalarFieldContainer[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[ManifestChunk]
+    metadata: _containers.ScalarMap[str, str]
+    created_s: float
+    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ...) -> None: ...
+
+class PutManifestRequest(_message.Message):
+    __slots__ = ("meta", "manifest")
+    META_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    manifest: Manifest
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
+
+class PutManifestResponse(_message.Message):
+    __slots__ = ("deleted_chunk_ids",)
+    DELETED_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    deleted_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, deleted_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetManifestRequest(_message.Message):
+    __slots__ = ("meta", "collection", "document_id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    document_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ...) -> None: ...
+
+class GetManifestResponse(_message.Message):
+    __slots__ = ("manifest",)
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    manifest: Manifest
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
+
+class ListManifestsRequest(_message.Message):
+    __slots__ = ("meta", "collection", "start_after", "limit", "summary")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    START_AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    start_after: str
+    limit: int
+    summary: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ..., summary: _Optional[bool] = ...) -> None: ...
+
+class ListManifestsResponse(_message.Message):
+    __slots__ = ("manifests", "truncated")
+    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    manifests: _containers.RepeatedCompositeFieldContainer[Manifest]
+    truncated: bool
+    def __init__(self, manifests: _Optional[_Iterable[_Union[Manifest, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
+class DeleteManifestRequest(_message.Message):
+    __slots__ = ("meta", "collection", "document_id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    document_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ...) -> None: ...
+
+class DeleteManifestResponse(_message.Message):
+    __slots__ = ("deleted_chunk_ids",)
+    DELETED_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    deleted_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, deleted_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...

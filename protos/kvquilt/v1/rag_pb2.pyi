@@ -1,0 +1,143 @@
+from protos.kvquilt.v1 import common_pb2 as _common_pb2
+from protos.kvquilt.v1 import retrieval_pb2 as _retrieval_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RetrievalOptions(_message.Message):
+    __slots__ = ("k", "mode", "filters")
+    K_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    FILTERS_FIELD_NUMBER: _ClassVar[int]
+    k: int
+    mode: _retrieval_pb2.SearchMode
+    filters: _containers.RepeatedCompositeFieldContainer[_retrieval_pb2.Filter]
+    def __init__(self, k: _Optional[int] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[_retrieval_pb2.Filter, _Mapping]]] = ...) -> None: ...
+
+class AnswerRequest(_message.Message):
+    __slots__ = ("meta", "collection", "question", "reuse", "sampling", "retrieval")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    question: str
+    reuse: _common_pb2.ReuseMode
+    sampling: _common_pb2.Sampling
+    retrieval: RetrievalOptions
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., question: _Optional[str] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ...) -> None: ...
+
+class AnswerManyRequest(_message.Message):
+    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    questions: _containers.RepeatedScalarFieldContainer[str]
+    reuse: _common_pb2.ReuseMode
+    sampling: _common_pb2.Sampling
+    retrieval: RetrievalOptions
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ...) -> None: ...
+
+class AnswerEvent(_message.Message):
+    __slots__ = ("retrieved", "token", "answer", "usage", "done")
+    RETRIEVED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    retrieved: Retrieved
+    token: AnswerToken
+    answer: AnswerText
+    usage: AnswerUsage
+    done: AnswerDone
+    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[AnswerToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ...) -> None: ...
+
+class Retrieved(_message.Message):
+    __slots__ = ("hits", "mode")
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    hits: _containers.RepeatedCompositeFieldContainer[_retrieval_pb2.SearchHit]
+    mode: _retrieval_pb2.SearchMode
+    def __init__(self, hits: _Optional[_Iterable[_Union[_retrieval_pb2.SearchHit, _Mapping]]] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ...) -> None: ...
+
+class AnswerToken(_message.Message):
+    __slots__ = ("question", "sample", "token_id", "text", "logprob", "top_logprobs")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    sample: int
+    token_id: int
+    text: str
+    logprob: float
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
+    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class AnswerText(_message.Message):
+    __slots__ = ("question", "sample", "text", "finish_reason", "citations")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    CITATIONS_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    sample: int
+    text: str
+    finish_reason: _common_pb2.FinishReason
+    citations: _containers.RepeatedCompositeFieldContainer[Citation]
+    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ...) -> None: ...
+
+class Citation(_message.Message):
+    __slots__ = ("document_id", "title", "chunk_id", "hit", "heading")
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    HIT_FIELD_NUMBER: _ClassVar[int]
+    HEADING_FIELD_NUMBER: _ClassVar[int]
+    document_id: str
+    title: str
+    chunk_id: str
+    hit: int
+    heading: str
+    def __init__(self, document_id: _Optional[str] = ..., title: _Optional[str] = ..., chunk_id: _Optional[str] = ..., hit: _Optional[int] = ..., heading: _Optional[str] = ...) -> None: ...
+
+class AnswerUsage(_message.Message):
+    __slots__ = ("usage", "timings")
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    usage: _common_pb2.Usage
+    timings: _common_pb2.Timings
+    def __init__(self, usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
+
+class AnswerDone(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("meta",)
+    META_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("services",)
+    SERVICES_FIELD_NUMBER: _ClassVar[int]
+    services: _containers.RepeatedCompositeFieldContainer[_common_pb2.HealthResponse]
+    def __init__(self, services: _Optional[_Iterable[_Union[_common_pb2.HealthResponse, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""What two or more services use: errors, configuration, the RPC seam, clients, the engine and the KV file format."""

@@ -1,0 +1,73 @@
+"""A gRPC channel as transport: from outside the cluster, between nodes, in integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from shared import errors
+from shared.clients.transport import ResponseT
+from shared.status import DETAILS_KEY, from_status
+
+CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+
+class GrpcTransport:
+    """Calls ``/{service}/{method}``; ``application`` is the routing key that Ray Serve's proxy needs (harmless elsewhere)."""
+
+    def __init__(self, channel: grpc.aio.Channel, service: str, application: str) -> None:
+        self._channel = channel
+        self._service = service
+        self._metadata = (("application", application),)
+
+    async def unary(self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float) -> ResponseT:
+        call = self._channel.unary_unary(
+            self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
+        )
+        try:
+            response: ResponseT = await call(request, metadata=self._metadata, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        return response
+
+    async def stream(
+        self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
+    ) -> AsyncGenerator[ResponseT, None]:
+        call = self._channel.unary_stream(
+            self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
+        )(request, metadata=self._metadata, timeout=timeout_s)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        finally:
+            call.cancel()
+
+    async def client_stream(
+        self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
+    ) -> ResponseT:
+        call = self._channel.stream_unary(
+            self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
+        )
+        try:
+            response: ResponseT = await call(requests, metadata=self._metadata, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        return response
+
+    def _path(self, method: str) -> str:
+        return f"/{self._service}/{method}"
+
+
+def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
+    """The error that the service raised, or that gRPC reports in its place."""
+    details: Any = dict(error.trailing_metadata() or ()).get(DETAILS_KEY)
+    return from_status(error.code().name, error.details() or error.code().name, details)
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,127 @@
+"""Settings: defaults < YAML < environment, typed by frozen dataclasses, read once.
+
+A dataclass is the schema. ``load`` builds it from plain mappings and names the field of whatever is wrong. Environment
+variables override single fields: ``KVQUILT_GENERATOR__DTYPE=float32`` sets ``generator.dtype``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import yaml
+
+from shared.errors import ConfigError
+
+ENV_PREFIX = "KVQUILT_"
+ConfigT = TypeVar("ConfigT")
+
+
+def load(schema: type[ConfigT], values: Mapping[str, Any], path: str = "") -> ConfigT:
+    """Builds ``schema`` from ``values``; nested dataclasses from nested mappings. A dataclass checks its own ranges in
+    ``__post_init__`` by raising ``ValueError("field: what is wrong")``.
+
+    Raises:
+        ConfigError: unknown key, wrong type or bad value, with the dotted name of the field.
+    """
+    hints = typing.get_type_hints(schema)
+    fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {path + near[0]!r}?" if near else f"known here: {', '.join(fields)}"
+            raise ConfigError(f"{path}{key}: unknown setting; {hint}")
+    built = {name: _convert(hints[name], value, path + name) for name, value in values.items()}
+    missing = [f.name for f in fields.values() if f.name not in built and _required(f)]
+    if missing:
+        raise ConfigError(f"{path}{missing[0]}: a value is required")
+    try:
+        return schema(**built)
+    except ValueError as error:
+        raise ConfigError(f"{path}{error}") from None
+
+
+def read_yaml(text: str, source: str) -> dict[str, Any]:
+    """
+    Raises:
+        ConfigError: ``text`` is not a YAML mapping.
+    """
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source}: expected a mapping of settings")
+    return values
+
+
+def merge_env(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """``values`` with the overrides of ``environ``; their text is read as YAML, so numbers and lists work."""
+    merged = _copy(values)
+    for name, text in sorted(environ.items()):
+        if not name.startswith(ENV_PREFIX):
+            continue
+        *sections, key = name[len(ENV_PREFIX) :].lower().split("__")
+        node = merged
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"{name}: {section} is not a section")
+        node[key] = yaml.safe_load(text)
+    return merged
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain values (JSON-able) that ``load`` turns back into an equal object."""
+    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, path)
+    if origin is typing.Literal:
+        if value not in args:
+            raise ConfigError(f"{path}: {value!r} is not one of {', '.join(map(str, args))}")
+        return value
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path}: expected a section, got {value!r}")
+        return load(typing.cast(type, hint), value, path + ".")
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{path}: expected a list, got {value!r}")
+        return tuple(_convert(args[0], v, f"{path}[{i}]") for i, v in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path}: expected a mapping, got {value!r}")
+        return {str(k): _convert(args[1], v, f"{path}.{k}") for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+        raise ConfigError(f"{path}: expected {hint.__name__}, got {value!r}")
+    return value

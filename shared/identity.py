@@ -1,0 +1,31 @@
+"""Identity of a chunk's KV: what it was computed from, and nothing else.
+
+The encoding is not part of it (one text is stored once, and a store may hold mixed encodings), nor is the document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+
+def ids_hash(token_ids: Sequence[int]) -> str:
+    """Hash of a run of token ids: 32 hex digits."""
+    return hashlib.blake2b(_ids_bytes(token_ids), digest_size=16).hexdigest()
+
+
+def chunk_identity(tenant: str, model_fingerprint: str, prefix_ids: Sequence[int], token_ids: Sequence[int]) -> str:
+    """Identity of the KV of ``token_ids`` behind ``prefix_ids``: 40 hex digits."""
+    h = hashlib.blake2b(digest_size=20, person=b"kvquilt-chunk")
+    for part in (tenant.encode(), model_fingerprint.encode(), _ids_bytes(prefix_ids), _ids_bytes(token_ids)):
+        h.update(len(part).to_bytes(8, "little"))
+        h.update(part)
+    return h.hexdigest()
+
+
+def _ids_bytes(token_ids: Sequence[int]) -> bytes:
+    packed = array("I", token_ids)
+    if packed.itemsize != 4:
+        raise AssertionError("token ids are hashed as 32-bit integers")
+    return packed.tobytes()

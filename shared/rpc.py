@@ -1,0 +1,137 @@
+"""What turns a handler into an RPC method: context in, errors out.
+
+A handler is ``async def Name(self, request, ctx)``: proto in, proto out, no decisions. The decorators make of it
+``Name(self, request, grpc_context=None)``, which three callers understand: Ray Serve's gRPC ingress (the name of the parameter
+is its contract), a plain ``grpc.aio`` server, and a Serve handle of another service (no context: errors are raised as they are).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from shared import errors
+from shared.errors import KvquiltError
+from shared.request import RequestContext
+from shared.status import DETAILS_KEY, to_status
+
+log = logging.getLogger(__name__)
+
+
+class _Meta(Protocol):
+    request_id: str
+    tenant: str
+    deadline_ms: int
+
+
+class _Request(Protocol):
+    @property
+    def meta(self) -> _Meta: ...
+
+
+class GrpcContext(Protocol):
+    """What ``grpc.aio.ServicerContext`` and Serve's ``RayServegRPCContext`` have in common."""
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_details(self, details: str) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None: ...
+
+
+RequestT = TypeVar("RequestT", bound=_Request)
+ResponseT = TypeVar("ResponseT")
+SelfT = TypeVar("SelfT")
+
+
+def unary(
+    response_type: type[ResponseT],
+) -> Callable[[Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]]:
+    """One request, one response. ``response_type`` is what an empty answer is made of when the status tells the story."""
+
+    def decorate(handler: Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]) -> Callable[..., Awaitable[ResponseT]]:
+        async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> ResponseT:
+            try:
+                return await handler(self, request, _context(request))
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                _fail(handler.__name__, error, grpc_context)
+                return response_type()
+
+        return _named_like(call, handler)
+
+    return decorate
+
+
+def server_stream(
+    handler: Callable[[SelfT, RequestT, RequestContext], AsyncIterator[ResponseT]],
+) -> Callable[..., AsyncIterator[ResponseT]]:
+    """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away."""
+
+    async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> AsyncIterator[ResponseT]:
+        responses: Any = None
+        try:
+            responses = handler(self, request, _context(request))
+            async for response in responses:
+                yield response
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            _fail(handler.__name__, error, grpc_context)
+        finally:
+            if responses is not None:
+                await responses.aclose()
+
+    return _named_like(call, handler)
+
+
+def client_stream(
+    response_type: type[ResponseT],
+) -> Callable[[Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]]:
+    """A stream of requests, one response. The context comes from the stream's first message: the handler's to build."""
+
+    def decorate(handler: Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]) -> Callable[..., Awaitable[ResponseT]]:
+        async def call(self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None) -> ResponseT:
+            try:
+                return await handler(self, requests)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                _fail(handler.__name__, error, grpc_context)
+                return response_type()
+
+        return _named_like(call, handler)
+
+    return decorate
+
+
+def context_of(meta: _Meta) -> RequestContext:
+    return RequestContext.create(meta.request_id, meta.tenant, meta.deadline_ms)
+
+
+def _context(request: _Request) -> RequestContext:
+    return context_of(request.meta)
+
+
+def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> None:
+    """Tells the caller; nothing but ``KvquiltError.detail`` leaves the process."""
+    if not isinstance(error, KvquiltError):
+        log.exception("unexpected error in %s", method)
+        error = errors.InternalError(f"{method} failed unexpectedly; the service's log has the reason")
+    else:
+        log.info("%s failed: %s: %s", method, error.code, error.detail)
+    if grpc_context is None:
+        raise error from None
+    name, details = to_status(error)
+    grpc_context.set_code(grpc.StatusCode[name])
+    grpc_context.set_details(error.detail)
+    grpc_context.set_trailing_metadata(((DETAILS_KEY, details),))
+
+
+def _named_like(call: Any, handler: Any) -> Any:
+    # Not functools.wraps: Serve reads the signature to see whether to pass grpc_context, and must see call's own.
+    call.__name__, call.__qualname__, call.__doc__, call.__module__ = handler.__name__, handler.__qualname__, handler.__doc__, handler.__module__
+    return call

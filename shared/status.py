@@ -1,0 +1,70 @@
+"""One table between kvquilt's errors and gRPC's status codes, read in both directions.
+
+A failure travels as a ``google.rpc.Status`` with one ``ErrorInfo`` (reason = ``KvquiltError.code``), so that the client raises
+the very class the service raised; without it (a proxy answered) the status code alone decides.
+"""
+
+from __future__ import annotations
+
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from shared import errors
+from shared.errors import KvquiltError
+
+DOMAIN = "kvquilt"
+DETAILS_KEY = "grpc-status-details-bin"
+
+STATUS_OF: dict[type[KvquiltError], str] = {
+    errors.InvalidRequest: "INVALID_ARGUMENT",
+    errors.ConfigError: "INVALID_ARGUMENT",
+    errors.ContextTooLong: "INVALID_ARGUMENT",
+    errors.UnreadableDocument: "INVALID_ARGUMENT",
+    errors.NotFound: "NOT_FOUND",
+    errors.FailedPrecondition: "FAILED_PRECONDITION",
+    errors.ModelMismatch: "FAILED_PRECONDITION",
+    errors.ModelUnsupported: "FAILED_PRECONDITION",
+    errors.ChunkReferenced: "FAILED_PRECONDITION",
+    errors.Conflict: "ABORTED",
+    errors.Overloaded: "RESOURCE_EXHAUSTED",
+    errors.StorageFull: "RESOURCE_EXHAUSTED",
+    errors.DeadlineExceeded: "DEADLINE_EXCEEDED",
+    errors.Cancelled: "CANCELLED",
+    errors.Unavailable: "UNAVAILABLE",
+    errors.CorruptData: "DATA_LOSS",
+    errors.InternalError: "INTERNAL",
+    errors.KvquiltError: "INTERNAL",
+}
+
+_CLASS_OF_CODE = {cls.code: cls for cls in STATUS_OF if cls is not KvquiltError}
+_CLASS_OF_STATUS: dict[str, type[KvquiltError]] = {
+    "INVALID_ARGUMENT": errors.InvalidRequest,
+    "NOT_FOUND": errors.NotFound,
+    "FAILED_PRECONDITION": errors.FailedPrecondition,
+    "ABORTED": errors.Conflict,
+    "RESOURCE_EXHAUSTED": errors.Overloaded,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "CANCELLED": errors.Cancelled,
+    "UNAVAILABLE": errors.Unavailable,
+    "DATA_LOSS": errors.CorruptData,
+}
+
+
+def to_status(error: KvquiltError) -> tuple[str, bytes]:
+    """Name of the gRPC status code, and the serialized ``google.rpc.Status`` for the trailing metadata."""
+    name = STATUS_OF[type(error)]
+    status = status_pb2.Status(code=code_pb2.Code.Value(name), message=error.detail)
+    status.details.add().Pack(
+        error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN, metadata={"retryable": str(error.retryable).lower()})
+    )
+    return name, status.SerializeToString()
+
+
+def from_status(status_name: str, message: str, details: bytes | None) -> KvquiltError:
+    """The error a service raised, from what its client received."""
+    if details:
+        status = status_pb2.Status.FromString(details)
+        for packed in status.details:
+            info = error_details_pb2.ErrorInfo()
+            if packed.Unpack(info) and info.domain == DOMAIN and info.reason in _CLASS_OF_CODE:
+                return _CLASS_OF_CODE[info.reason](status.message)
+    return _CLASS_OF_STATUS.get(status_name, errors.InternalError)(message)
