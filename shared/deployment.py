@@ -1,0 +1,49 @@
+"""How an application is scaled: the same section, ``deployment``, in every service's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentConfig:
+    """``max_replicas`` above ``num_replicas`` turns autoscaling between the two on. ``num_cpus`` and ``num_gpus`` are what Ray
+    reserves per replica; 0 CPUs lets everything fit on a small machine."""
+
+    num_replicas: int = 1
+    max_replicas: int = 0
+    max_ongoing_requests: int = 64
+    max_queued_requests: int = 256
+    target_ongoing_requests: int = 8
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    resources: dict[str, float] = field(default_factory=dict)
+    drain_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_replicas", "max_ongoing_requests", "target_ongoing_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.max_replicas and self.max_replicas < self.num_replicas:
+            raise ValueError(f"max_replicas: must be 0 or at least num_replicas ({self.num_replicas}), got {self.max_replicas}")
+        if min(self.num_cpus, self.num_gpus) < 0:
+            raise ValueError("num_cpus, num_gpus: must not be negative")
+
+    def serve_options(self) -> dict[str, Any]:
+        """Keyword arguments of ``ray.serve.deployment``."""
+        options: dict[str, Any] = {
+            "max_ongoing_requests": self.max_ongoing_requests,
+            "max_queued_requests": self.max_queued_requests,
+            "graceful_shutdown_timeout_s": self.drain_s,
+            "ray_actor_options": {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": self.resources},
+        }
+        if self.max_replicas > self.num_replicas:
+            options["autoscaling_config"] = {
+                "min_replicas": self.num_replicas,
+                "max_replicas": self.max_replicas,
+                "target_ongoing_requests": self.target_ongoing_requests,
+            }
+        else:
+            options["num_replicas"] = self.num_replicas
+        return options
