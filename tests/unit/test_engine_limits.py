@@ -113,8 +113,8 @@ class TestRequests:
     )
     def test_pieces_that_cannot_be_are_refused(self, pieces: dict[str, Any]) -> None:
         engine = engine_of("qwen2")
+        request = Prompts(engine, seed=32).request(**{"chunks": (5,)} | pieces)
         with pytest.raises(InvalidRequest):
-            request = Prompts(engine, seed=32).request(**{"chunks": (5,)} | pieces)
             engine.submit(request, lambda event: None)
 
     def test_stop_strings_need_a_decoder(self) -> None:
