@@ -22,7 +22,7 @@ from shared.engine.types import (
     Timings,
     TokenEvent,
 )
-from shared.errors import InvalidRequest, KvquiltError
+from shared.errors import InvalidRequest, KvquiltError, Unavailable
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
 
@@ -97,6 +97,14 @@ class GenerationServicer:
         if not self._loaded.alive:
             return ServiceHealth("generator", ready=False, detail="the engine has stopped and is being replaced")
         return ServiceHealth("generator", ready=True, facts=self._loaded.facts())
+
+    def raise_if_dead(self) -> None:
+        """
+        Raises:
+            Unavailable: the engine has stopped. A model that could not be loaded is not dead: a new replica would not help.
+        """
+        if isinstance(self._loaded, Generator) and not self._loaded.alive:
+            raise Unavailable("the engine has stopped")
 
     @property
     def _generator(self) -> Generator:

@@ -59,7 +59,9 @@ class Prompts:
             return encode(self._tokenizer, piece.text)
         for i, token in enumerate(piece.token_ids):
             if not 0 <= token < self._vocab_size:
-                raise InvalidRequest(f"{field}.token_ids[{i}]: {token} is outside the model's vocabulary (0 to {self._vocab_size - 1})")
+                raise InvalidRequest(
+                    f"{field}.token_ids[{i}]: {token} is outside the model's vocabulary (0 to {self._vocab_size - 1})"
+                )
         return piece.token_ids
 
 

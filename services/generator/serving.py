@@ -68,6 +68,8 @@ class Generator:
     ) -> AsyncGenerator[PrefilledChunk, None]:
         """One value per piece, in order, each once its KV is durable. The same chunk twice is one piece of work."""
         prefix_ids, chunks = self._context(ctx, prefix, pieces)
+        if not chunks:
+            return
         unique = tuple(dict.fromkeys(chunks))
         stored: dict[Chunk, bool] = {}
         next_index = 0
@@ -119,7 +121,9 @@ class Generator:
     def close(self) -> None:
         self._thread.close()
 
-    def _context(self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
+    def _context(
+        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
+    ) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
         if len(pieces) > self.config.max_chunks:
             raise InvalidRequest(f"chunks: {len(pieces)} are more than the {self.config.max_chunks} allowed in one request")
         prefix_ids = self.prompts.prefix(prefix)
@@ -139,5 +143,5 @@ class Generator:
 
 
 def dtype_name(dtype: object) -> str:
-    """"torch.bfloat16" → "bfloat16"."""
+    """ "torch.bfloat16" → "bfloat16"."""
     return str(dtype).removeprefix("torch.")
