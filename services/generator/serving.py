@@ -114,6 +114,7 @@ class Generator:
             "dtype": dtype_name(spec.dtype),
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
+            "private_bytes": str(stats.private_bytes),
             "running_requests": str(stats.running),
             "waiting_requests": str(stats.waiting),
         }
