@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -163,7 +164,7 @@ class StepPlan:
         return torch.arange(lane.branch.segment.length, lane.branch.segment.length + lane.num_rows, device=self._device)
 
     def _rows(self, lanes: Sequence[Lane]) -> slice | torch.Tensor:
-        if all(a.start + a.num_rows == b.start for a, b in zip(lanes, lanes[1:], strict=False)):
+        if all(a.start + a.num_rows == b.start for a, b in pairwise(lanes)):
             return slice(lanes[0].start, lanes[-1].start + lanes[-1].num_rows)
         return torch.cat([torch.arange(lane.start, lane.start + lane.num_rows, device=self._device) for lane in lanes])
 

@@ -166,7 +166,7 @@ def _check_config(config: Any) -> None:
         architectures and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
     ):
         raise InvalidRequest(
-            f"model: {' '.join(architectures) or config.model_type} is not a causal language model; give a model that generates text"
+            f"model: {' '.join(architectures) or config.model_type} is not a causal language model; give one that generates text"
         )
     rope = getattr(config, "rope_parameters", None)
     if not isinstance(rope, dict):
@@ -178,7 +178,8 @@ def _check_config(config: Any) -> None:
     kind = rope.get("rope_type", "default")
     if kind not in _EXACT_ROPE_TYPES:
         raise ModelUnsupported(
-            f"RoPE type {kind!r} is not supported: its angles depend on the request's length; supported: {', '.join(_EXACT_ROPE_TYPES)}"
+            f"RoPE type {kind!r} is not supported: its angles depend on the request's length; "
+            f"supported: {', '.join(_EXACT_ROPE_TYPES)}"
         )
 
 
@@ -210,4 +211,3 @@ def _spec_of(hf_model: Any) -> ModelSpec:
         device=weight.device,
         rope=RopeSpec(tuple(hf_model.model.rotary_emb.inv_freq.double().tolist())),
     )
-

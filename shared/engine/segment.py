@@ -20,8 +20,8 @@ _GROWTH_TOKENS = 32
 class Segment:
     """Growing while its branch is, immutable once shared. Buffers hold ``capacity`` tokens, the first ``length`` are valid::
 
-        k[layer]  [K, capacity, D]
-                  |<-- length -->|<- room ->|
+    k[layer]  [K, capacity, D]
+              |<-- length -->|<- room ->|
     """
 
     def __init__(self, spec: ModelSpec, capacity: int) -> None:
@@ -90,7 +90,7 @@ class Branch:
         capacity: int = 0,
     ) -> None:
         self.parent = parent
-        self.context = parent.context if parent else context
+        self.context: tuple[Placement, ...] = parent.context if parent else context
         self.offset = offset
         self.pending = list(pending)
         self.segment = Segment(spec, capacity or len(pending))
