@@ -88,7 +88,7 @@ def run(
     give_up = time.monotonic() + PATIENCE_S
     while not all(one.ended for one in runs):
         if not engine.step():
-            assert time.monotonic() < give_up, f"the engine is stuck: {engine.stats}"
+            assert time.monotonic() < give_up, f"the engine is stuck: {engine.stats()}"
             time.sleep(0.001)  # loader threads are at work
         engine.check_invariants()
     return runs

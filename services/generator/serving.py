@@ -106,7 +106,7 @@ class Generator:
 
     def facts(self) -> dict[str, str]:
         """For an operator."""
-        spec, stats = self.model.spec, self._engine.stats
+        spec, stats = self.model.spec, self._engine.stats()
         return {
             "model": self.config.model,
             "fingerprint": self.model.fingerprint,

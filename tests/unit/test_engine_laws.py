@@ -224,17 +224,17 @@ class TestCompanyChangesNothing:
         tight = self.engine(dtype, bitwise, resident_bytes=140 * per_token)  # not all chunks fit beside each other
         for request, expected in zip(requests, truth, strict=True):
             self.check(run(tight, request), [expected], bitwise)
-        assert tight.stats.resident_bytes <= 140 * per_token
+        assert tight.stats().resident_bytes <= 140 * per_token
         self.check(run(tight, *(reversed(requests))), truth, bitwise)
         chunk_ids = {c.chunk_id for r in requests for c in r.chunks if r.reuse is not ReuseMode.FULL}
-        assert len(tight.stats.resident_chunk_ids) < len(chunk_ids), "nothing was evicted"
+        assert len(tight.stats().resident_chunk_ids) < len(chunk_ids), "nothing was evicted"
 
     def test_preemption(self, dtype: torch.dtype, bitwise: bool) -> None:
         requests, truth = self.alone(dtype, bitwise)
         per_token = self.engine(dtype, bitwise).model.spec.kv_bytes_per_token
         tight = self.engine(dtype, bitwise, private_bytes=160 * per_token)
         num_paused = []
-        self.check(run(tight, *requests, on_event=lambda one, event: num_paused.append(tight.stats.paused)), truth, bitwise)
+        self.check(run(tight, *requests, on_event=lambda one, event: num_paused.append(tight.stats().paused)), truth, bitwise)
         assert max(num_paused) > 0, "nothing was preempted"
 
     def test_cancellation_of_neighbours(self, dtype: torch.dtype, bitwise: bool) -> None:
@@ -251,7 +251,7 @@ class TestCompanyChangesNothing:
             if one.request.request_id in victims:
                 assert isinstance(one.error, Cancelled)
         self.check(runs, [t for t in truth if t.request.request_id not in victims], bitwise)
-        assert engine.stats.private_bytes == 0, "a cancelled request's memory returns"
+        assert engine.stats().private_bytes == 0, "a cancelled request's memory returns"
 
 
 def _rms(errors: list[torch.Tensor]) -> float:

@@ -133,7 +133,7 @@ class TestRequests:
         (one, other) = run(engine, late, prompts.request())
         assert isinstance(one.error, DeadlineExceeded)
         assert other.done
-        assert engine.stats.private_bytes == 0
+        assert engine.stats().private_bytes == 0
 
     def test_a_request_without_chunks_or_prefix_is_served(self) -> None:
         engine = engine_of("qwen2")
