@@ -479,7 +479,7 @@ class Engine:
         params = job.request.sampling
         chosen = sample(logits_V, params, answer.sample, answer.num_generated)
         ended = chosen.token_id in self.model.spec.eos_ids and not params.ignore_eos
-        text = answer.text.push(chosen.token_id)
+        text = "" if ended else answer.text.push(chosen.token_id)  # the end mark is no text, whatever the tokenizer makes of it
         answer.num_generated += 1
         job.generated += 1
         _emit(job, TokenEvent(answer.question, answer.sample, chosen.token_id, text, chosen.logprob, chosen.top_logprobs))
