@@ -342,6 +342,7 @@ class Engine:
             elif holder.prefix is not None and holder.prefix.state is not State.READY:
                 self._missing.append(entry)
             else:
+                entry.prefix_ids = holder.request.prefix_ids
                 self._pool.compute(entry, self._chunk_branch(holder.prefix, entry.token_ids))
         for job in self._running:
             if not isinstance(job, PrefillJob) or (job.prefix is not None and job.prefix.state is not State.READY):
@@ -433,6 +434,7 @@ class Engine:
             assert owner.branch is not None
             self._loader.save(
                 owner.chunk.chunk_id,
+                job.request.prefix_ids,
                 owner.chunk.token_ids,
                 owner.branch.segment,
                 owner.broken,
@@ -447,7 +449,7 @@ class Engine:
         segment = entry.branch.segment
         self._pool.fill(entry, segment)
         if not entry.key.startswith("prefix:"):
-            self._loader.save(entry.key, entry.token_ids, segment, entry.broken)
+            self._loader.save(entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken)
 
     def _on_logits(self, job: GenerateJob, owner: Question | Answer, logits_V: torch.Tensor) -> None:
         if job.request.request_id not in self._jobs:
