@@ -11,8 +11,8 @@ from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, NotFo
 from shared.kv_format import ChunkFile, verify_chunk
 from shared.kv_types import DeletedChunks, KvStore, Manifest, ManifestChunk
 from shared.request import RequestContext
-from tests.contract.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc
 from tests.kv_chunks import chunk_bytes, chunk_id_of
+from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc
 
 A, B, C = (chunk_id_of(n) for n in range(3))
 CTX = RequestContext.create(tenant="acme", deadline_ms=60_000)
