@@ -44,8 +44,20 @@ class System:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as environment:
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyPatch) -> Iterator[System]:
     roots = [tmp_path_factory.mktemp(name) for name in ("head", "worker")]
+    for name, value in {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }.items():
+        environment.setenv(name, value)
     args = [{"num_cpus": 1, "env_vars": {DIRECTORY_VARIABLE: str(root)}} for root in roots]
     cluster = Cluster(initialize_head=True, head_node_args={**args[0], "include_dashboard": False})
     try:
