@@ -17,7 +17,7 @@ import grpc
 from shared import errors
 from shared.errors import KvquiltError
 from shared.request import RequestContext
-from shared.status import DETAILS_KEY, to_status
+from shared.status import DETAILS_KEY, to_status, with_code
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class GrpcContext(Protocol):
 RequestT = TypeVar("RequestT", bound=_Request)
 ResponseT = TypeVar("ResponseT")
 SelfT = TypeVar("SelfT")
+CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 
 def unary(
@@ -69,7 +70,12 @@ def unary(
 def server_stream(
     handler: Callable[[SelfT, RequestT, RequestContext], AsyncIterator[ResponseT]],
 ) -> Callable[..., AsyncIterator[ResponseT]]:
-    """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away."""
+    """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away.
+
+    Serve hands its copy of the context over with each message, so a status set after the last one would be lost and a broken
+    stream would look whole: there it travels by an exception, which keeps code and details but no trailing metadata. Hence the
+    error's code in the details.
+    """
 
     async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> AsyncIterator[ResponseT]:
         responses: Any = None
@@ -79,8 +85,11 @@ def server_stream(
                 yield response
         except asyncio.CancelledError:
             raise
-        except Exception as error:
-            _fail(handler.__name__, error, grpc_context)
+        except Exception as failure:
+            error = _fail(handler.__name__, failure, grpc_context)
+            if grpc_context is not None and not hasattr(grpc_context, "abort"):
+                grpc_context.set_details(with_code(error))
+                raise error from None
         finally:
             if responses is not None:
                 await responses.aclose()
@@ -116,8 +125,8 @@ def _context(request: _Request) -> RequestContext:
     return context_of(request.meta)
 
 
-def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> None:
-    """Tells the caller; nothing but ``KvquiltError.detail`` leaves the process."""
+def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> KvquiltError:
+    """Tells the caller; nothing but ``KvquiltError.detail`` leaves the process. Returns what the caller is told."""
     if not isinstance(error, KvquiltError):
         log.exception("unexpected error in %s", method)
         error = errors.InternalError(f"{method} failed unexpectedly; the service's log has the reason")
@@ -129,14 +138,11 @@ def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> No
     grpc_context.set_code(grpc.StatusCode[name])
     grpc_context.set_details(error.detail)
     grpc_context.set_trailing_metadata([(DETAILS_KEY, details)])  # Serve appends it to a list of its own
+    return error
 
 
-def _named_like(call: Any, handler: Any) -> Any:
+def _named_like(call: CallT, handler: Any) -> CallT:
     # Not functools.wraps: Serve reads the signature to see whether to pass grpc_context, and must see call's own.
-    call.__name__, call.__qualname__, call.__doc__, call.__module__ = (
-        handler.__name__,
-        handler.__qualname__,
-        handler.__doc__,
-        handler.__module__,
-    )
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(call, name, getattr(handler, name))
     return call
