@@ -3,29 +3,26 @@
     <directory>/manifests/<tenant>/<collection>/<hash of document id>.json    the documents
     <directory>/removed/<number>.json                                         manifests whose chunks are still to be deleted
 
-A manifest that goes away first gets its name in ``removed/``: there it is its own journal, so that a crash between removing the
+A manifest that goes away is kept in ``removed/`` for a while: there it is its own journal, so that a crash between removing the
 document and deleting its chunks leaves no chunk behind. Reference counts are never stored.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 import uuid
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import xxhash
 
 from services.kv_store.disk import Disk, storing
+from services.kv_store.manifest_json import decode, encode
 from shared.errors import CorruptData, InvalidRequest, NotFound
-from shared.kv_types import Manifest, ManifestChunk, ManifestPage
+from shared.kv_types import Manifest, ManifestPage
 from shared.request import check_name
 
 log = logging.getLogger(__name__)
@@ -33,7 +30,6 @@ log = logging.getLogger(__name__)
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20
 LONGEST_DOCUMENT_ID = 2048
-_OPENING, _MIDDLE, _CLOSING = b'{"xxh3_64":"', b'","manifest":', b"}\n"
 Key = tuple[str, str, str]
 
 
@@ -85,17 +81,14 @@ class Documents:
         Raises:
             InvalidRequest: a name or the id is not allowed.
         """
-        path = self._path(_checked_key(manifest))
-        staged = self._staging / f"put-{uuid.uuid4().hex}"
+        key = _checked_key(manifest)
+        path = self._path(key)
         with storing(), self._lock:
             try:
-                self._disk.write(staged, _encode(manifest))
-                removal = self._keep_as_removed(_key(manifest), path)
-                self._disk.make_dir(path.parent)
-                self._disk.move(staged, path)
+                removal = self._keep_as_removed(key, path)
+                self._place(encode(manifest), path)
             finally:
-                self._disk.remove(staged)
-                self._reload(_key(manifest))
+                self._reload(key)
             return removal
 
     def remove(self, tenant: str, collection: str, document_id: str) -> Removal:
@@ -108,14 +101,14 @@ class Documents:
         with storing(), self._lock:
             if key not in self._chunks_of:
                 raise _absent(key)
+            removal = self._new_removal(key)
             try:
-                removal = self._keep_as_removed(key, path)
-                self._disk.remove(path)
+                self._disk.move(path, removal.path)
                 self._disk.sync_dir(path.parent)
             finally:
+                self._note(removal)
                 self._reload(key)
-        assert removal is not None
-        return removal
+            return removal
 
     def get(self, tenant: str, collection: str, document_id: str) -> Manifest:
         """
@@ -125,7 +118,7 @@ class Documents:
         """
         key = (tenant, collection, document_id)
         try:
-            return _decode(self._path(key).read_bytes())
+            return decode(self._path(key).read_bytes())
         except FileNotFoundError:
             raise _absent(key) from None
         except ValueError as error:
@@ -161,13 +154,31 @@ class Documents:
             assert self._sorted is None or self._sorted == sorted(chunks_of)
 
     def _keep_as_removed(self, key: Key, path: Path) -> Removal | None:
-        """A second name for the document's manifest if there is one. Until the first is gone, its chunks count as referenced."""
-        if key not in self._chunks_of:
+        """A copy of the document's manifest if there is one. Until the document is replaced, its chunks count as referenced."""
+        if key not in self._chunks_of or not path.exists():
             return None
-        removal = Removal(self._removed / f"{uuid.uuid4().hex}.json", self._chunks_of[key])
-        self._disk.link(path, removal.path)
-        self._pending[removal.path] = removal
+        removal = self._new_removal(key)
+        try:
+            self._place(path.read_bytes(), removal.path)
+        finally:
+            self._note(removal)
         return removal
+
+    def _new_removal(self, key: Key) -> Removal:
+        return Removal(self._removed / f"{uuid.uuid4().hex}.json", self._chunks_of[key])
+
+    def _note(self, removal: Removal) -> None:
+        if removal.path.exists():
+            self._pending[removal.path] = removal
+
+    def _place(self, data: bytes, path: Path) -> None:
+        staged = self._staging / f"put-{uuid.uuid4().hex}"
+        try:
+            self._disk.write(staged, data)
+            self._disk.make_dir(path.parent)
+            self._disk.move(staged, path)
+        finally:
+            self._disk.remove(staged)
 
     def _reload(self, key: Key) -> None:
         """Makes memory agree with the disk, however far the change of ``key`` came."""
@@ -176,10 +187,14 @@ class Documents:
             if not self._references[chunk_id]:
                 del self._references[chunk_id]
         path = self._path(key)
-        if path.exists():
-            self._chunks_of[key] = _chunk_ids(_decode(path.read_bytes()))
-            self._references.update(self._chunks_of[key])
         self._sorted = None
+        if path.exists():
+            try:
+                self._chunks_of[key] = _chunk_ids(decode(path.read_bytes()))
+            except ValueError as error:
+                log.error("manifest %s is damaged (%s); the document is lost", path, error)
+            else:
+                self._references.update(self._chunks_of[key])
 
     def _keys_after(self, tenant: str, collection: str, start_after: str) -> list[Key]:
         after_collection, _, after_document = ("", "", start_after) if collection else start_after.partition("/")
@@ -198,15 +213,15 @@ class Documents:
         return self._manifests / tenant / collection / f"{name}.json"
 
     def _scan(self) -> tuple[dict[Key, tuple[str, ...]], dict[Path, Removal]]:
-        live = (_decode(path.read_bytes()) for path in self._manifests.glob("*/*/*.json"))
-        removed = ((path, _decode(path.read_bytes())) for path in self._removed.glob("*.json"))
+        live = (decode(path.read_bytes()) for path in self._manifests.glob("*/*/*.json"))
+        removed = ((path, decode(path.read_bytes())) for path in self._removed.glob("*.json"))
         return {_key(m): _chunk_ids(m) for m in live}, {path: Removal(path, _chunk_ids(m)) for path, m in removed}
 
     def _set_damaged_aside(self) -> None:
         """A manifest that fails its checksum is kept for the operator under another name; the document must be ingested again."""
         for path in [*self._manifests.glob("*/*/*.json"), *self._removed.glob("*.json")]:
             try:
-                _decode(path.read_bytes())
+                decode(path.read_bytes())
             except ValueError as error:
                 log.error("manifest %s is damaged (%s); set aside", path, error)
                 self._disk.move(path, path.with_suffix(".damaged"))
@@ -234,27 +249,3 @@ def _summary(manifest: Manifest) -> Manifest:
 def _absent(key: Iterable[str]) -> NotFound:
     _, collection, document_id = key
     return NotFound(f"document {document_id!r}: not in collection {collection!r}")
-
-
-def _encode(manifest: Manifest) -> bytes:
-    """JSON with a checksum over the manifest's bytes in it."""
-    body = json.dumps(asdict(manifest), separators=(",", ":")).encode()
-    return _OPENING + _checksum(body) + _MIDDLE + body + _CLOSING
-
-
-def _decode(data: bytes) -> Manifest:
-    """
-    Raises:
-        ValueError: the bytes are not those that were written.
-    """
-    start = len(_OPENING) + 16 + len(_MIDDLE)
-    body = data[start : -len(_CLOSING)]
-    if data != _OPENING + _checksum(body) + _MIDDLE + body + _CLOSING:
-        raise ValueError("it fails its checksum")
-    fields: dict[str, Any] = json.loads(body)
-    chunks = tuple(ManifestChunk(**{**c, "token_ids": tuple(c["token_ids"])}) for c in fields["chunks"])
-    return Manifest(**{**fields, "prefix_ids": tuple(fields["prefix_ids"]), "chunks": chunks})
-
-
-def _checksum(body: bytes) -> bytes:
-    return f"{xxhash.xxh3_64_intdigest(body):016x}".encode()
