@@ -184,7 +184,8 @@ class _StaleDocuments:
         if self._count:
             raise ModelMismatch(
                 f"collection {self._collection!r} has {self._count} documents made for another model than the one being served; "
-                f"new ones are not mixed in. Re-encode the collection first: kvquilt ingest --re-encode --collection {self._collection}"
+                "new ones are not mixed in. Re-encode the collection first: "
+                f"kvquilt ingest --re-encode --collection {self._collection}"
             )
 
 

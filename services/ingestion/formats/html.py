@@ -13,52 +13,9 @@ from shared.errors import UnreadableDocument
 
 _SKIPPED = ("script", "style", "noscript", "template", "nav", "svg", "head", "iframe", "object", "button", "select")
 _CELLS = ("td", "th")
-_BLOCKS = frozenset(
-    # fmt: off
-    (
-        "[document]",
-        "address",
-        "article",
-        "aside",
-        "blockquote",
-        "body",
-        "caption",
-        "dd",
-        "details",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "figcaption",
-        "figure",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "html",
-        "li",
-        "main",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "summary",
-        "table",
-        "tbody",
-        "td",
-        "tfoot",
-        "th",
-        "thead",
-        "tr",
-        "ul",
-    )
-    # fmt: on
+_BLOCK = re.compile(
+    r"\[document\]|address|article|aside|blockquote|body|caption|d[dlt]|details|div|fieldset|figcaption|figure|footer|form|h[1-6]|"
+    r"header|hr|html|li|main|ol|p|pre|section|summary|table|tbody|t[dhr]|tfoot|thead|ul"
 )
 _HEADING = re.compile(r"h([1-6])")
 
@@ -95,7 +52,7 @@ def _blocks(soup: BeautifulSoup) -> list[tuple[Tag, str]]:
             raise UnreadableDocument("the page cannot be parsed")
         block = block_of[id(parent)]
         if isinstance(node, Tag):
-            block_of[id(node)] = node if node.name in _BLOCKS else block
+            block_of[id(node)] = node if _BLOCK.fullmatch(node.name) else block
             if node.name == "br" and blocks:
                 blocks[-1][1].append("\n")
         elif type(node) is NavigableString:
