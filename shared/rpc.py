@@ -133,5 +133,10 @@ def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> No
 
 def _named_like(call: Any, handler: Any) -> Any:
     # Not functools.wraps: Serve reads the signature to see whether to pass grpc_context, and must see call's own.
-    call.__name__, call.__qualname__, call.__doc__, call.__module__ = handler.__name__, handler.__qualname__, handler.__doc__, handler.__module__
+    call.__name__, call.__qualname__, call.__doc__, call.__module__ = (
+        handler.__name__,
+        handler.__qualname__,
+        handler.__doc__,
+        handler.__module__,
+    )
     return call
