@@ -35,7 +35,9 @@ class RequestContext:
     deadline_s: float
 
     @classmethod
-    def create(cls, request_id: str = "", tenant: str = "", deadline_ms: int = 0, default_deadline_ms: int = 120_000) -> RequestContext:
+    def create(
+        cls, request_id: str = "", tenant: str = "", deadline_ms: int = 0, default_deadline_ms: int = 120_000
+    ) -> RequestContext:
         """Fills in what the caller left out.
 
         Raises:
