@@ -1,9 +1,11 @@
-"""How an application is scaled: the same section, ``deployment``, in every service's configuration."""
+"""How an application is scaled and how it logs: the same section, ``deployment``, in every service's configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from shared.log import LogConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class DeploymentConfig:
     num_gpus: float = 0.0
     resources: dict[str, float] = field(default_factory=dict)
     drain_s: float = 20.0
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         for name in ("num_replicas", "max_ongoing_requests", "target_ongoing_requests"):

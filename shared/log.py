@@ -27,7 +27,7 @@ _NOISY = ("httpx", "httpcore", "urllib3", "pymilvus", "milvus_lite", "sentence_t
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     level: Level = "INFO"
-    format: LogFormat = "json"
+    format: LogFormat = "text"
 
 
 def configure(service: str, level: str = "INFO", format: LogFormat = "json", stream: TextIO | None = None) -> None:
