@@ -32,8 +32,8 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class QuiltConfig:
-    """``model`` is a directory or a Hugging Face id. ``data_dir`` holds everything that must survive: KV files, documents' manifests,
-    the embedded index, logs. Ray Serve's gRPC port listens on all interfaces; ``http_host`` is for its HTTP health checks only."""
+    """``model`` is a directory or a Hugging Face id. ``data_dir`` holds everything that must survive: KV files, manifests of the
+    documents, the embedded index, logs. Ray Serve's gRPC port listens on all interfaces; ``http_host`` is for its HTTP health checks only."""
 
     gateway: GatewayConfig
     ingestion: IngestionConfig
@@ -92,7 +92,9 @@ def resolve_model(model: str) -> str:
             raise ConfigError(f"model: {model} holds no config.json; give a directory written by transformers' save_pretrained")
         return str(path.absolute())
     if path.exists() or not _HUB_ID.fullmatch(model):
-        raise ConfigError(f"model: there is no directory {model}; give a model directory or a Hugging Face id such as Qwen/Qwen2.5-0.5B")
+        raise ConfigError(
+            f"model: there is no directory {model}; give a model directory or a Hugging Face id such as Qwen/Qwen2.5-0.5B"
+        )
     return model
 
 
@@ -118,4 +120,3 @@ def _under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any
         below = result.get(key)
         result[key] = _under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
     return result
-

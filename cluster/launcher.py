@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -35,7 +36,9 @@ def start(config: QuiltConfig, on_progress: Callable[[StackState], None] = lambd
     if run.is_locked():
         state = run.read()
         where = f" at {state.target} (pid {state.pid}, {state.phase})" if state else ""
-        raise Conflict(f"kvquilt is running already{where} on {config.data_dir}; stop it with `kvquilt down`, or use another --data-dir")
+        raise Conflict(
+            f"kvquilt is running already{where} on {config.data_dir}; stop it with `kvquilt down`, or use another --data-dir"
+        )
     check_ports(config)
     process = _spawn(config, run)
     try:
@@ -46,12 +49,12 @@ def start(config: QuiltConfig, on_progress: Callable[[StackState], None] = lambd
 
 
 def stop(data_dir: Path, process: subprocess.Popen[bytes] | None = None) -> bool:
-    """Ends the stack of ``data_dir`` and waits until its last process is gone. False: there was none."""
+    """Ends the stack of ``data_dir`` (or the one just spawned) and waits until its last process is gone. False: there was none."""
     run = RunDirectory(data_dir)
     state = run.running()
-    pid = process.pid if process else state.pid if state else 0
-    if pid == 0 or not run.is_locked() and (process is None or process.poll() is not None):
+    if process is None and state is None:
         return False
+    pid = process.pid if process else state.pid if state else 0
     _signal(pid, signal.SIGTERM)
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     while _alive(pid, process) and time.monotonic() < deadline_s:
@@ -148,7 +151,5 @@ def _alive(pid: int, process: subprocess.Popen[bytes] | None) -> bool:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass

@@ -23,7 +23,7 @@ Phase = Literal["starting", "ready", "stopping", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """``services`` maps application to its state in words; ``reason`` says why a stack failed; ``ray_dir`` is Ray's scratch space."""
+    """``services``: application to its state in words. ``reason``: why a stack failed. ``ray_dir``: Ray's scratch space."""
 
     pid: int
     phase: Phase

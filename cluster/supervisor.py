@@ -169,7 +169,9 @@ def application_states() -> dict[str, str]:
 def root_cause(messages: list[str]) -> str:
     """The last exception line of a replica's traceback, without module path."""
     lines = [line.strip() for message in messages for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines()]
-    causes = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Unsupported|Mismatch|Found|Unavailable|Request)\b.*:", line)]
+    causes = [
+        line for line in lines if re.match(r"[\w.]+(Error|Exception|Unsupported|Mismatch|Found|Unavailable|Request)\b.*:", line)
+    ]
     ours = [line for line in causes if line.startswith("shared.errors.")]
     chosen = (ours or causes or [line for line in lines if line] or ["failed to start"])[-1]
     return chosen.removeprefix("shared.errors.").partition(": ")[2] if ours else chosen

@@ -1,10 +1,10 @@
-"""Answering a question: the values that the gateway and its clients share."""
+"""Answering a question: the values that the gateway and its clients share. Times in milliseconds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.engine.types import FinishReason, ReuseMode, Usage
+from shared.clients.generation import FinishReason, GeneratedToken, Timings, Usage
 from shared.search import Filter, SearchHit, SearchMode
 
 
@@ -15,21 +15,6 @@ class RetrievalOptions:
     k: int = 0
     mode: SearchMode = SearchMode.AUTO
     filters: tuple[Filter, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StageTimings:
-    """Seconds; a stage that did not happen is 0. ``first_token_s`` and ``total_s`` run from the request's arrival at the gateway,
-    ``engine_ttft_s`` from placements known to the first token; the other stages as the generator measured them."""
-
-    retrieve_s: float = 0.0
-    queue_s: float = 0.0
-    load_s: float = 0.0
-    prefill_s: float = 0.0
-    first_token_s: float = 0.0
-    decode_s: float = 0.0
-    total_s: float = 0.0
-    engine_ttft_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +37,6 @@ class Retrieved:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerToken:
-    question: int
-    sample: int
-    token_id: int
-    text: str
-    logprob: float
-    top_logprobs: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class AnswerText:
     """One finished branch: its whole text, and the documents it was read from, best first."""
 
@@ -74,8 +49,11 @@ class AnswerText:
 
 @dataclass(frozen=True, slots=True)
 class AnswerUsage:
+    """``retrieve_ms``, ``first_token_ms`` and ``total_ms`` as the gateway measured them from the request's arrival, the other
+    stages as the generator did."""
+
     usage: Usage
-    timings: StageTimings
+    timings: Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +63,4 @@ class AnswerDone:
     request_id: str
 
 
-AnswerEvent = Retrieved | AnswerToken | AnswerText | AnswerUsage | AnswerDone
-
-__all__ = [
-    "AnswerDone",
-    "AnswerEvent",
-    "AnswerText",
-    "AnswerToken",
-    "AnswerUsage",
-    "Citation",
-    "FinishReason",
-    "RetrievalOptions",
-    "Retrieved",
-    "ReuseMode",
-    "StageTimings",
-    "Usage",
-]
+AnswerEvent = Retrieved | GeneratedToken | AnswerText | AnswerUsage | AnswerDone

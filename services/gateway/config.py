@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
+from shared.clients.generation import Reuse
 from shared.deployment import DeploymentConfig
 
 
@@ -16,7 +16,7 @@ class GatewayConfig:
     k: int = 8
     max_k: int = 64
     max_questions: int = 32
-    reuse: Literal["full", "reordered", "composite"] = "reordered"
+    reuse: Reuse = "reordered"
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
