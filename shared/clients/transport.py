@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Protocol, TypeVar, runtime_checkable
 
 from google.protobuf.message import Message
 
@@ -20,3 +20,12 @@ class Transport(Protocol):
     ) -> AsyncGenerator[ResponseT, None]:
         """A server stream. Closing the generator (``aclose``) cancels the call at the service."""
         ...
+
+
+@runtime_checkable
+class ClientStreaming(Protocol):
+    """What a transport can do beyond that if it can stream requests: a gRPC channel, not a Serve handle."""
+
+    async def client_stream(
+        self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
+    ) -> ResponseT: ...

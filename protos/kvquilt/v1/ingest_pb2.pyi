@@ -28,14 +28,16 @@ class SourceDocument(_message.Message):
     def __init__(self, document_id: _Optional[str] = ..., content: _Optional[bytes] = ..., media_type: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class UpsertRequest(_message.Message):
-    __slots__ = ("meta", "collection", "documents")
+    __slots__ = ("meta", "collection", "documents", "re_encode")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    RE_ENCODE_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     documents: _containers.RepeatedCompositeFieldContainer[SourceDocument]
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[SourceDocument, _Mapping]]] = ...) -> None: ...
+    re_encode: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[SourceDocument, _Mapping]]] = ..., re_encode: _Optional[bool] = ...) -> None: ...
 
 class UpsertProgress(_message.Message):
     __slots__ = ("document_id", "stage", "num_chunks", "num_chunks_done", "num_tokens", "num_chunks_reused", "error", "error_code")

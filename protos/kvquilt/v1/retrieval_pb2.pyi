@@ -146,10 +146,12 @@ class IndexRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[IndexedChunk, _Mapping]]] = ...) -> None: ...
 
 class IndexResponse(_message.Message):
-    __slots__ = ("num_chunks",)
+    __slots__ = ("num_chunks", "existed")
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    EXISTED_FIELD_NUMBER: _ClassVar[int]
     num_chunks: int
-    def __init__(self, num_chunks: _Optional[int] = ...) -> None: ...
+    existed: bool
+    def __init__(self, num_chunks: _Optional[int] = ..., existed: _Optional[bool] = ...) -> None: ...
 
 class UnindexRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_ids")

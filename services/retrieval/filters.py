@@ -1,0 +1,69 @@
+"""Metadata filters without user text in an expression.
+
+Every row carries its filterable values in a JSON field in which keys and values are hex digits of their UTF-8 bytes. An expression
+is made of these alone, so there is nothing to quote or escape, and a prefix of a text is a prefix of its digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shared.errors import InvalidRequest
+from shared.search import Filter, FilterOp
+
+TERMS_FIELD = "terms"
+BUILT_IN = ("document_id", "title")
+MAX_FILTERS = 32
+MAX_VALUES = 256
+
+
+def encode_terms(document_id: str, title: str, metadata: Mapping[str, str]) -> dict[str, str]:
+    """
+    Raises:
+        InvalidRequest: a metadata key is empty or has the name of a built-in field.
+    """
+    for key in metadata:
+        if not key or key in BUILT_IN:
+            raise InvalidRequest(
+                f"metadata: {key!r} cannot be a key ({', '.join(BUILT_IN)} are built in, and empty keys are refused)"
+            )
+    values = {**metadata, "document_id": document_id, "title": title}
+    return {_key(key): _hex(value) for key, value in values.items()}
+
+
+def expression(filters: Sequence[Filter]) -> str:
+    """A Milvus expression that holds where all ``filters`` hold; empty for none.
+
+    Raises:
+        InvalidRequest: names the filter and what is wrong.
+    """
+    if len(filters) > MAX_FILTERS:
+        raise InvalidRequest(f"filters: at most {MAX_FILTERS}, got {len(filters)}")
+    return " and ".join(f"({_condition(i, f)})" for i, f in enumerate(filters))
+
+
+def _condition(position: int, condition: Filter) -> str:
+    where = f"filters[{position}]"
+    if not condition.field:
+        raise InvalidRequest(f"{where}.field: is empty")
+    if condition.op is FilterOp.IN:
+        if not 1 <= len(condition.values) <= MAX_VALUES:
+            raise InvalidRequest(f"{where}.values: OP_IN takes 1 to {MAX_VALUES} values, got {len(condition.values)}")
+    elif len(condition.values) != 1:
+        raise InvalidRequest(f"{where}.values: takes exactly one value, got {len(condition.values)}")
+    term = f'{TERMS_FIELD}["{_key(condition.field)}"]'
+    digits = [_hex(value) for value in condition.values]
+    if condition.op is FilterOp.PREFIX:
+        return f'{term} like "{digits[0]}%"'
+    if condition.op is FilterOp.NE:
+        return f'not (exists {term}) or {term} != "{digits[0]}"'
+    return " or ".join(f'{term} == "{value}"' for value in digits)
+
+
+def _key(name: str) -> str:
+    return "k" + name.encode("utf-8", "surrogatepass").hex()
+
+
+def _hex(value: str) -> str:
+    # The letter in front keeps an empty value a value.
+    return "v" + value.encode("utf-8", "surrogatepass").hex()

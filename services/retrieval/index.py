@@ -1,0 +1,304 @@
+"""The index over chunks in Milvus: one Milvus collection per tenant and collection, one row per chunk.
+
+A tenant's rows are in collections of its own, so no filter stands between tenants and term statistics do not mix. All calls block;
+writes come from one thread at a time, reads from any number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pymilvus import DataType, Function, FunctionType
+
+from services.retrieval.embedder import Vectors
+from services.retrieval.filters import TERMS_FIELD
+from services.retrieval.lexicon import Lexicon, row_vector
+from services.retrieval.milvus import Lexical, Milvus, translated
+from services.retrieval.rows import KEY_LEN, MAX_FIELD_BYTES, OUTPUT_FIELDS, document_key, hit_of, revision_of, rows_of
+from shared.errors import Conflict, FailedPrecondition, NotFound
+from shared.search import CollectionInfo, IndexedDocument, SearchHit
+
+log = logging.getLogger(__name__)
+
+MAX_K = 16_384  # Milvus' own limit for one ranking
+_CALL_S = 30.0  # without a limit pymilvus retries for minutes when a server is gone
+_ROWS_PER_WRITE = 256
+_ROWS_PER_READ = 1024
+_ESCAPES = {"_": "__", "-": "_m", ".": "_d"}
+_EMBEDDER_MARK = "_e"  # no escape, so it ends a collection's name; vectors of two embedders are never compared
+
+Ranked = list[tuple[str, float]]
+"""Row ids with their scores, best first; larger is better."""
+
+
+class MilvusIndex:
+    def __init__(self, milvus: Milvus, embedder_identity: str, dim: int) -> None:
+        self._milvus = milvus
+        self._client = milvus.client
+        self._embedder = embedder_identity
+        self._dim = dim
+        self._suffix = _EMBEDDER_MARK + hashlib.blake2b(embedder_identity.encode(), digest_size=6).hexdigest()
+        self._load_lock = threading.Lock()
+        self._lexicons: dict[str, Lexicon] = {}  # of every loaded collection; empty ones unless BM25 is ours
+
+    @property
+    def has_bm25(self) -> bool:
+        return self._milvus.lexical is not Lexical.NONE
+
+    def version(self) -> str:
+        """Asks Milvus, so it also tells whether it answers."""
+        with translated("asking for its version"):
+            return str(self._client.get_server_version(timeout=_CALL_S))
+
+    def collections(self, tenant: str) -> list[CollectionInfo]:
+        with translated("listing collections"):
+            names = sorted(name for name in self._client.list_collections(timeout=_CALL_S) if name.startswith(_prefix(tenant)))
+            return [CollectionInfo(_collection_in(name), self._count(name)) for name in names]
+
+    def is_current(self, tenant: str, collection: str, document: IndexedDocument) -> bool:
+        """Whether exactly these chunks of the document are searchable."""
+        name = self._open(tenant, collection)
+        if name is None:
+            return not document.chunks
+        with translated("looking up a document"):
+            stored = self._rows_where(name, f'document_key == "{document_key(document.document_id)}"', ["revision"])
+        return len(stored) == len(document.chunks) and {row["revision"] for row in stored} <= {revision_of(document)}
+
+    def put(self, tenant: str, collection: str, document: IndexedDocument, vectors: Vectors) -> None:
+        """Replaces the document's rows; returns when the new ones are searchable.
+
+        Raises:
+            InvalidRequest: a chunk does not fit in a row.
+            FailedPrecondition: the collection's vectors come from another embedder.
+            Conflict: somebody else replaced the same document at the same time.
+        """
+        rows = rows_of(tenant, collection, document)
+        for row, vector in zip(rows, vectors, strict=True):
+            row["dense"] = vector.tolist()
+            if self._milvus.lexical is Lexical.OWN:
+                row["sparse"] = row_vector(row["content"])
+        name = self._open(tenant, collection) or self._create(tenant, collection)
+        with self._changing(name), translated("writing to the index"):
+            for begin in range(0, len(rows), _ROWS_PER_WRITE):
+                self._upsert(name, rows[begin : begin + _ROWS_PER_WRITE])
+            self._delete_where(
+                name, f'document_key == "{document_key(document.document_id)}" and revision != "{revision_of(document)}"'
+            )
+            self._settle(name)
+        if not self.is_current(tenant, collection, document):
+            raise Conflict(f"document {document.document_id!r} was changed by another request at the same time; retry")
+
+    def remove(self, tenant: str, collection: str, document_ids: Sequence[str]) -> int:
+        """Removes the documents' rows and answers how many; a collection that is empty afterwards ceases to exist."""
+        return sum(self._remove(name, document_ids) for name in self._names_of(tenant, collection))
+
+    def _remove(self, name: str, document_ids: Sequence[str]) -> int:
+        self._load(name)
+        with self._changing(name), translated("removing from the index"):
+            removed = sum(self._delete_where(name, f'document_key == "{document_key(d)}"') for d in document_ids)
+            if self._count(name) == 0:
+                self._client.drop_collection(name, timeout=_CALL_S)
+                self._lexicons.pop(name, None)
+            else:
+                self._settle(name)
+        return removed
+
+    def search_dense(self, tenant: str, collection: str, vectors: Vectors, limit: int, expression: str) -> list[Ranked]:
+        name = self._existing(tenant, collection)
+        params = {} if self._milvus.embedded else {"ef": max(2 * limit, 64)}
+        return self._search(name, vectors.tolist(), "dense", "COSINE", params, limit, expression)
+
+    def search_bm25(self, tenant: str, collection: str, texts: Sequence[str], limit: int, expression: str) -> list[Ranked]:
+        name = self._existing(tenant, collection)
+        if self._milvus.lexical is Lexical.SERVER:
+            return self._search(name, list(texts), "sparse", "BM25", {}, limit, expression)
+        queries = [self._lexicons[name].query_vector(text) for text in texts]
+        found = iter(self._search(name, [q for q in queries if q], "sparse", "IP", {}, limit, expression))
+        return [next(found) if query else [] for query in queries]
+
+    def fetch(self, tenant: str, collection: str, row_ids: Sequence[str]) -> dict[str, SearchHit]:
+        """The rows that (still) exist, with score 0."""
+        name = self._existing(tenant, collection)
+        with translated("reading from the index"):
+            rows = [
+                row
+                for begin in range(0, len(row_ids), _ROWS_PER_READ)
+                for row in self._client.get(
+                    name, ids=list(row_ids[begin : begin + _ROWS_PER_READ]), output_fields=OUTPUT_FIELDS, timeout=_CALL_S
+                )
+            ]
+        return {row["row_id"]: hit_of(row, 0.0) for row in rows}
+
+    def close(self) -> None:
+        self._milvus.close()
+
+    def _search(
+        self, name: str, data: list[Any], field: str, metric: str, params: dict[str, Any], limit: int, expression: str
+    ) -> list[Ranked]:
+        if not data:
+            return []
+        with translated("searching"):
+            found = self._client.search(
+                name,
+                data=data,
+                anns_field=field,
+                search_params={"metric_type": metric, "params": params},
+                limit=min(limit, MAX_K),
+                filter=expression,
+                timeout=_CALL_S,
+            )
+        return [[(hit["row_id"], float(hit["distance"])) for hit in hits] for hits in found]
+
+    def _existing(self, tenant: str, collection: str) -> str:
+        name = self._open(tenant, collection)
+        if name is None:
+            known = [info.name for info in self.collections(tenant)]
+            there = f"there are: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}" if known else "there is none yet"
+            raise NotFound(f"collection {collection!r} does not exist; {there}")
+        return name
+
+    def _open(self, tenant: str, collection: str) -> str | None:
+        """Milvus' name of the collection, ready for use; None if it does not exist."""
+        name = self._name(tenant, collection)
+        if name not in self._lexicons:
+            names = self._names_of(tenant, collection)
+            if not names:
+                return None
+            if name not in names:
+                raise FailedPrecondition(
+                    f"collection {collection!r} was indexed with another embedder than {self._embedder}; "
+                    "configure that embedder again, or delete the collection and ingest it anew"
+                )
+            self._load(name)
+        return name
+
+    def _load(self, name: str) -> None:
+        with self._load_lock, translated("opening a collection"):
+            if name in self._lexicons:
+                return
+            self._client.load_collection(name, timeout=_CALL_S)
+            lexicon = Lexicon()
+            if self._milvus.lexical is Lexical.OWN:
+                lexicon.add(row["sparse"] for row in self._all_rows(name, ["sparse"]))
+            self._lexicons[name] = lexicon
+
+    def _create(self, tenant: str, collection: str) -> str:
+        name = self._name(tenant, collection)
+        schema, indexes = _layout(self._milvus, self._dim)
+        with translated("creating a collection"):
+            self._client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong", timeout=_CALL_S)
+        log.info("created collection %s", collection)
+        self._load(name)
+        return name
+
+    def _name(self, tenant: str, collection: str) -> str:
+        return _prefix(tenant) + _escape(collection) + self._suffix
+
+    def _names_of(self, tenant: str, collection: str) -> list[str]:
+        """Whatever embedder it was made with."""
+        with translated("looking up a collection"):
+            names: list[str] = self._client.list_collections(timeout=_CALL_S)
+        return [name for name in names if name.startswith(_prefix(tenant)) and _collection_in(name) == collection]
+
+    @contextlib.contextmanager
+    def _changing(self, name: str) -> Iterator[None]:
+        """A change that fails midway leaves the lexicon in doubt: it is read again with the next use."""
+        try:
+            yield
+        except BaseException:
+            self._lexicons.pop(name, None)
+            raise
+
+    def _upsert(self, name: str, rows: list[dict[str, Any]]) -> None:
+        ids = [row["row_id"] for row in rows]
+        self._change_lexicon(
+            name, lambda: self._client.get(name, ids=ids, output_fields=["sparse"], timeout=_CALL_S), Lexicon.remove
+        )
+        self._client.upsert(name, rows, timeout=_CALL_S)
+        self._change_lexicon(name, lambda: rows, Lexicon.add)
+
+    def _delete_where(self, name: str, expression: str) -> int:
+        doomed = self._rows_where(name, expression, ["row_id"])
+        if doomed:
+            self._change_lexicon(name, lambda: self._rows_where(name, expression, ["sparse"]), Lexicon.remove)
+            self._client.delete(name, filter=expression, timeout=_CALL_S)
+        return len(doomed)
+
+    def _change_lexicon(
+        self, name: str, rows: Callable[[], list[Any]], change: Callable[[Lexicon, Iterator[dict[int, float]]], None]
+    ) -> None:
+        if self._milvus.lexical is Lexical.OWN and name in self._lexicons:
+            change(self._lexicons[name], (row["sparse"] for row in rows()))
+
+    def _settle(self, name: str) -> None:
+        # The embedded Milvus scans unflushed rows in Python; a server flushes by itself, and limits how often one may ask.
+        if self._milvus.embedded:
+            self._client.flush(name, timeout=_CALL_S)
+
+    def _rows_where(self, name: str, expression: str, fields: list[str]) -> list[dict[str, Any]]:
+        return [row for page in self._pages(name, expression, fields) for row in page]
+
+    def _all_rows(self, name: str, fields: list[str]) -> Iterator[dict[str, Any]]:
+        for page in self._pages(name, "", fields):
+            yield from page
+
+    def _pages(self, name: str, expression: str, fields: list[str]) -> Iterator[list[dict[str, Any]]]:
+        pages = self._client.query_iterator(
+            name, batch_size=_ROWS_PER_READ, filter=expression, output_fields=fields, timeout=_CALL_S
+        )
+        try:
+            while page := pages.next():
+                yield page
+        finally:
+            pages.close()
+
+    def _count(self, name: str) -> int:
+        return int(self._client.query(name, filter="", output_fields=["count(*)"], timeout=_CALL_S)[0]["count(*)"])
+
+
+def _layout(milvus: Milvus, dim: int) -> tuple[Any, Any]:
+    """Fields and indexes of a collection. An exact scan beats a graph at the sizes the embedded Milvus is made for."""
+    schema = milvus.client.create_schema(auto_id=False, enable_dynamic_field=False)
+    indexes = milvus.client.prepare_index_params()
+    schema.add_field("row_id", DataType.VARCHAR, is_primary=True, max_length=KEY_LEN)
+    schema.add_field("document_key", DataType.VARCHAR, max_length=KEY_LEN)
+    schema.add_field("revision", DataType.VARCHAR, max_length=KEY_LEN)
+    schema.add_field(TERMS_FIELD, DataType.JSON)
+    schema.add_field("payload", DataType.VARCHAR, max_length=MAX_FIELD_BYTES)
+    analyzed = {"enable_analyzer": True} if milvus.lexical is Lexical.SERVER else {}
+    schema.add_field("content", DataType.VARCHAR, max_length=MAX_FIELD_BYTES, **analyzed)
+    schema.add_field("dense", DataType.FLOAT_VECTOR, dim=dim)
+    if milvus.embedded:
+        indexes.add_index("dense", index_type="FLAT", metric_type="COSINE")
+    else:
+        indexes.add_index("dense", index_type="HNSW", metric_type="COSINE", params={"M": 16, "efConstruction": 200})
+    if milvus.lexical is not Lexical.NONE:
+        metric = "BM25" if milvus.lexical is Lexical.SERVER else "IP"
+        schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
+        indexes.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type=metric)
+    if milvus.lexical is Lexical.SERVER:
+        schema.add_function(
+            Function(name="bm25", function_type=FunctionType.BM25, input_field_names=["content"], output_field_names=["sparse"])
+        )
+    return schema, indexes
+
+
+def _prefix(tenant: str) -> str:
+    return f"kq_{hashlib.blake2b(tenant.encode(), digest_size=16).hexdigest()}_"
+
+
+def _escape(collection: str) -> str:
+    """Milvus allows letters, digits and underscores; ours also have '-' and '.'."""
+    return "".join(_ESCAPES.get(ch, ch) for ch in collection)
+
+
+def _collection_in(name: str) -> str:
+    """Inverse of ``_escape``, on the middle of prefix, collection, embedder."""
+    originals = {code[1]: ch for ch, code in _ESCAPES.items()}
+    chars = iter(name[len(_prefix("")) : name.rindex(_EMBEDDER_MARK)])
+    return "".join(originals[next(chars)] if ch == "_" else ch for ch in chars)

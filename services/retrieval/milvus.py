@@ -1,0 +1,126 @@
+"""A connection to Milvus: a server by its address, or the embedded one, which this process then owns."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import grpc
+from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from shared.errors import ConfigError, InternalError, KvquiltError, NotFound, Unavailable
+
+log = logging.getLogger(__name__)
+# It prints a traceback for every failed call before it raises; what fails is told by our own errors.
+logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+
+_BM25_SINCE = (2, 5)
+_COLLECTION_NOT_FOUND = 100
+_LOCK_RETRY_S = 0.5
+
+
+class Lexical(enum.Enum):
+    """Who computes BM25: a function of the server, our sparse vectors (see ``lexicon``), or nobody."""
+
+    SERVER = "server"
+    OWN = "own"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Milvus:
+    """``close`` lets go of the embedded directory."""
+
+    client: MilvusClient
+    version: str
+    embedded: bool
+    lexical: Lexical
+    close: Callable[[], None]
+
+
+def connect(uri: str, token: str, timeout_s: float) -> Milvus:
+    """
+    Raises:
+        Unavailable: no server answers there, or another process keeps the embedded directory.
+        ConfigError: the directory cannot hold an index.
+    """
+    return _connect_server(uri, token, timeout_s) if uri.startswith(("http://", "https://")) else _open_embedded(uri, timeout_s)
+
+
+def _connect_server(uri: str, token: str, timeout_s: float) -> Milvus:
+    try:
+        client = MilvusClient(uri=uri, token=token, timeout=timeout_s)
+        version = str(client.get_server_version())
+    except (MilvusException, grpc.RpcError) as error:
+        log.error("no Milvus at %s: %s", uri, error)
+        raise Unavailable("the Milvus server at milvus_uri does not answer") from None
+    lexical = Lexical.SERVER if _numbers(version) >= _BM25_SINCE else Lexical.NONE
+    if lexical is Lexical.NONE:
+        needed = ".".join(map(str, _BM25_SINCE))
+        log.warning(
+            "Milvus %s has no BM25 (%s has): searches are dense only; BM25 and hybrid requests are refused", version, needed
+        )
+    return Milvus(client, version, False, lexical, client.close)
+
+
+def _open_embedded(directory: str, timeout_s: float) -> Milvus:
+    from milvus_lite import DataDirLockedError
+    from milvus_lite.adapter.grpc.server import start_server_in_thread
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            server, database, port = start_server_in_thread(data_dir=directory, host="127.0.0.1", port=0)
+            break
+        except DataDirLockedError:
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    "the index is open in another process; one process at a time can own an embedded Milvus"
+                ) from None
+            log.info("waiting for the previous owner of the embedded Milvus to let go")
+            time.sleep(_LOCK_RETRY_S)
+        except OSError as error:
+            raise ConfigError(f"milvus_uri: cannot keep an index there: {error.strerror}") from error
+    client = MilvusClient(uri=f"http://127.0.0.1:{port}")
+
+    def close() -> None:
+        client.close()
+        server.stop(grace=2).wait()
+        database.close()
+
+    return Milvus(client, str(client.get_server_version()), True, Lexical.OWN, close)
+
+
+@contextlib.contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Milvus' errors as ours.
+
+    Raises:
+        NotFound: the collection is not there.
+        Unavailable: Milvus is not there.
+    """
+    try:
+        yield
+    except KvquiltError:
+        raise
+    except MilvusException as error:
+        if error.code == _COLLECTION_NOT_FOUND:
+            raise NotFound("the collection does not exist") from None
+        log.error("Milvus failed while %s: %s", doing, error)
+        if isinstance(error.__cause__ or error.__context__, grpc.RpcError) or "unavailable" in str(error).lower():
+            raise Unavailable(f"the index is not available while {doing}; retry") from None
+        raise InternalError(f"the index failed while {doing}; the service's log has the reason") from None
+    except grpc.RpcError as error:
+        log.error("Milvus is gone while %s: %s", doing, error)
+        raise Unavailable(f"the index is not available while {doing}; retry") from None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.search(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else (0, 0)

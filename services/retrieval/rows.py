@@ -1,0 +1,129 @@
+"""What a chunk looks like as a row of Milvus, and back."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from services.retrieval.filters import TERMS_FIELD, encode_terms
+from shared.errors import InvalidRequest
+from shared.search import IndexedChunk, IndexedDocument, SearchHit
+
+# Milvus' limit for a text field, in UTF-8 bytes.
+MAX_FIELD_BYTES = 65_535
+KEY_LEN = 40
+OUTPUT_FIELDS = ["row_id", "content", "payload"]
+
+
+def document_key(document_id: str) -> str:
+    """Stands for the document in expressions, whatever characters its id has."""
+    return _digest(document_id)
+
+
+def revision_of(document: IndexedDocument) -> str:
+    """Equal for equal content; tells the rows of one version of a document from those of another."""
+    chunks = [[c.chunk_id, c.text, _pack_ids(c.token_ids), c.heading, c.char_start, c.char_end] for c in document.chunks]
+    return _digest(json.dumps([document.title, document.model_fingerprint, sorted(document.metadata.items()), chunks]))
+
+
+def searchable_text(document: IndexedDocument, chunk: IndexedChunk) -> str:
+    """What is embedded and indexed: a chunk rarely names its own subject, so title and headings go in front."""
+    return _header(document, chunk) + chunk.text
+
+
+def rows_of(tenant: str, collection: str, document: IndexedDocument) -> list[dict[str, Any]]:
+    """One row per chunk, without vectors.
+
+    Raises:
+        InvalidRequest: names the chunk and the limit it exceeds, or the metadata key that cannot be used.
+    """
+    terms = encode_terms(document.document_id, document.title, document.metadata)
+    _check_bytes("metadata, title and document_id", json.dumps(terms))
+    shared = {"document_key": document_key(document.document_id), "revision": revision_of(document), TERMS_FIELD: terms}
+    rows = []
+    for i, chunk in enumerate(document.chunks):
+        row: dict[str, Any] = {
+            "row_id": _digest(tenant, collection, document.document_id, str(i)),
+            "content": searchable_text(document, chunk),
+            "payload": _payload(document, chunk),
+            **shared,
+        }
+        _check_bytes(f"chunks[{i}].text", row["content"])
+        _check_bytes(f"chunks[{i}].token_ids with metadata", row["payload"])
+        rows.append(row)
+    return rows
+
+
+def hit_of(row: Mapping[str, Any], score: float) -> SearchHit:
+    """Inverse of ``rows_of``."""
+    stored = json.loads(row["payload"])
+    chunk = IndexedChunk(
+        chunk_id=stored["chunk_id"],
+        text=row["content"][stored["text_start"] :],
+        token_ids=_unpack_ids(stored["token_ids"]),
+        heading=stored["heading"],
+        char_start=stored["char_start"],
+        char_end=stored["char_end"],
+    )
+    return SearchHit(
+        chunk=chunk,
+        document_id=stored["document_id"],
+        title=stored["title"],
+        model_fingerprint=stored["model_fingerprint"],
+        score=score,
+        metadata=stored["metadata"],
+    )
+
+
+def _payload(document: IndexedDocument, chunk: IndexedChunk) -> str:
+    return json.dumps(
+        {
+            "chunk_id": chunk.chunk_id,
+            "document_id": document.document_id,
+            "title": document.title,
+            "model_fingerprint": document.model_fingerprint,
+            "metadata": document.metadata,
+            "text_start": len(_header(document, chunk)),
+            "token_ids": _pack_ids(chunk.token_ids),
+            "heading": chunk.heading,
+            "char_start": chunk.char_start,
+            "char_end": chunk.char_end,
+        },
+        ensure_ascii=False,
+    )
+
+
+def _header(document: IndexedDocument, chunk: IndexedChunk) -> str:
+    lines = [line for line in (document.title, chunk.heading) if line]
+    return "\n".join(lines) + "\n\n" if lines else ""
+
+
+def _pack_ids(token_ids: tuple[int, ...]) -> str:
+    return base64.b64encode(array("I", token_ids).tobytes()).decode("ascii")
+
+
+def _unpack_ids(packed: str) -> tuple[int, ...]:
+    ids = array("I")
+    ids.frombytes(base64.b64decode(packed))
+    return tuple(ids)
+
+
+def _check_bytes(field: str, text: str) -> None:
+    size = len(text.encode())
+    if size > MAX_FIELD_BYTES:
+        raise InvalidRequest(
+            f"{field}: {size} bytes exceed the index's limit of {MAX_FIELD_BYTES}; use smaller chunks or less metadata"
+        )
+
+
+def _digest(*parts: str) -> str:
+    h = hashlib.blake2b(digest_size=KEY_LEN // 2)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        h.update(len(data).to_bytes(8, "little"))
+        h.update(data)
+    return h.hexdigest()

@@ -1,0 +1,259 @@
+"""Client of the generator: chunks are prefilled and questions answered by id or by text. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protos.kvquilt.v1 import common_pb2, generation_pb2
+from shared.clients.health import ServiceHealth, health, meta_of
+from shared.clients.transport import Transport
+from shared.errors import Unavailable
+from shared.request import RequestContext
+
+Piece = str | tuple[int, ...]
+"""Text, which goes through the model's template and tokenizer, or the very token ids."""
+
+Reuse = Literal["full", "reordered", "composite"]
+FinishReason = Literal["stop", "length"]
+
+_REUSE: dict[Reuse | None, common_pb2.ReuseMode] = {
+    None: common_pb2.REUSE_MODE_UNSPECIFIED,
+    "full": common_pb2.REUSE_MODE_FULL,
+    "reordered": common_pb2.REUSE_MODE_REORDERED,
+    "composite": common_pb2.REUSE_MODE_COMPOSITE,
+}
+_FINISH: dict[int, FinishReason] = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """A chunk whose ids are known. ``chunk_id`` may be empty: the generator derives it from the ids anyway."""
+
+    chunk_id: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Defaults are the service's. Ranges are checked by the service."""
+
+    max_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """``tokenizer_hash`` is empty for a model without a tokenizer, which is served by ids only."""
+
+    model: str
+    fingerprint: str
+    tokenizer_hash: str
+    prefix_ids: tuple[int, ...]
+    chunk_template: str
+    question_template: str
+    max_positions: int
+    dtype: str
+    kv_bytes_per_token: int
+    device: str
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledChunk:
+    """One chunk whose KV is durable. ``existed``: it was so before the call."""
+
+    index: int
+    chunk_id: str
+    token_ids: tuple[int, ...]
+    existed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts of tokens; prompt = reused + recomputed."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    recomputed_tokens: int
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds; see the proto for what each stage covers."""
+
+    retrieve_ms: float = 0.0
+    queue_ms: float = 0.0
+    load_ms: float = 0.0
+    prefill_ms: float = 0.0
+    first_token_ms: float = 0.0
+    decode_ms: float = 0.0
+    total_ms: float = 0.0
+    engine_ttft_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    question: int
+    sample: int
+    token_id: int
+    text: str
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BranchDone:
+    """``text``: what was held back as the possible beginning of a stop string and was none."""
+
+    question: int
+    sample: int
+    finish_reason: FinishReason
+    text: str
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDone:
+    usage: Usage
+    timings: Timings
+    chunk_ids: tuple[str, ...] = field(default=())
+
+
+GenerationEvent = GeneratedToken | BranchDone | GenerationDone
+
+
+class GenerationClient:
+    """Every method raises ``shared.errors``. A stream that is closed early cancels the work behind it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def describe(self, ctx: RequestContext) -> ModelDescription:
+        request = generation_pb2.DescribeModelRequest(meta=meta_of(ctx))
+        pb = await self._transport.unary("DescribeModel", request, generation_pb2.DescribeModelResponse, ctx.remaining_s)
+        return ModelDescription(
+            model=pb.model,
+            fingerprint=pb.fingerprint,
+            tokenizer_hash=pb.tokenizer_hash,
+            prefix_ids=tuple(pb.prefix_ids),
+            chunk_template=pb.chunk_template,
+            question_template=pb.question_template,
+            max_positions=pb.max_positions,
+            dtype=pb.dtype,
+            kv_bytes_per_token=pb.kv_bytes_per_token,
+            device=pb.device,
+            eos_ids=tuple(pb.eos_ids),
+        )
+
+    async def prefill(
+        self, ctx: RequestContext, chunks: Sequence[ChunkRef | Piece], prefix: Piece | None = None
+    ) -> AsyncGenerator[PrefilledChunk, None]:
+        """One value per chunk, in order, each once its KV is durable. ``prefix`` None: the model's own."""
+        request = generation_pb2.PrefillRequest(meta=meta_of(ctx), prefix=_optional(prefix), chunks=map(_chunk_to_pb, chunks))
+        stream = self._transport.stream("Prefill", request, generation_pb2.PrefillResponse, ctx.remaining_s)
+        async with aclosing(stream):
+            async for pb in stream:
+                yield PrefilledChunk(pb.index, pb.chunk_id, tuple(pb.token_ids), pb.existed)
+
+    async def generate(
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[ChunkRef | Piece],
+        questions: Sequence[Piece],
+        reuse: Reuse | None = None,
+        sampling: Sampling | None = None,
+        prefix: Piece | None = None,
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """Tokens of all branches as they come; the last value is ``GenerationDone``.
+
+        Raises:
+            Unavailable: the stream ended without saying that the answer is whole.
+        """
+        request = generation_pb2.GenerateRequest(
+            meta=meta_of(ctx),
+            prefix=_optional(prefix),
+            chunks=map(_chunk_to_pb, chunks),
+            questions=map(_piece_to_pb, questions),
+            reuse=_REUSE[reuse],
+            sampling=_sampling_to_pb(sampling or Sampling()),
+        )
+        stream = self._transport.stream("Generate", request, generation_pb2.GenerateResponse, ctx.remaining_s)
+        async with aclosing(stream):
+            async for pb in stream:
+                event = _event_of(pb)
+                yield event
+                if isinstance(event, GenerationDone):
+                    return
+        raise Unavailable("the generator ended the answer before it was whole; retry")
+
+    async def health(self, ctx: RequestContext) -> ServiceHealth:
+        return await health(self._transport, ctx)
+
+
+def _piece_to_pb(piece: Piece) -> generation_pb2.Piece:
+    if isinstance(piece, str):
+        return generation_pb2.Piece(text=piece)
+    return generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=piece))
+
+
+def _optional(piece: Piece | None) -> generation_pb2.Piece | None:
+    return None if piece is None else _piece_to_pb(piece)
+
+
+def _chunk_to_pb(chunk: ChunkRef | Piece) -> generation_pb2.ChunkInput:
+    if isinstance(chunk, ChunkRef):
+        return generation_pb2.ChunkInput(chunk_id=chunk.chunk_id, piece=_piece_to_pb(chunk.token_ids))
+    return generation_pb2.ChunkInput(piece=_piece_to_pb(chunk))
+
+
+def _sampling_to_pb(sampling: Sampling) -> common_pb2.Sampling:
+    return common_pb2.Sampling(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        n=sampling.n,
+        stop=sampling.stop,
+        ignore_eos=sampling.ignore_eos,
+        top_logprobs=sampling.top_logprobs,
+    )
+
+
+def _event_of(pb: generation_pb2.GenerateResponse) -> GenerationEvent:
+    if pb.HasField("token"):
+        token = pb.token
+        top = tuple((t.token_id, t.logprob) for t in token.top_logprobs)
+        return GeneratedToken(token.question, token.sample, token.token_id, token.text, token.logprob, top)
+    if pb.HasField("branch_done"):
+        end = pb.branch_done
+        return BranchDone(end.question, end.sample, _FINISH[end.finish_reason], end.text, end.generated_tokens)
+    return GenerationDone(usage_of(pb.done.usage), timings_of(pb.done.timings), tuple(pb.done.chunk_ids))
+
+
+def usage_of(pb: common_pb2.Usage) -> Usage:
+    return Usage(pb.prompt_tokens, pb.reused_tokens, pb.recomputed_tokens, pb.generated_tokens)
+
+
+def timings_of(pb: common_pb2.Timings) -> Timings:
+    return Timings(
+        retrieve_ms=pb.retrieve_ms,
+        queue_ms=pb.queue_ms,
+        load_ms=pb.load_ms,
+        prefill_ms=pb.prefill_ms,
+        first_token_ms=pb.first_token_ms,
+        decode_ms=pb.decode_ms,
+        total_ms=pb.total_ms,
+        engine_ttft_ms=pb.engine_ttft_ms,
+    )

@@ -1,0 +1,80 @@
+"""Searching the index: the values that retrieval, its clients and the gateway share."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class SearchMode(enum.Enum):
+    """AUTO is hybrid where the index offers it, else dense."""
+
+    AUTO = "auto"
+    DENSE = "dense"
+    BM25 = "bm25"
+    HYBRID = "hybrid"
+
+
+class FilterOp(enum.Enum):
+    EQ = "eq"
+    NE = "ne"
+    IN = "in"
+    PREFIX = "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One condition on a metadata key, or on ``document_id`` or ``title``. NE also holds where the key is absent."""
+
+    field: str
+    op: FilterOp
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedChunk:
+    """A chunk as it goes into the index; ``char_start`` and ``char_end`` count characters of the document's text."""
+
+    chunk_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    heading: str = ""
+    char_start: int = 0
+    char_end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedDocument:
+    """All chunks of one document, computed by one model."""
+
+    document_id: str
+    title: str
+    model_fingerprint: str
+    chunks: tuple[IndexedChunk, ...]
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """``score``: larger is better; comparable within one ranking only."""
+
+    chunk: IndexedChunk
+    document_id: str
+    title: str
+    model_fingerprint: str
+    score: float
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """One ranking per query, best first, and the mode that was used (never AUTO)."""
+
+    rankings: tuple[tuple[SearchHit, ...], ...]
+    mode: SearchMode
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionInfo:
+    name: str
+    num_chunks: int

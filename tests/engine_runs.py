@@ -1,0 +1,161 @@
+"""Drives an ``Engine`` as tests need it: several requests at once, everything that came out of each, reproducible token ids."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shared.engine import Engine, EngineConfig, wrap_model
+from shared.engine.types import (
+    BranchDoneEvent,
+    Chunk,
+    DoneEvent,
+    Event,
+    FailedEvent,
+    GenerateRequest,
+    PrefillRequest,
+    ReuseMode,
+    SamplingParams,
+    TokenEvent,
+)
+from shared.identity import chunk_identity
+from tests.oracles import ORACLES, VOCAB, Generated, assert_same_generation, tiny_model
+
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Run:
+    """One request and its events, in the order in which they came."""
+
+    request: GenerateRequest | PrefillRequest
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], (DoneEvent, FailedEvent))
+
+    @property
+    def done(self) -> DoneEvent:
+        assert isinstance(self.events[-1], DoneEvent), self.events[-1]
+        return self.events[-1]
+
+    @property
+    def error(self) -> Exception:
+        assert isinstance(self.events[-1], FailedEvent), self.events[-1]
+        return self.events[-1].error
+
+    def tokens(self, question: int = 0, sample: int = 0) -> list[TokenEvent]:
+        return [e for e in self.events if isinstance(e, TokenEvent) and (e.question, e.sample) == (question, sample)]
+
+    def branch(self, question: int = 0, sample: int = 0) -> Generated:
+        events = self.tokens(question, sample)
+        tops = tuple(e.top_logprobs for e in events)
+        return Generated(tuple(e.token_id for e in events), tuple(e.logprob for e in events), tops if any(tops) else ())
+
+    def branches(self) -> dict[tuple[int, int], Generated]:
+        """Everything that must not depend on company."""
+        assert isinstance(self.request, GenerateRequest)
+        return {(q, s): self.branch(q, s) for q in range(len(self.request.questions)) for s in range(self.request.sampling.n)}
+
+    def finish(self, question: int = 0, sample: int = 0) -> BranchDoneEvent:
+        (event,) = (e for e in self.events if isinstance(e, BranchDoneEvent) and (e.question, e.sample) == (question, sample))
+        return event
+
+    def text(self, question: int = 0, sample: int = 0) -> str:
+        return "".join(e.text for e in self.tokens(question, sample)) + self.finish(question, sample).text
+
+
+def engine_of(family: str = "qwen2", *, hf_model: Any = None, **settings: Any) -> Engine:
+    """An engine over its own copy of the tiny model of ``family`` (the engine changes the model it is given)."""
+    source, decode = settings.pop("source", None), settings.pop("decode", None)
+    extra: dict[str, Any] = {"decode": decode} | ({} if source is None else {"source": source})
+    return Engine(wrap_model(hf_model if hf_model is not None else tiny_model(family)), EngineConfig(**settings), **extra)
+
+
+def run(
+    engine: Engine, *requests: GenerateRequest | PrefillRequest, on_event: Callable[[Run, Event], None] | None = None
+) -> list[Run]:
+    """Submits all requests in order, steps until each has ended, and checks the engine's books on the way."""
+    runs = [Run(request) for request in requests]
+    for one in runs:
+        engine.submit(one.request, _sink(one, on_event))
+    give_up = time.monotonic() + PATIENCE_S
+    while not all(one.ended for one in runs):
+        if not engine.step():
+            assert time.monotonic() < give_up, f"the engine is stuck: {engine.stats()}"
+            time.sleep(0.001)  # loader threads are at work
+        engine.check_invariants()
+    return runs
+
+
+def _sink(one: Run, on_event: Callable[[Run, Event], None] | None) -> Callable[[Event], None]:
+    def sink(event: Event) -> None:
+        assert not one.ended, f"{event} after the end"
+        one.events.append(event)
+        if on_event is not None:
+            on_event(one, event)
+
+    return sink
+
+
+class Prompts:
+    """Reproducible random requests for one engine."""
+
+    def __init__(self, engine: Engine, seed: int = 0) -> None:
+        self._fingerprint = engine.model.fingerprint
+        self._random = random.Random(seed)
+        self._count = 0
+
+    def ids(self, num_tokens: int) -> tuple[int, ...]:
+        return tuple(self._random.randrange(3, VOCAB) for _ in range(num_tokens))
+
+    def chunk(self, prefix: tuple[int, ...], token_ids: tuple[int, ...]) -> Chunk:
+        return Chunk(chunk_identity("test", self._fingerprint, prefix, token_ids), token_ids)
+
+    def request(
+        self,
+        prefix: int | tuple[int, ...] = 7,
+        chunks: Sequence[int | tuple[int, ...]] = (20, 1, 33),
+        questions: Sequence[int | tuple[int, ...]] = (9,),
+        reuse: ReuseMode = ReuseMode.REORDERED,
+        **sampling: Any,
+    ) -> GenerateRequest:
+        """Pieces are given as ids, or as a length to be filled with random ids. Greedy, 6 tokens, EOS ignored unless told."""
+        self._count += 1
+        prefix_ids = self._piece(prefix)
+        return GenerateRequest(
+            request_id=f"request-{self._count}",
+            prefix_ids=prefix_ids,
+            chunks=tuple(self.chunk(prefix_ids, self._piece(c)) for c in chunks),
+            questions=tuple(self._piece(q) for q in questions),
+            reuse=reuse,
+            sampling=SamplingParams(**{"max_tokens": 6, "ignore_eos": True, "top_logprobs": 5} | sampling),
+        )
+
+    def _piece(self, piece: int | tuple[int, ...]) -> tuple[int, ...]:
+        return self.ids(piece) if isinstance(piece, int) else piece
+
+
+def assert_equals_oracle(one: Run, oracle_model: Any, tolerance: float = 1e-4) -> None:
+    """Every branch of the run against the oracle of the run's mode."""
+    request = one.request
+    assert isinstance(request, GenerateRequest)
+    chunks = [c.token_ids for c in request.chunks]
+    for (question, _), ours in one.branches().items():
+        assert len(ours.token_ids) == request.sampling.max_tokens
+        oracle_GV = ORACLES[request.reuse.value](
+            oracle_model, request.prefix_ids, chunks, request.questions[question], ours.token_ids
+        )
+        assert_same_generation(ours, oracle_GV, tolerance, greedy=request.sampling.temperature == 0)
+
+
+def assert_alike(ours: Generated, other: Generated, tolerance: float = 1e-4) -> None:
+    """Equal tokens and, within ``tolerance``, equal log-probabilities."""
+    assert ours.token_ids == other.token_ids
+    torch.testing.assert_close(torch.tensor(ours.logprobs), torch.tensor(other.logprobs), atol=tolerance, rtol=0)

@@ -1,0 +1,256 @@
+"""What the engine must equal, written with stock ``transformers`` and plain torch alone.
+
+Tiny random models of every supported rotary family, and for each reuse mode the logits that a correct engine has in front of
+every generated token. The oracles are teacher-forced on the generated tokens: by induction "our token is the oracle's best one
+in front of every step" is the same thing as equal greedy decoding, and it stays meaningful after a near-tie.
+
+Shape suffixes: L layers, H key-value heads, T tokens, D head size, V vocabulary, G generated tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB = 257
+NEAR_TIE = 1e-3
+FLOAT64_ANGLES_FROM = 2000  # positions beyond which stock float32 rotation angles are themselves too coarse
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 20000,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 2500}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+_CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
+    "llama": lambda **kw: LlamaConfig(**_SIZES | kw),
+    "llama3": lambda **kw: LlamaConfig(**_SIZES | {"rope_parameters": _LLAMA3} | kw),
+    "llama_yarn": lambda **kw: LlamaConfig(**_SIZES | {"rope_parameters": _YARN} | kw),
+    "llama_linear": lambda **kw: LlamaConfig(**_SIZES | {"rope_parameters": _LINEAR} | kw),
+    "qwen2": lambda **kw: Qwen2Config(**_SIZES | kw),
+    "qwen3": lambda **kw: Qwen3Config(**_SIZES | {"head_dim": 32} | kw),
+    "mistral": lambda **kw: MistralConfig(**_SIZES | {"sliding_window": None} | kw),
+    "phi3": lambda **kw: Phi3Config(**_SIZES | kw),
+    "phi3_partial": lambda **kw: Phi3Config(**_SIZES | {"partial_rotary_factor": 0.5} | kw),
+}
+FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "phi3")
+VARIANTS = ("llama", "llama_yarn", "llama_linear", "phi3_partial")
+
+
+def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
+    return _CONFIGS[family](**changes)
+
+
+def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
+    """A float32 model of ``family`` whose logits are well spread (std about 3: near-ties are rare) and whose attention is
+    neither uniform nor one-hot. Equal arguments build equal models: give the engine and the oracle one each."""
+    model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=torch.float32, attn_implementation="sdpa")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if "norm" in name else noise * _std(name, parameter))
+    return model.eval()
+
+
+def as_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """A copy whose weights have ``dtype`` and whose rotation frequencies stay in float32, as ``from_pretrained`` loads it."""
+    cast = copy.deepcopy(model).to(dtype)
+    cast.config.dtype = dtype
+    cast.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
+    return cast
+
+
+def full(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
+    """Law 1: the stock forward over everything. Float32 logits in front of every generated token, [G, V]."""
+    ids = [*prefix, *(i for c in chunks for i in c), *question, *generated[:-1]]
+    with torch.no_grad(), _angles_for(model, len(ids)):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return logits[-len(generated) :].float()
+
+
+def reordered(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
+    """Law 2, in two stages: KV of every chunk from a stock forward over (prefix, chunk), its keys rotated on to the chunk's place
+    in the row of all chunks, then a stock forward of the question over that past. Returns [G, V]."""
+    tail = [*question, *generated[:-1]]
+    past_len = len(prefix) + sum(map(len, chunks))
+    with torch.no_grad(), _angles_for(model, past_len + len(tail)):
+        past = DynamicCache()
+        if prefix:
+            _append(past, _kv_of(model, prefix))
+        start = len(prefix)
+        for chunk in chunks:
+            kv = _kv_of(model, [*prefix, *chunk])
+            _append(
+                past, [(rotate_keys(model, k[:, :, len(prefix) :], start - len(prefix)), v[:, :, len(prefix) :]) for k, v in kv]
+            )
+            start += len(chunk)
+        positions = torch.arange(past_len, past_len + len(tail))[None]
+        logits = model(
+            input_ids=torch.tensor([tail]), position_ids=positions, past_key_values=past if past_len else None, use_cache=True
+        ).logits[0]
+    return logits[-len(generated) :].float()
+
+
+def composite(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
+    """Law 3: one stock forward with a block-diagonal causal mask (the prefix is visible to all, everything to the question), every
+    chunk's positions beginning right after the prefix, the question's at its place in the row of all tokens. Returns [G, V]."""
+    tail = [*question, *generated[:-1]]
+    owners = [-1] * len(prefix) + [c for c, chunk in enumerate(chunks) for _ in chunk] + [len(chunks)] * len(tail)
+    positions = list(range(len(prefix))) + [len(prefix) + i for chunk in chunks for i in range(len(chunk))]
+    positions += range(len(positions), len(positions) + len(tail))
+    owner = torch.tensor(owners)
+    visible = (owner[:, None] == owner[None]) | (owner[None] == -1) | (owner[:, None] == len(chunks))
+    visible &= torch.ones(len(owner), len(owner), dtype=torch.bool).tril()
+    mask = torch.zeros(visible.shape, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
+    ids = [*prefix, *(i for c in chunks for i in c), *tail]
+    with torch.no_grad(), _angles_for(model, len(ids)):
+        logits = model(
+            input_ids=torch.tensor([ids]), attention_mask=mask[None, None], position_ids=torch.tensor([positions]), use_cache=False
+        ).logits[0]
+    return logits[-len(generated) :].float()
+
+
+Oracle = Callable[[Any, Sequence[int], Sequence[Sequence[int]], Sequence[int], Sequence[int]], torch.Tensor]
+ORACLES: dict[str, Oracle] = {"full": full, "reordered": reordered, "composite": composite}
+
+
+def greedy(
+    model: Any, mode: str, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], num_tokens: int
+) -> list[int]:
+    """The oracle's own greedy decoding, one whole forward per token."""
+    tokens: list[int] = []
+    for _ in range(num_tokens):
+        tokens.append(int(ORACLES[mode](model, prefix, chunks, question, [*tokens, 0])[-1].argmax()))
+    return tokens
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was generated in one branch: per token its id, its log-probability and the top ones (id, log-probability)."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+def assert_same_generation(ours: Generated, oracle_GV: torch.Tensor, tolerance: float = 1e-4, greedy: bool = True) -> None:
+    """``oracle_GV``: the oracle's logits teacher-forced on our tokens. Every token is the oracle's best one, or as good as it to
+    within a near-tie; every log-probability is the oracle's within ``tolerance``, and the top ones are really the top ones."""
+    assert len(ours.token_ids) == len(oracle_GV) > 0
+    logprobs_GV = oracle_GV.log_softmax(-1)
+    for step, (token, logprob) in enumerate(zip(ours.token_ids, ours.logprobs, strict=True)):
+        expected = logprobs_GV[step]
+        assert abs(logprob - float(expected[token])) < tolerance, (
+            f"step {step}: log-probability of token {token}: {logprob}, oracle {float(expected[token])}"
+        )
+        if greedy:
+            gap = float(oracle_GV[step].max() - oracle_GV[step, token])
+            assert gap < NEAR_TIE, f"step {step}: token {token}, but the oracle's {int(expected.argmax())} is better by {gap}"
+    for step, top in enumerate(ours.top_logprobs):
+        best = logprobs_GV[step].topk(len(top)).values
+        for rank, (token, logprob) in enumerate(top):
+            assert abs(logprob - float(logprobs_GV[step, token])) < tolerance, f"step {step}, rank {rank}: token {token}"
+            assert abs(logprob - float(best[rank])) < tolerance, f"step {step}: token {token} is not of rank {rank}"
+        assert len({token for token, _ in top}) == len(top), f"step {step}: a token twice"
+
+
+def rotate_keys(model: Any, keys: torch.Tensor, by: int) -> torch.Tensor:
+    """Rotated keys [.., T, D] moved ``by`` positions. A pure rotation: a scaling such as YaRN's attention factor is in the keys
+    already. Angles in float64, the product in float32, one rounding; dimensions that the model does not rotate stay."""
+    inv_freq = model.model.rotary_emb.inv_freq.double()
+    rotary_dim = 2 * len(inv_freq)
+    angle = torch.cat((inv_freq, inv_freq)) * by
+    cos, sin = angle.cos().float(), angle.sin().float()
+    rotated, rest = keys[..., :rotary_dim].float(), keys[..., rotary_dim:]
+    half = torch.cat((-rotated[..., rotary_dim // 2 :], rotated[..., : rotary_dim // 2]), dim=-1)
+    return torch.cat(((rotated * cos + half * sin).to(keys.dtype), rest), dim=-1)
+
+
+class _Float64Rotary(torch.nn.Module):
+    """The stock rotary embedding with its angles in float64."""
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__()
+        self.inv_freq = stock.inv_freq
+        self.attention_scaling = stock.attention_scaling
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = position_ids[..., None].double() * self.inv_freq.double()
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
+
+
+@contextlib.contextmanager
+def _angles_for(model: Any, num_positions: int) -> Iterator[None]:
+    if num_positions <= FLOAT64_ANGLES_FROM:
+        yield
+        return
+    stock = model.model.rotary_emb
+    model.model.rotary_emb = _Float64Rotary(stock)
+    try:
+        yield
+    finally:
+        model.model.rotary_emb = stock
+
+
+def _kv_of(model: Any, ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values per layer, [1, H, T, D] each."""
+    cache = DynamicCache()
+    model(input_ids=torch.tensor([list(ids)]), past_key_values=cache, use_cache=True)
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _append(past: DynamicCache, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for layer, (k, v) in enumerate(kv):
+        past.update(k, v, layer)
+
+
+def _std(name: str, parameter: torch.Tensor) -> float:
+    if name.endswith("bias"):
+        return 0.3
+    if "embed_tokens" in name:
+        return 1.0
+    fan_in = parameter.shape[-1] ** 0.5
+    if "lm_head" in name:
+        return 3.0 / fan_in
+    return (1.5 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj")) else 1.0) / fan_in
