@@ -32,8 +32,13 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class QuiltConfig:
-    """``model`` is a directory or a Hugging Face id. ``data_dir`` holds everything that must survive: KV files, manifests of the
-    documents, the embedded index, logs. Ray Serve's gRPC port listens on all interfaces; ``http_host`` is for its HTTP health checks only."""
+    """
+    model: a directory or a Hugging Face id.
+    data_dir: everything that must survive: KV files, manifests of the documents, the embedded index, logs.
+    grpc_port: where every service is called. Ray Serve listens on all interfaces there.
+    http_port, http_host: Ray Serve's health checks over HTTP.
+    log: level (DEBUG, INFO, WARNING, ERROR) and format (text, json) of every service.
+    """
 
     gateway: GatewayConfig
     ingestion: IngestionConfig
