@@ -158,10 +158,10 @@ def down(session: Session) -> None:
 def status(session: Session) -> None:
     """The state of every service. Exit code 1 when one is not ready."""
     from cluster.console import status_table
-    from shared.clients.rag import RagClient
+    from cluster.remote import rag_client
 
     async def ask() -> bool:
-        async with RagClient.connect(session.target) as client:
+        async with rag_client(session.target) as client:
             services = await client.status(session.context(15_000))
         session.out.print(f"kvquilt at {session.target}")
         session.out.print(status_table(services))
@@ -192,15 +192,15 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
     kvquilt ingest -c handbook --re-encode             after the model was changed
     """
     from cluster.ingesting import follow_all, ingest_files
+    from cluster.remote import ingest_client
     from cluster.sources import find_sources
-    from shared.clients.ingest import IngestClient
 
     if bool(paths) == re_encode:
         raise InvalidRequest("name the PATHS to ingest, or --re-encode, not both")
     sources = find_sources(paths) if paths else []
 
     async def go() -> int:
-        async with IngestClient.connect(session.target) as client:
+        async with ingest_client(session.target) as client:
             ctx = session.context(INGEST_DEADLINE_MS)
             if re_encode:
                 summary = await follow_all(session.err, client.re_encode(ctx, collection))
@@ -262,9 +262,9 @@ def ask(
     kvquilt ask -q "Who signed it?" -q "When?" -q "Where?" -c handbook
     """
     from cluster.asking import collect, show, show_json
+    from cluster.remote import rag_client
     from shared.answer import RetrievalOptions
     from shared.clients.generation import Sampling
-    from shared.clients.rag import RagClient
     from shared.search import SearchMode
 
     asked = ([question] if question is not None else []) + list(questions)
@@ -274,7 +274,7 @@ def ask(
     retrieval = RetrievalOptions(k or 0, SearchMode(search))
 
     async def go() -> None:
-        async with RagClient.connect(session.target) as client:
+        async with rag_client(session.target) as client:
             if len(asked) == 1:
                 events = client.answer(session.context(), collection, asked[0], reuse, sampling, retrieval)
             else:
@@ -292,11 +292,11 @@ def ask(
 @click.pass_obj
 def documents(session: Session, collection: str) -> None:
     """What has been ingested."""
-    from shared.clients.ingest import IngestClient
+    from cluster.remote import ingest_client
 
     async def go() -> None:
         table = Table("collection", "document", "title", "chunks", "", box=None, pad_edge=False)
-        async with IngestClient.connect(session.target) as client:
+        async with ingest_client(session.target) as client:
             async for d in client.list_documents(session.context(), collection):
                 table.add_row(
                     d.collection, d.document_id, d.title, str(d.num_chunks), "" if d.current else "made for another model"
@@ -318,13 +318,13 @@ def delete(session: Session, document_ids: tuple[str, ...], collection: str, eve
     kvquilt delete lease.pdf -c handbook
     kvquilt delete --all -c handbook
     """
-    from shared.clients.ingest import IngestClient
+    from cluster.remote import ingest_client
 
     if bool(document_ids) == everything:
         raise InvalidRequest("name DOCUMENT_IDS, or --all, not both")
 
     async def go() -> int:
-        async with IngestClient.connect(session.target) as client:
+        async with ingest_client(session.target) as client:
             deleted = await client.delete(session.context(), collection, document_ids, all_documents=everything)
         session.out.print(f"{deleted.num_documents} documents and {deleted.num_chunks} chunks removed")
         for document_id in deleted.not_found:

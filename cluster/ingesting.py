@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+from shared.clients.ingest import IngestClient
+from shared.documents import DocumentInfo, SourceDocument, Stage, UpsertProgress
 
 from cluster.sources import SourceFile
-from shared.clients.ingest import SourceDocument, Stage, UpsertProgress
+from shared.request import RequestContext
 
 Upsert = Callable[[Sequence[SourceDocument]], AsyncGenerator[UpsertProgress, None]]
 
@@ -77,6 +79,18 @@ async def follow_all(console: Console, updates: AsyncGenerator[UpsertProgress, N
             async for progress in updates:
                 bar.update(task, document=progress.document_id, advance=int(summary.add(progress)))
     return summary
+
+
+async def all_documents(client: IngestClient, ctx: RequestContext, collection: str) -> AsyncGenerator[DocumentInfo, None]:
+    """Page by page. Empty ``collection``: all of the tenant's."""
+    start_after = ""
+    while True:
+        page = await client.list(ctx, collection, start_after)
+        for document in page.documents:
+            yield document
+        if not page.truncated or not page.documents:
+            return
+        start_after = page.documents[-1].document_id
 
 
 async def _follow(updates: AsyncGenerator[UpsertProgress, None], summary: Summary) -> None:

@@ -25,10 +25,12 @@ from typing import Any
 from cluster.compose import APPLICATIONS, serve_config
 from cluster.config import QuiltConfig
 from cluster.processes import end_session
+from cluster.remote import rag_client
 from cluster.state import RAY_DIR_PREFIX, RunDirectory, StackState
 from shared import log as logs
 from shared.config import load
 from shared.errors import KvquiltError, Unavailable
+from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
 
@@ -179,10 +181,7 @@ def root_cause(messages: list[str]) -> str:
 
 async def unready_services(target: str) -> dict[str, str]:
     """Application → why it is not ready, asked through the port that users use."""
-    from shared.clients.rag import RagClient
-    from shared.request import RequestContext
-
-    async with RagClient.connect(target) as client:
+    async with rag_client(target) as client:
         try:
             services = await client.status(RequestContext.create(deadline_ms=5_000))
         except KvquiltError as error:

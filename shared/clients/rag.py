@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
-
-import grpc
 
 from protos.kvquilt.v1 import common_pb2, rag_pb2
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, RetrievalOptions, Retrieved
@@ -21,13 +19,14 @@ from shared.clients.generation import (
     timings_of,
     usage_of,
 )
-from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.health import ServiceHealth, health, health_from_pb, meta_of
 from shared.clients.retrieval import filter_of, filter_to_pb, hit_of, hit_to_pb, mode_of, mode_to_pb
 from shared.clients.transport import Transport
 from shared.errors import Unavailable
 from shared.request import RequestContext
 
+SERVICE = "kvquilt.v1.Rag"
+ADMIN_SERVICE = "kvquilt.v1.Admin"
 APPLICATION = "gateway"
 _FINISH_TO_PB: dict[FinishReason, common_pb2.FinishReason] = {
     "stop": common_pb2.FINISH_REASON_STOP,
@@ -47,13 +46,6 @@ class RagClient:
     def __init__(self, rag: Transport, admin: Transport) -> None:
         self._rag = rag
         self._admin = admin
-
-    @classmethod
-    @asynccontextmanager
-    async def connect(cls, target: str) -> AsyncIterator[RagClient]:
-        """A client of the system at ``host:port``."""
-        async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-            yield cls(*(GrpcTransport(channel, f"kvquilt.v1.{service}", APPLICATION) for service in ("Rag", "Admin")))
 
     def answer(
         self,
