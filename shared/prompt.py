@@ -52,8 +52,7 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Any, template: PromptTemplate) -> None:
         self._tokenizer = tokenizer
         self.template = template
-        bos = () if tokenizer.bos_token_id is None else (int(tokenizer.bos_token_id),)
-        self.prefix_ids: tuple[int, ...] = bos + self.encode(template.prefix)
+        self.prefix_ids = self.encode_prefix(template.prefix)
 
     @classmethod
     def of_model(cls, model: str) -> PromptTokenizer | None:
@@ -77,6 +76,11 @@ class PromptTokenizer:
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of ``text`` alone, without special tokens; text that looks like a special token stays text."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) if text else ()
+
+    def encode_prefix(self, text: str) -> tuple[int, ...]:
+        """BOS, where the model has one, and the ids of ``text``."""
+        bos = () if self._tokenizer.bos_token_id is None else (int(self._tokenizer.bos_token_id),)
+        return bos + self.encode(text)
 
     def encode_chunk(self, text: str) -> tuple[int, ...]:
         return self.encode(self.template.chunk.replace("{text}", text))

@@ -13,6 +13,9 @@ from shared.clients.transport import Transport
 from shared.errors import Unavailable
 from shared.request import RequestContext
 
+APPLICATION = "generator"
+SERVICE = "kvquilt.v1.Generation"
+
 Piece = str | tuple[int, ...]
 """Text, which goes through the model's template and tokenizer, or the very token ids."""
 

@@ -1,0 +1,46 @@
+"""The Ray Serve application ``generator``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+import ray
+import torch
+from ray import serve
+
+from services.generator.config import GeneratorConfig
+from services.generator.handlers import GenerationServicer
+from services.generator.loading import load_generator
+from shared.clients.kv_store import KvStoreClient
+from shared.clients.serve_transport import ServeTransport
+from shared.config import load
+from shared.errors import KvquiltError
+
+log = logging.getLogger(__name__)
+
+
+class GenerationApp(GenerationServicer):
+    """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says what is wrong."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1: right for a hundred actors, wrong for an engine.
+        torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))
+        store = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None
+        node_id = ray.get_runtime_context().get_node_id()
+        try:
+            super().__init__(load_generator(config, store, node_id, asyncio.get_running_loop()))
+        except KvquiltError as error:
+            log.error("model %s cannot be served: %s", config.model, error.detail)
+            super().__init__(error)
+
+    def check_health(self) -> None:
+        """Called by Serve, which replaces the replica when this raises."""
+        self.raise_if_dead()
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    config = load(GeneratorConfig, args)
+    return serve.deployment(name="generator", **config.deployment.serve_options())(GenerationApp).bind(config)

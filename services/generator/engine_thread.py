@@ -1,0 +1,124 @@
+"""The engine's own thread, and the bridge between it and asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from typing import Protocol
+
+from shared.engine.types import DoneEvent, Event, FailedEvent, GenerateRequest, PrefillRequest
+from shared.errors import DeadlineExceeded, KvquiltError, Unavailable
+from shared.request import RequestContext
+
+log = logging.getLogger(__name__)
+
+Request = GenerateRequest | PrefillRequest
+
+
+class RunsRequests(Protocol):
+    """What of ``shared.engine.Engine`` is used here. ``submit`` and ``cancel`` may be called from any thread."""
+
+    def submit(self, request: Request, sink: Callable[[Event], None]) -> None: ...
+    def cancel(self, request_id: str) -> None: ...
+    def run(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class EngineThread:
+    """Runs ``engine`` until ``close``. If it dies, every request in flight and every later one fails with ``Unavailable``: whoever
+    supervises this process sees ``alive`` and replaces it."""
+
+    def __init__(self, engine: RunsRequests) -> None:
+        self._engine = engine
+        self._sinks: dict[str, Callable[[Event], None]] = {}
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended
+
+    async def stream(self, request: Request, ctx: RequestContext) -> AsyncGenerator[Event, None]:
+        """The request's events; the last one is ``DoneEvent``. Closing the generator, or cancelling who iterates it, cancels the
+        request in the engine. The queue has no bound: a branch yields at most ``max_tokens`` small events.
+
+        Raises:
+            KvquiltError: the engine refused the request, or it failed later.
+        """
+        # Callers choose their request ids, so two may be equal; the engine's must not.
+        request = replace(request, request_id=f"{ctx.request_id}#{next(self._numbers)}", deadline_s=ctx.deadline_s)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        sink = functools.partial(_deliver, loop, events)
+        self._register(request.request_id, sink)
+        ended = False
+        try:
+            self._engine.submit(request, sink)
+            while not ended:
+                event = await _next(events, ctx)
+                ended = isinstance(event, (DoneEvent, FailedEvent))
+                if isinstance(event, FailedEvent):
+                    raise event.error
+                yield event
+        finally:
+            self._unregister(request.request_id)
+            if not ended:
+                self._engine.cancel(request.request_id)
+
+    def close(self) -> None:
+        """Ends the thread. Requests in flight fail with ``Unavailable``."""
+        self._engine.close()
+        self._thread.join()
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            assert self.alive or not self._sinks, "a request waits for an engine that has ended"
+
+    def _run(self) -> None:
+        try:
+            self._engine.run()
+        except BaseException:
+            log.exception("the engine died")
+        with self._lock:
+            self._ended = True
+            orphans, self._sinks = list(self._sinks.values()), {}
+        for sink in orphans:
+            sink(FailedEvent(_gone()))
+
+    def _register(self, request_id: str, sink: Callable[[Event], None]) -> None:
+        with self._lock:
+            if self._ended:
+                raise _gone()
+            self._sinks[request_id] = sink
+
+    def _unregister(self, request_id: str) -> None:
+        with self._lock:
+            self._sinks.pop(request_id, None)
+
+
+async def _next(events: asyncio.Queue[Event], ctx: RequestContext) -> Event:
+    """The engine enforces deadlines between its steps; this one also holds while a step is long."""
+    if not events.empty():
+        return events.get_nowait()
+    try:
+        return await asyncio.wait_for(events.get(), ctx.remaining_s)
+    except TimeoutError:
+        raise DeadlineExceeded("deadline passed while generating; ask for less or set meta.deadline_ms higher") from None
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens any more
+        loop.call_soon_threadsafe(events.put_nowait, event)
+
+
+def _gone() -> KvquiltError:
+    return Unavailable("the engine has stopped and is being replaced; retry")

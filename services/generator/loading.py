@@ -1,0 +1,29 @@
+"""From the configuration to a running generator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from services.generator.config import GeneratorConfig
+from services.generator.segment_source import ChunkStore, KvShape, StoreSegmentSource
+from services.generator.serving import Generator
+from shared.engine import Engine, load_model
+from shared.engine.source import NoSource, SegmentSource
+from shared.prompt import PromptTokenizer
+
+log = logging.getLogger(__name__)
+
+
+def load_generator(config: GeneratorConfig, store: ChunkStore | None, node_id: str, loop: asyncio.AbstractEventLoop) -> Generator:
+    """Loads the model and starts its engine. ``store`` is called on ``loop`` only; None keeps no KV.
+
+    Raises:
+        KvquiltError: there is no such model, it cannot be reproduced exactly, or its template is broken.
+    """
+    tokenizer = PromptTokenizer.of_model(config.model)
+    model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
+    source: SegmentSource = StoreSegmentSource(store, node_id, loop, KvShape.of_model(model)) if store else NoSource()
+    engine = Engine(model, config.engine, source, decode=tokenizer.decode if tokenizer else None)
+    log.info("serving %s, fingerprint %s, %s on %s", config.model, model.fingerprint, model.spec.dtype, model.spec.device)
+    return Generator(config, engine, tokenizer)

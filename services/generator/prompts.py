@@ -1,0 +1,71 @@
+"""From the pieces of a request, text or ids, to checked token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shared.errors import InvalidRequest
+from shared.prompt import PromptTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class IdsPiece:
+    token_ids: tuple[int, ...]
+
+
+Piece = TextPiece | IdsPiece
+
+
+class Prompts:
+    """``field`` names the piece in the request, for whoever has to correct it. Every method raises ``InvalidRequest``."""
+
+    def __init__(self, tokenizer: PromptTokenizer | None, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+
+    @property
+    def default_prefix_ids(self) -> tuple[int, ...]:
+        return self._tokenizer.prefix_ids if self._tokenizer else ()
+
+    def prefix(self, piece: Piece | None) -> tuple[int, ...]:
+        if piece is None:
+            return self.default_prefix_ids
+        return self._ids("prefix", piece, lambda tokenizer, text: tokenizer.encode_prefix(text))
+
+    def chunks(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._chunk(f"chunks[{i}].piece", piece) for i, piece in enumerate(pieces))
+
+    def questions(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
+        if not pieces:
+            raise InvalidRequest("questions: at least one is needed")
+        return tuple(self._question(f"questions[{i}]", piece) for i, piece in enumerate(pieces))
+
+    def _chunk(self, field: str, piece: Piece) -> tuple[int, ...]:
+        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_chunk(text))
+
+    def _question(self, field: str, piece: Piece) -> tuple[int, ...]:
+        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_question(text))
+
+    def _ids(self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]) -> tuple[int, ...]:
+        if isinstance(piece, TextPiece):
+            if self._tokenizer is None:
+                raise InvalidRequest(f"{field}.text: this model has no tokenizer; send token_ids")
+            return encode(self._tokenizer, piece.text)
+        for i, token in enumerate(piece.token_ids):
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequest(
+                    f"{field}.token_ids[{i}]: {token} is outside the model's vocabulary (0 to {self._vocab_size - 1})"
+                )
+        return piece.token_ids
+
+
+def _not_empty(field: str, piece: Piece) -> Piece:
+    if not (piece.text.strip() if isinstance(piece, TextPiece) else piece.token_ids):
+        raise InvalidRequest(f"{field}: is empty")
+    return piece

@@ -1,0 +1,147 @@
+"""A request's way through the generator: pieces to ids, ids to identities, identities to the engine, its events back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from services.generator.config import GeneratorConfig
+from services.generator.engine_thread import EngineThread
+from services.generator.prompts import Piece, Prompts
+from shared.engine import Engine
+from shared.engine.types import (
+    Chunk,
+    ChunkStoredEvent,
+    Event,
+    GenerateRequest,
+    PrefillRequest,
+    ReuseMode,
+    SamplingParams,
+    total_len,
+)
+from shared.errors import InvalidRequest
+from shared.identity import chunk_identity
+from shared.prompt import PromptTokenizer
+from shared.request import RequestContext
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOrder:
+    """What a caller asks for. ``prefix``, ``reuse``, ``max_tokens`` None: the model's, the configured ones.
+
+    ``sampling.max_tokens`` is overruled by ``max_tokens``.
+    """
+
+    prefix: Piece | None
+    chunks: tuple[Piece, ...]
+    questions: tuple[Piece, ...]
+    reuse: ReuseMode | None
+    max_tokens: int | None
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PrefilledChunk:
+    index: int
+    chunk: Chunk
+    existed: bool
+
+
+class Generator:
+    """Everything the service does, without a wire. Every method raises ``shared.errors``."""
+
+    def __init__(self, config: GeneratorConfig, engine: Engine, tokenizer: PromptTokenizer | None) -> None:
+        self.config = config
+        self.model = engine.model
+        self.tokenizer = tokenizer
+        self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
+        self._engine = engine
+        self._thread = EngineThread(engine)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.alive
+
+    async def prefill(
+        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
+    ) -> AsyncGenerator[PrefilledChunk, None]:
+        """One value per piece, in order, each once its KV is durable. The same chunk twice is one piece of work."""
+        prefix_ids, chunks = self._context(ctx, prefix, pieces)
+        if not chunks:
+            return
+        unique = tuple(dict.fromkeys(chunks))
+        stored: dict[Chunk, bool] = {}
+        next_index = 0
+        events = self._thread.stream(PrefillRequest("", prefix_ids, unique), ctx)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, ChunkStoredEvent):
+                    stored[unique[event.index]] = event.existed
+                while next_index < len(chunks) and chunks[next_index] in stored:
+                    yield PrefilledChunk(next_index, chunks[next_index], stored[chunks[next_index]])
+                    next_index += 1
+
+    def plan(self, ctx: RequestContext, order: GenerationOrder) -> GenerateRequest:
+        """The engine's request for ``order``: everything is ids, every chunk has its identity, every default its value."""
+        if len(order.questions) > self.config.max_questions:
+            raise InvalidRequest(f"questions: {len(order.questions)} are more than the {self.config.max_questions} allowed")
+        if order.sampling.stop and self.tokenizer is None:
+            raise InvalidRequest("sampling.stop: this model has no tokenizer, so its text is unknown; stop by token ids yourself")
+        prefix_ids, chunks = self._context(ctx, order.prefix, order.chunks)
+        questions = self.prompts.questions(order.questions)
+        prompt_len = len(prefix_ids) + total_len([c.token_ids for c in chunks]) + max(map(len, questions))
+        return GenerateRequest(
+            request_id=ctx.request_id,
+            prefix_ids=prefix_ids,
+            chunks=chunks,
+            questions=questions,
+            reuse=order.reuse or ReuseMode(self.config.reuse),
+            sampling=replace(order.sampling, max_tokens=self._max_tokens(order.max_tokens, prompt_len)),
+        )
+
+    def generate(self, ctx: RequestContext, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """The events of a planned request; the last one is ``DoneEvent``. Closing it early cancels the work."""
+        return self._thread.stream(request, ctx)
+
+    def facts(self) -> dict[str, str]:
+        """For an operator."""
+        spec, stats = self.model.spec, self._engine.stats()
+        return {
+            "model": self.config.model,
+            "fingerprint": self.model.fingerprint,
+            "device": str(spec.device),
+            "dtype": dtype_name(spec.dtype),
+            "resident_chunks": str(len(stats.resident_chunk_ids)),
+            "resident_bytes": str(stats.resident_bytes),
+            "running_requests": str(stats.running),
+            "waiting_requests": str(stats.waiting),
+        }
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _context(
+        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
+    ) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
+        if len(pieces) > self.config.max_chunks:
+            raise InvalidRequest(f"chunks: {len(pieces)} are more than the {self.config.max_chunks} allowed in one request")
+        prefix_ids = self.prompts.prefix(prefix)
+        fingerprint = self.model.fingerprint
+        return prefix_ids, tuple(
+            Chunk(chunk_identity(ctx.tenant, fingerprint, prefix_ids, ids), ids) for ids in self.prompts.chunks(pieces)
+        )
+
+    def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
+        """Who asks for too much is told so, here or by the engine; the default only takes the room there is."""
+        limit = self.config.max_tokens_limit
+        if asked is None:
+            return max(1, min(self.config.max_tokens, self.model.spec.max_positions - prompt_len))
+        if asked > limit:
+            raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
+        return asked
+
+
+def dtype_name(dtype: object) -> str:
+    """ "torch.bfloat16" → "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
