@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -101,7 +101,9 @@ class KvStore(Protocol):
 
     async def put(self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes]) -> bool: ...
 
-    def get(self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]: ...
+    def get(
+        self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]: ...
 
     async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks: ...
 

@@ -1,0 +1,107 @@
+"""The store of the whole cluster: every call sent to the nodes that can answer it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from heapq import merge
+
+from services.kv_store.agent import SERVICE, Nodes, ask, on_node
+from services.kv_store.chunk_files import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id
+from shared.clients.health import ServiceHealth
+from shared.errors import NotFound, Unavailable
+from shared.kv_types import ChunkPage, ChunkStat, DeletedChunks, Manifest, ManifestPage, OpenedChunk
+from shared.request import RequestContext
+
+
+class ClusterStore:
+    """A ``shared.kv_types.KvStore``. An empty node id means the home node."""
+
+    def __init__(self, nodes: Nodes, own_node_id: str) -> None:
+        """Chunks that arrive as streams are kept on ``own_node_id``."""
+        self._nodes, self._own_node_id = nodes, own_node_id
+
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
+        """
+        Raises:
+            Unavailable: a chunk was not found, but may lie on a node that does not answer.
+        """
+        found, unreachable = await self._find(ctx, chunk_ids)
+        if unreachable and any(c not in found for c in chunk_ids):
+            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
+        return [found[c][1] if c in found else ChunkStat(c, exists=False) for c in chunk_ids]
+
+    async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]:
+        return await on_node(self._nodes, self._node(node_id), lambda store: store.open(ctx, chunk_ids))
+
+    async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
+        return await on_node(self._nodes, self._node(node_id), lambda store: store.stage(ctx))
+
+    async def adopt(self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False) -> bool:
+        return await on_node(self._nodes, self._node(node_id), lambda store: store.adopt(ctx, chunk_id, "", path, replace))
+
+    async def put(self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes]) -> bool:
+        found, _ = await self._find(ctx, [chunk_id])
+        return bool(found) or await on_node(
+            self._nodes, self._own_node_id, lambda store: store.put(ctx, chunk_id, size_bytes, pieces)
+        )
+
+    async def get(
+        self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        found, unreachable = await self._find(ctx, [chunk_id])
+        if chunk_id not in found:
+            raise (
+                Unavailable("a node of the store does not answer; retry")
+                if unreachable
+                else NotFound(f"chunk {chunk_id}: not stored")
+            )
+        store = await self._nodes.store(found[chunk_id][0])
+        async with aclosing(store.get(ctx, chunk_id, offset, length)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.delete(ctx, chunk_ids))
+
+    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
+        limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
+        pages, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.list_page(ctx, start_after, limit))
+        if unreachable:
+            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
+        chunks = {c.chunk_id: c for c in merge(*(p.chunks for p in pages.values()), key=lambda c: c.chunk_id)}
+        chosen = tuple(chunks.values())[:limit]
+        return ChunkPage(chosen, truncated=len(chunks) > limit or any(p.truncated for p in pages.values()))
+
+    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.put_manifest(ctx, manifest))
+
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.get_manifest(ctx, collection, document_id))
+
+    async def manifest_page(
+        self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0, summary: bool = False
+    ) -> ManifestPage:
+        return await on_node(
+            self._nodes, self._nodes.home(), lambda home: home.manifest_page(ctx, collection, start_after, limit, summary)
+        )
+
+    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.delete_manifest(ctx, collection, document_id))
+
+    async def health(self, ctx: RequestContext) -> ServiceHealth:
+        """Chunks and bytes are summed over the nodes; a chunk on two nodes counts twice."""
+        answers, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.health(ctx))
+        facts = {name: str(sum(int(a.facts[name]) for a in answers.values())) for name in ("chunks", "bytes", "documents")}
+        detail = f"{unreachable} of {len(answers) + unreachable} nodes do not answer" if unreachable else ""
+        return ServiceHealth(SERVICE, self._nodes.home() in answers, detail, {**facts, "nodes": str(len(answers))})
+
+    async def _find(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> tuple[dict[str, tuple[str, ChunkStat]], int]:
+        """Node and facts of the stored ones, and how many nodes did not answer."""
+        for chunk_id in chunk_ids:
+            check_chunk_id(chunk_id)
+        answers, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.stat(ctx, chunk_ids))
+        return {s.chunk_id: (node, s) for node, stats in answers.items() for s in stats if s.exists}, unreachable
+
+    def _node(self, node_id: str) -> str:
+        return node_id or self._nodes.home()
