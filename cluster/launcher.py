@@ -21,7 +21,7 @@ from shared.config import to_dict
 from shared.errors import Conflict, Unavailable
 
 POLL_S = 0.2
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
 STOP_TIMEOUT_S = 60.0
 
 
