@@ -297,7 +297,7 @@ def documents(session: Session, collection: str) -> None:
     async def go() -> None:
         table = Table("collection", "document", "title", "chunks", "", box=None, pad_edge=False)
         async with ingest_client(session.target) as client:
-            async for d in client.list_documents(session.context(), collection):
+            async for d in client.list(session.context(), collection):
                 table.add_row(
                     d.collection, d.document_id, d.title, str(d.num_chunks), "" if d.current else "made for another model"
                 )
@@ -325,7 +325,7 @@ def delete(session: Session, document_ids: tuple[str, ...], collection: str, eve
 
     async def go() -> int:
         async with ingest_client(session.target) as client:
-            deleted = await client.delete(session.context(), collection, document_ids, all_documents=everything)
+            deleted = await client.delete(session.context(), collection, document_ids, everything=everything)
         session.out.print(f"{deleted.num_documents} documents and {deleted.num_chunks} chunks removed")
         for document_id in deleted.not_found:
             session.err.print(f"not found: {document_id}", style="red")

@@ -1,20 +1,19 @@
-"""`kvquilt ingest`: files into the Ingest service, one document per call, with progress."""
+"""`kvquilt ingest`: files into the Ingest service, a handful per call, with progress."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
-from shared.clients.ingest import IngestClient
-from shared.documents import DocumentInfo, SourceDocument, Stage, UpsertProgress
 
 from cluster.sources import SourceFile
-from shared.request import RequestContext
+from shared.documents import SourceDocument, Stage, UpsertProgress
 
+GROUP_LEN, GROUP_BYTES = 8, 16 * 2**20
 Upsert = Callable[[Sequence[SourceDocument]], AsyncGenerator[UpsertProgress, None]]
 
 
@@ -45,6 +44,10 @@ class Summary:
                 return False
         return True
 
+    @property
+    def num_done(self) -> int:
+        return self.num_stored + self.num_unchanged + len(self.failed)
+
     def print(self, console: Console) -> None:
         chunks = f"{self.num_chunks} chunks of {self.num_tokens} tokens, {self.num_chunks_reused} with KV already"
         console.print(f"{self.num_stored} stored ({chunks}), {self.num_unchanged} unchanged, {len(self.failed)} failed")
@@ -53,20 +56,17 @@ class Summary:
 
 
 async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[SourceFile]) -> Summary:
-    """One document per call, so that an interruption costs at most the document at hand. A file that cannot be read is a failed
-    document, like one that cannot be parsed; the others go on."""
+    """A few documents per call, so that the service works on several at once and an interruption costs little. A file that cannot
+    be read is a failed document, like one that cannot be parsed; the others go on."""
     summary = Summary()
     with _bar(console) as bar:
         task = bar.add_task("", total=len(sources), document="")
-        for source in sources:
-            bar.update(task, document=source.document_id)
-            try:
-                content = source.path.read_bytes()
-            except OSError as error:
-                summary.failed[source.document_id] = f"cannot be read: {error.strerror}"
-            else:
-                await _follow(upsert([SourceDocument(source.document_id, content)]), summary)
-            bar.advance(task)
+        for group in _groups(sources, summary):
+            async with aclosing(upsert(group)) as updates:
+                async for progress in updates:
+                    summary.add(progress)
+                    bar.update(task, document=progress.document_id, completed=summary.num_done)
+        bar.update(task, completed=summary.num_done)
     return summary
 
 
@@ -81,22 +81,23 @@ async def follow_all(console: Console, updates: AsyncGenerator[UpsertProgress, N
     return summary
 
 
-async def all_documents(client: IngestClient, ctx: RequestContext, collection: str) -> AsyncGenerator[DocumentInfo, None]:
-    """Page by page. Empty ``collection``: all of the tenant's."""
-    start_after = ""
-    while True:
-        page = await client.list(ctx, collection, start_after)
-        for document in page.documents:
-            yield document
-        if not page.truncated or not page.documents:
-            return
-        start_after = page.documents[-1].document_id
-
-
-async def _follow(updates: AsyncGenerator[UpsertProgress, None], summary: Summary) -> None:
-    async with aclosing(updates):
-        async for progress in updates:
-            summary.add(progress)
+def _groups(sources: Sequence[SourceFile], summary: Summary) -> Iterator[list[SourceDocument]]:
+    """Documents by the handful, at most ``GROUP_BYTES`` together unless one alone is larger; unreadable ones go to the summary."""
+    group: list[SourceDocument] = []
+    size = 0
+    for source in sources:
+        try:
+            content = source.path.read_bytes()
+        except OSError as error:
+            summary.failed[source.document_id] = f"cannot be read: {error.strerror}"
+            continue
+        if group and (len(group) == GROUP_LEN or size + len(content) > GROUP_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(SourceDocument(source.document_id, content))
+        size += len(content)
+    if group:
+        yield group
 
 
 def _bar(console: Console) -> Progress:
