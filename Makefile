@@ -14,7 +14,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test lint protos protos-check ci up down clean
+.PHONY: help venv demo test lint protos protos-check docs ci up down clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,9 @@ protos-check: venv ## fail when the committed stubs are not what the .proto file
 	@for f in $$(cd build/protos-check && find . -type f); do \
 		cmp -s "$$f" "build/protos-check/$$f" || { echo "$$f is stale: run 'make protos'"; exit 1; }; done
 	@echo "stubs are fresh"
+
+docs: venv ## regenerate docs/configuration.md
+	$(BIN)/python -m cluster.reference > docs/configuration.md
 
 ci: lint protos-check test ## what .ci/run does
 

@@ -10,8 +10,14 @@ from shared.log import LogConfig
 
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig:
-    """``max_replicas`` above ``num_replicas`` turns autoscaling between the two on. ``num_cpus`` and ``num_gpus`` are what Ray
-    reserves per replica; 0 CPUs lets everything fit on a small machine."""
+    """
+    num_replicas: processes that serve at the start; max_replicas above it turns autoscaling between the two on.
+    max_ongoing_requests, max_queued_requests: per replica; what exceeds both is refused as overloaded.
+    target_ongoing_requests: load per replica that autoscaling aims at.
+    num_cpus, num_gpus, resources: what Ray reserves per replica; 0 CPUs lets everything fit on a small machine.
+    drain_s: how long a replica that is asked to stop may finish its requests.
+    log: level and format, where this service differs from the shared setting.
+    """
 
     num_replicas: int = 1
     max_replicas: int = 0

@@ -26,6 +26,8 @@ _NOISY = ("httpx", "httpcore", "urllib3", "pymilvus", "milvus_lite", "sentence_t
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
+    """``json``: one object per line, for machines; ``text``: the same for eyes."""
+
     level: Level = "INFO"
     format: LogFormat = "text"
 

@@ -10,8 +10,13 @@ from shared.deployment import DeploymentConfig
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """``k``: chunks in a context when the request names none. ``rrf_constant``: the 60 of reciprocal-rank fusion; larger values
-    weigh the top of the rankings less. ``status_timeout_s``: how long a service may take to say that it is well."""
+    """
+    k: chunks in a context when the request names none; max_k: most it may name.
+    max_questions: most questions over one context.
+    reuse: where the request names none.
+    rrf_constant: of reciprocal-rank fusion; larger values weigh the top of the rankings less.
+    status_timeout_s: how long a service may take to say that it is well.
+    """
 
     k: int = 8
     max_k: int = 64
