@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from shared.errors import InvalidRequest
+
+BUILT_IN_FIELDS = ("document_id", "title")
 
 
 class SearchMode(enum.Enum):
@@ -78,3 +83,15 @@ class SearchResult:
 class CollectionInfo:
     name: str
     num_chunks: int
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """
+    Raises:
+        InvalidRequest: a key is empty or has the name of a built-in field.
+    """
+    for key in metadata:
+        if not key or key in BUILT_IN_FIELDS:
+            raise InvalidRequest(
+                f"metadata: {key!r} cannot be a key ({', '.join(BUILT_IN_FIELDS)} are built in, empty ones are refused)"
+            )

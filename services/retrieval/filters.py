@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shared.errors import InvalidRequest
-from shared.search import Filter, FilterOp
+from shared.search import Filter, FilterOp, check_metadata
 
 TERMS_FIELD = "terms"
-BUILT_IN = ("document_id", "title")
 MAX_FILTERS = 32
 MAX_VALUES = 256
 
@@ -22,11 +21,7 @@ def encode_terms(document_id: str, title: str, metadata: Mapping[str, str]) -> d
     Raises:
         InvalidRequest: a metadata key is empty or has the name of a built-in field.
     """
-    for key in metadata:
-        if not key or key in BUILT_IN:
-            raise InvalidRequest(
-                f"metadata: {key!r} cannot be a key ({', '.join(BUILT_IN)} are built in, and empty keys are refused)"
-            )
+    check_metadata(metadata)
     values = {**metadata, "document_id": document_id, "title": title}
     return {_key(key): _hex(value) for key, value in values.items()}
 

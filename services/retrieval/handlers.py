@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from protos.kvquilt.v1 import common_pb2, retrieval_pb2
 from services.retrieval.service import RetrievalService
+from shared.clients.health import ServiceHealth, health_to_pb
 from shared.clients.retrieval import document_of, filter_of, hit_to_pb, mode_of, mode_to_pb
+from shared.errors import KvquiltError
 from shared.request import RequestContext
 from shared.rpc import unary
 
@@ -41,4 +43,7 @@ class RetrievalHandlers:
 
     @unary(common_pb2.HealthResponse)
     async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:
-        return common_pb2.HealthResponse(service="retrieval", ready=True, facts=await self._service.facts())
+        try:
+            return health_to_pb(ServiceHealth("retrieval", True, facts=await self._service.facts()))
+        except KvquiltError as error:
+            return health_to_pb(ServiceHealth("retrieval", False, error.detail))

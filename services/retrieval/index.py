@@ -7,19 +7,16 @@ writes come from one thread at a time, reads from any number.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pymilvus import DataType, Function, FunctionType
-
 from services.retrieval.embedder import Vectors
-from services.retrieval.filters import TERMS_FIELD
+from services.retrieval.layout import collection_in, layout, milvus_name, tenant_prefix
 from services.retrieval.lexicon import Lexicon, row_vector
 from services.retrieval.milvus import Lexical, Milvus, translated
-from services.retrieval.rows import KEY_LEN, MAX_FIELD_BYTES, OUTPUT_FIELDS, document_key, hit_of, revision_of, rows_of
+from services.retrieval.rows import OUTPUT_FIELDS, document_key, hit_of, revision_of, rows_of
 from shared.errors import Conflict, FailedPrecondition, NotFound
 from shared.search import CollectionInfo, IndexedDocument, SearchHit
 
@@ -29,8 +26,6 @@ MAX_K = 16_384  # Milvus' own limit for one ranking
 _CALL_S = 30.0  # without a limit pymilvus retries for minutes when a server is gone
 _ROWS_PER_WRITE = 256
 _ROWS_PER_READ = 1024
-_ESCAPES = {"_": "__", "-": "_m", ".": "_d"}
-_EMBEDDER_MARK = "_e"  # no escape, so it ends a collection's name; vectors of two embedders are never compared
 
 Ranked = list[tuple[str, float]]
 """Row ids with their scores, best first; larger is better."""
@@ -42,7 +37,6 @@ class MilvusIndex:
         self._client = milvus.client
         self._embedder = embedder_identity
         self._dim = dim
-        self._suffix = _EMBEDDER_MARK + hashlib.blake2b(embedder_identity.encode(), digest_size=6).hexdigest()
         self._load_lock = threading.Lock()
         self._lexicons: dict[str, Lexicon] = {}  # of every loaded collection; empty ones unless BM25 is ours
 
@@ -57,8 +51,10 @@ class MilvusIndex:
 
     def collections(self, tenant: str) -> list[CollectionInfo]:
         with translated("listing collections"):
-            names = sorted(name for name in self._client.list_collections(timeout=_CALL_S) if name.startswith(_prefix(tenant)))
-            return [CollectionInfo(_collection_in(name), self._count(name)) for name in names]
+            names = sorted(
+                name for name in self._client.list_collections(timeout=_CALL_S) if name.startswith(tenant_prefix(tenant))
+            )
+            return [CollectionInfo(collection_in(name), self._count(name)) for name in names]
 
     def is_current(self, tenant: str, collection: str, document: IndexedDocument) -> bool:
         """Whether exactly these chunks of the document are searchable."""
@@ -189,7 +185,7 @@ class MilvusIndex:
 
     def _create(self, tenant: str, collection: str) -> str:
         name = self._name(tenant, collection)
-        schema, indexes = _layout(self._milvus, self._dim)
+        schema, indexes = layout(self._milvus, self._dim)
         with translated("creating a collection"):
             self._client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong", timeout=_CALL_S)
         log.info("created collection %s", collection)
@@ -197,13 +193,13 @@ class MilvusIndex:
         return name
 
     def _name(self, tenant: str, collection: str) -> str:
-        return _prefix(tenant) + _escape(collection) + self._suffix
+        return milvus_name(tenant, collection, self._embedder)
 
     def _names_of(self, tenant: str, collection: str) -> list[str]:
         """Whatever embedder it was made with."""
         with translated("looking up a collection"):
             names: list[str] = self._client.list_collections(timeout=_CALL_S)
-        return [name for name in names if name.startswith(_prefix(tenant)) and _collection_in(name) == collection]
+        return [name for name in names if name.startswith(tenant_prefix(tenant)) and collection_in(name) == collection]
 
     @contextlib.contextmanager
     def _changing(self, name: str) -> Iterator[None]:
@@ -259,46 +255,3 @@ class MilvusIndex:
 
     def _count(self, name: str) -> int:
         return int(self._client.query(name, filter="", output_fields=["count(*)"], timeout=_CALL_S)[0]["count(*)"])
-
-
-def _layout(milvus: Milvus, dim: int) -> tuple[Any, Any]:
-    """Fields and indexes of a collection. An exact scan beats a graph at the sizes the embedded Milvus is made for."""
-    schema = milvus.client.create_schema(auto_id=False, enable_dynamic_field=False)
-    indexes = milvus.client.prepare_index_params()
-    schema.add_field("row_id", DataType.VARCHAR, is_primary=True, max_length=KEY_LEN)
-    schema.add_field("document_key", DataType.VARCHAR, max_length=KEY_LEN)
-    schema.add_field("revision", DataType.VARCHAR, max_length=KEY_LEN)
-    schema.add_field(TERMS_FIELD, DataType.JSON)
-    schema.add_field("payload", DataType.VARCHAR, max_length=MAX_FIELD_BYTES)
-    analyzed = {"enable_analyzer": True} if milvus.lexical is Lexical.SERVER else {}
-    schema.add_field("content", DataType.VARCHAR, max_length=MAX_FIELD_BYTES, **analyzed)
-    schema.add_field("dense", DataType.FLOAT_VECTOR, dim=dim)
-    if milvus.embedded:
-        indexes.add_index("dense", index_type="FLAT", metric_type="COSINE")
-    else:
-        indexes.add_index("dense", index_type="HNSW", metric_type="COSINE", params={"M": 16, "efConstruction": 200})
-    if milvus.lexical is not Lexical.NONE:
-        metric = "BM25" if milvus.lexical is Lexical.SERVER else "IP"
-        schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
-        indexes.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type=metric)
-    if milvus.lexical is Lexical.SERVER:
-        schema.add_function(
-            Function(name="bm25", function_type=FunctionType.BM25, input_field_names=["content"], output_field_names=["sparse"])
-        )
-    return schema, indexes
-
-
-def _prefix(tenant: str) -> str:
-    return f"kq_{hashlib.blake2b(tenant.encode(), digest_size=16).hexdigest()}_"
-
-
-def _escape(collection: str) -> str:
-    """Milvus allows letters, digits and underscores; ours also have '-' and '.'."""
-    return "".join(_ESCAPES.get(ch, ch) for ch in collection)
-
-
-def _collection_in(name: str) -> str:
-    """Inverse of ``_escape``, on the middle of prefix, collection, embedder."""
-    originals = {code[1]: ch for ch, code in _ESCAPES.items()}
-    chars = iter(name[len(_prefix("")) : name.rindex(_EMBEDDER_MARK)])
-    return "".join(originals[next(chars)] if ch == "_" else ch for ch in chars)

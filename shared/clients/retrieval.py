@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protos.kvquilt.v1 import common_pb2, retrieval_pb2
+from protos.kvquilt.v1 import retrieval_pb2
+from shared.clients import health as health_rpc
+from shared.clients.health import ServiceHealth, meta_of
 from shared.clients.transport import Transport
 from shared.request import RequestContext
 from shared.search import (
@@ -54,7 +56,7 @@ class RetrievalClient:
     ) -> SearchResult:
         """One ranking per query; ``k`` 0 means the service's default."""
         request = retrieval_pb2.SearchRequest(
-            meta=_meta(ctx),
+            meta=meta_of(ctx),
             collection=collection,
             queries=queries,
             k=k,
@@ -67,7 +69,7 @@ class RetrievalClient:
     async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
         """Returns once exactly these chunks of the document are searchable; False where they were before."""
         request = retrieval_pb2.IndexRequest(
-            meta=_meta(ctx),
+            meta=meta_of(ctx),
             collection=collection,
             document_id=document.document_id,
             title=document.title,
@@ -80,19 +82,17 @@ class RetrievalClient:
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         """How many chunks were removed."""
-        request = retrieval_pb2.UnindexRequest(meta=_meta(ctx), collection=collection, document_ids=document_ids)
+        request = retrieval_pb2.UnindexRequest(meta=meta_of(ctx), collection=collection, document_ids=document_ids)
         response = await self._transport.unary("Unindex", request, retrieval_pb2.UnindexResponse, ctx.remaining_s)
         return response.num_chunks
 
     async def list_collections(self, ctx: RequestContext) -> list[CollectionInfo]:
-        request = retrieval_pb2.ListCollectionsRequest(meta=_meta(ctx))
+        request = retrieval_pb2.ListCollectionsRequest(meta=meta_of(ctx))
         response = await self._transport.unary("ListCollections", request, retrieval_pb2.ListCollectionsResponse, ctx.remaining_s)
         return [CollectionInfo(info.name, info.num_chunks) for info in response.collections]
 
-    async def health(self, ctx: RequestContext) -> common_pb2.HealthResponse:
-        return await self._transport.unary(
-            "Health", common_pb2.HealthRequest(meta=_meta(ctx)), common_pb2.HealthResponse, ctx.remaining_s
-        )
+    async def health(self, ctx: RequestContext) -> ServiceHealth:
+        return await health_rpc.health(self._transport, ctx)
 
 
 def mode_of(mode: retrieval_pb2.SearchMode) -> SearchMode:
@@ -157,7 +157,3 @@ def _chunk_to_pb(chunk: IndexedChunk) -> retrieval_pb2.IndexedChunk:
         char_start=chunk.char_start,
         char_end=chunk.char_end,
     )
-
-
-def _meta(ctx: RequestContext) -> common_pb2.RequestMeta:
-    return common_pb2.RequestMeta(request_id=ctx.request_id, tenant=ctx.tenant, deadline_ms=max(1, int(ctx.remaining_s * 1000)))

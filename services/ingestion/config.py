@@ -1,0 +1,38 @@
+"""Settings of the ingestion service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.deployment import DeploymentConfig
+
+
+@dataclass(frozen=True, slots=True)
+class IngestionConfig:
+    """
+    model: directory or hub id of the generator's model; only its tokenizer and template are read.
+    chunk_tokens: most token ids per chunk, the template's text around it included.
+    prefill_batch: chunks per call to the generator.
+    parallel_documents: documents of one run that are worked on at the same time.
+    run_deadline_s: how long a run may take where the caller names no deadline.
+    step_timeout_s: how long one call to another service may take; a prefill call gets it once per chunk.
+    """
+
+    model: str
+    chunk_tokens: int = 512
+    prefill_batch: int = 32
+    parallel_documents: int = 4
+    max_document_bytes: int = 64 * 2**20
+    run_deadline_s: float = 24 * 3600.0
+    step_timeout_s: float = 120.0
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+
+    def __post_init__(self) -> None:
+        if not 16 <= self.chunk_tokens <= 8192:
+            raise ValueError(f"chunk_tokens: must be 16 to 8192 (a row of the index holds no more), got {self.chunk_tokens}")
+        for name in ("prefill_batch", "parallel_documents", "max_document_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name in ("run_deadline_s", "step_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: must be positive, got {getattr(self, name)}")

@@ -1,0 +1,96 @@
+"""HTML becomes Markdown of the little kind that matters for reading: headings, list items, table rows, paragraphs."""
+
+from __future__ import annotations
+
+import re
+
+from bs4 import BeautifulSoup, UnicodeDammit
+from bs4.element import NavigableString, Tag
+
+from services.ingestion.formats.document import Heading, ParsedDocument
+from services.ingestion.formats.plain import decode
+from shared.errors import UnreadableDocument
+
+_SKIPPED = ("script", "style", "noscript", "template", "nav", "svg", "head", "iframe", "object", "button", "select")
+_CELLS = ("td", "th")
+_BLOCK = re.compile(
+    r"\[document\]|address|article|aside|blockquote|body|caption|d[dlt]|details|div|fieldset|figcaption|figure|footer|form|h[1-6]|"
+    r"header|hr|html|li|main|ol|p|pre|section|summary|table|tbody|t[dhr]|tfoot|thead|ul"
+)
+_HEADING = re.compile(r"h([1-6])")
+
+
+def parse_html(content: bytes, charset: str) -> ParsedDocument:
+    soup = BeautifulSoup(_decode(content, charset), "html.parser")
+    title = _squeeze(soup.title.get_text()) if soup.title else ""
+    for tag in soup.find_all(_SKIPPED):
+        tag.decompose()
+    text, headings = _render(_blocks(soup))
+    return ParsedDocument(text, title or next((h.title for h in headings if h.level == 1), ""), headings, markdown=True)
+
+
+def _decode(content: bytes, charset: str) -> str:
+    """By the given charset, a byte order mark or the page's own declaration; otherwise like plain text."""
+    if charset or b"\0" in content[:4096]:
+        return decode(content, charset)
+    dammit = UnicodeDammit(content, is_html=True)
+    if dammit.declared_html_encoding is None or dammit.unicode_markup is None or dammit.contains_replacement_characters:
+        return decode(content)
+    return decode(dammit.unicode_markup.encode("utf-8", "replace"), "utf-8")
+
+
+def _blocks(soup: BeautifulSoup) -> list[tuple[Tag, str]]:
+    """Runs of text that share their innermost block element, in document order.
+
+    Iterates instead of recursing, so that no nesting is too deep for Python's stack.
+    """
+    block_of: dict[int, Tag] = {id(soup): soup}
+    blocks: list[tuple[Tag, list[str]]] = []
+    for node in soup.descendants:
+        parent = node.parent
+        if parent is None:
+            raise UnreadableDocument("the page cannot be parsed")
+        block = block_of[id(parent)]
+        if isinstance(node, Tag):
+            block_of[id(node)] = node if _BLOCK.fullmatch(node.name) else block
+            if node.name == "br" and blocks:
+                blocks[-1][1].append("\n")
+        elif type(node) is NavigableString:
+            if not blocks or blocks[-1][0] is not block:
+                blocks.append((block, []))
+            blocks[-1][1].append(str(node) if block.name == "pre" else re.sub(r"\s+", " ", str(node)))
+    return [(block, "".join(parts)) for block, parts in blocks]
+
+
+def _render(blocks: list[tuple[Tag, str]]) -> tuple[str, tuple[Heading, ...]]:
+    parts: list[str] = []
+    headings: list[Heading] = []
+    length, row = 0, None
+    for block, raw in blocks:
+        text = raw.strip("\n") if block.name == "pre" else "\n".join(_squeeze(line) for line in raw.split("\n")).strip()
+        if not text.strip():
+            continue
+        same_row = block.name in _CELLS and block.parent is row
+        row = block.parent if block.name in _CELLS else None
+        if heading := _HEADING.fullmatch(block.name):
+            text = _squeeze(text)
+            text, title = f"{'#' * int(heading[1])} {text}", text
+        elif block.name == "li":
+            text = f"- {text}"
+        separator = "" if not parts else " | " if same_row else "\n" if _joins(block) else "\n\n"
+        if heading:
+            headings.append(Heading(length + len(separator), int(heading[1]), title))
+        parts += [separator, text]
+        length += len(separator) + len(text)
+    return "".join(parts), tuple(headings)
+
+
+def _joins(block: Tag) -> bool:
+    """Whether the block follows its neighbour without an empty line: items of a list, rows of a table."""
+    if block.name == "li":
+        return block.find_previous_sibling("li") is not None
+    return block.name in _CELLS and isinstance(block.parent, Tag) and block.parent.find_previous_sibling("tr") is not None
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())

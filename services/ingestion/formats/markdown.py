@@ -1,0 +1,54 @@
+"""Markdown stays Markdown: models read it, and the chunker cuts along its structure. Only front matter is taken off."""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate, pairwise
+
+import yaml
+from markdown_it import MarkdownIt
+
+from services.ingestion.formats.document import Heading, ParsedDocument
+from services.ingestion.formats.plain import decode
+
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+
+
+def parse_markdown(content: bytes, charset: str) -> ParsedDocument:
+    text, title = _without_front_matter(decode(content, charset))
+    headings = _headings(text)
+    first = next((h.title for h in headings if h.level == 1), "")
+    return ParsedDocument(text, title or first, headings, markdown=True)
+
+
+def _headings(text: str) -> tuple[Heading, ...]:
+    line_starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+    tokens = MarkdownIt("commonmark").parse(text)
+    return tuple(
+        Heading(line_starts[token.map[0]], int(token.tag[1:]), _plain(inline.content))
+        for token, inline in pairwise(tokens)
+        if token.type == "heading_open" and token.level == 0 and token.map and inline.content.strip()
+    )
+
+
+def _plain(markdown: str) -> str:
+    """The words of a heading without their markup."""
+    inline = MarkdownIt("commonmark").parseInline(markdown)[0].children or []
+    return " ".join(
+        "".join(t.content if t.type in ("text", "code_inline") else " " * t.type.endswith("break") for t in inline).split()
+    )
+
+
+def _without_front_matter(text: str) -> tuple[str, str]:
+    """The text behind a YAML header, and the header's title. What looks like one but is not YAML stays text."""
+    found = _FRONT_MATTER.match(text)
+    if found is None:
+        return text, ""
+    try:
+        values = yaml.safe_load(found[1])
+    except yaml.YAMLError:
+        return text, ""
+    if not isinstance(values, dict):
+        return text, ""
+    title = values.get("title")
+    return text[found.end() :], title.strip() if isinstance(title, str) else ""

@@ -1,0 +1,70 @@
+"""Plain text, in whatever encoding."""
+
+from __future__ import annotations
+
+import codecs
+import unicodedata
+
+from charset_normalizer import from_bytes
+
+from services.ingestion.formats.document import ParsedDocument
+from shared.errors import UnreadableDocument
+
+_BOMS = (  # UTF-32 first: its mark begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_MAX_CONTROL_SHARE = 0.01
+_GUESS_BYTES = 64 * 1024
+
+
+def parse_plain(content: bytes, charset: str) -> ParsedDocument:
+    return ParsedDocument(decode(content, charset))
+
+
+def decode(content: bytes, charset: str = "") -> str:
+    """Text with ``\\n`` line ends.
+
+    Raises:
+        UnreadableDocument: the bytes are no text, or not in the encoding they claim.
+    """
+    encoding = charset or next((name for mark, name in _BOMS if content.startswith(mark)), "")
+    if encoding:
+        try:
+            text = content.decode(encoding)
+        except (UnicodeDecodeError, LookupError):
+            raise UnreadableDocument(f"the bytes are not {encoding} text") from None
+    else:
+        text = _guess(content)
+    text = normalize_newlines(text)
+    if _control_share(text) > _MAX_CONTROL_SHARE:
+        raise UnreadableDocument("the document is binary, not text")
+    return "".join(ch for ch in text if ch == "\n" or ch == "\t" or unicodedata.category(ch) != "Cc")
+
+
+def normalize_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
+
+
+def _guess(content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    if b"\0" in content:
+        raise UnreadableDocument("the document is binary, not text")
+    found = from_bytes(content[:_GUESS_BYTES]).best()
+    if found is None:
+        raise UnreadableDocument("the document is binary, or text in an unknown encoding; convert it to UTF-8")
+    try:
+        return content.decode(found.encoding)
+    except UnicodeDecodeError:
+        raise UnreadableDocument("the document mixes encodings; convert it to UTF-8") from None
+
+
+def _control_share(text: str) -> float:
+    bad = sum(1 for ch in text if ch not in "\n\t" and unicodedata.category(ch) == "Cc")
+    return bad / max(len(text), 1)

@@ -1,0 +1,41 @@
+"""What ingestion needs of the other services: the clients in ``shared/clients``, or fakes. All raise ``shared.errors``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from shared.clients.generation import ChunkRef, ModelDescription, PrefilledChunk
+from shared.kv_types import Manifest, ManifestPage
+from shared.request import RequestContext
+from shared.search import IndexedDocument
+
+
+class Generator(Protocol):
+    async def describe(self, ctx: RequestContext) -> ModelDescription: ...
+
+    def prefill(self, ctx: RequestContext, chunks: Sequence[ChunkRef]) -> AsyncGenerator[PrefilledChunk, None]:
+        """One value per chunk, in order, each once its KV is durable."""
+        ...
+
+
+class Manifests(Protocol):
+    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
+        """``FailedPrecondition``: a chunk that it names is not stored."""
+        ...
+
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
+
+    async def manifest_page(
+        self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0, summary: bool = False
+    ) -> ManifestPage: ...
+
+    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
+
+
+class Index(Protocol):
+    async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
+        """Returns once exactly these chunks are searchable; False where they were before (that costs a lookup)."""
+        ...
+
+    async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int: ...

@@ -1,0 +1,112 @@
+"""How a source becomes chunks: parser, chunker and tokenizer, and the hash that tells whether anything of this has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.ingestion.chunker import CHUNKER_VERSION, Chunker, TextChunk
+from services.ingestion.formats.parse import PARSERS_VERSION, media_type_of, parse
+from shared.clients.generation import ModelDescription
+from shared.documents import SourceDocument
+from shared.errors import ModelMismatch
+from shared.kv_types import Manifest
+from shared.prompt import PromptTemplate
+
+_RECUT = "recut"
+
+
+class Tokenizer(Protocol):
+    """``shared.prompt.PromptTokenizer``, or a fake."""
+
+    template: PromptTemplate
+    prefix_ids: tuple[int, ...]
+
+    @property
+    def hash(self) -> str: ...
+
+    def encode_chunk(self, text: str) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A document that is cut and waits to be stored."""
+
+    document_id: str
+    title: str
+    source_hash: str
+    metadata: dict[str, str]
+    chunks: tuple[TextChunk, ...]
+
+
+class Recipe:
+    """``source_hash`` = hash of the source, a dash, hash of these settings. Not for several threads: tokenizers are not."""
+
+    def __init__(self, tokenizer: Tokenizer, chunk_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._chunker = Chunker(tokenizer, chunk_tokens)
+        template = tokenizer.template
+        settings = [PARSERS_VERSION, CHUNKER_VERSION, chunk_tokens, tokenizer.hash, template.chunk]
+        self._settings_hash = _digest(json.dumps(settings).encode())
+
+    def source_hash(self, source: SourceDocument) -> str:
+        """
+        Raises:
+            UnreadableDocument: the format is not known.
+        """
+        described = json.dumps([media_type_of(source), sorted(source.metadata.items())]).encode()
+        return f"{_digest(described, source.content)}-{self._settings_hash}"
+
+    def cut(self, source: SourceDocument) -> Draft:
+        """
+        Raises:
+            UnreadableDocument: says what is wrong with the document.
+        """
+        parsed = parse(source)
+        chunks = tuple(self._chunker.split(parsed))
+        return Draft(source.document_id, parsed.title, self.source_hash(source), source.metadata, chunks)
+
+    def recut(self, stored: Manifest) -> Draft:
+        """A stored document for the model served now, without its source.
+
+        Under another tokenizer or other settings the ids are new, and the hash differs from that of a fresh cut: when the source
+        itself comes again, it counts as changed.
+        """
+        chunks = tuple(TextChunk(c.text, c.token_ids, c.char_start, c.char_end, c.heading) for c in stored.chunks)
+        source, _, settings = stored.source_hash.rpartition("-")
+        if settings != self._settings_hash:
+            chunks = tuple(self._chunker.recut(chunks))
+            settings = _RECUT
+        return Draft(stored.document_id, stored.title, f"{source}-{settings}", stored.metadata, chunks)
+
+    def check_model(self, model: ModelDescription) -> None:
+        """
+        Raises:
+            ModelMismatch: the generator serves a model with another tokenizer or template than this service was given.
+        """
+        ours = self._tokenizer
+        for what, same in (
+            ("tokenizer", ours.hash == model.tokenizer_hash),
+            ("prompt prefix", ours.prefix_ids == model.prefix_ids),
+            ("chunk template", ours.template.chunk == model.chunk_template),
+        ):
+            if not same:
+                raise ModelMismatch(
+                    f"the {what} of the generator's model is not that of the model ingestion was configured with; "
+                    "configure both with the same model"
+                )
+
+
+def is_current(stored: Manifest, model: ModelDescription) -> bool:
+    """Whether the stored KV is what ``model`` would compute."""
+    return stored.model_fingerprint == model.fingerprint and stored.prefix_ids == model.prefix_ids
+
+
+def _digest(*parts: bytes) -> str:
+    h = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        h.update(len(part).to_bytes(8, "little"))
+        h.update(part)
+    return h.hexdigest()

@@ -1,0 +1,229 @@
+"""Upsert, delete, list: which documents are worked on, and whether they may be."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+
+from services.ingestion.config import IngestionConfig
+from services.ingestion.recipe import Recipe, is_current
+from services.ingestion.run import run_documents
+from services.ingestion.upsert import DocumentStore, Report
+from shared.clients.generation import ModelDescription
+from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, UpsertProgress
+from shared.errors import FailedPrecondition, InvalidRequest, ModelMismatch, NotFound, UnreadableDocument
+from shared.kv_types import Manifest, ManifestPage
+from shared.request import RequestContext, check_name
+from shared.search import check_metadata
+
+MAX_ID_LEN = 1024
+
+
+class IngestionService:
+    """``recipe`` None: the model has no tokenizer, so nothing can be ingested; the rest works."""
+
+    def __init__(self, config: IngestionConfig, recipe: Recipe | None, store: DocumentStore) -> None:
+        self._config = config
+        self._recipe = recipe
+        self._store = store
+        self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")  # one: tokenizers are not for several threads
+        self._locks: weakref.WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def upsert(
+        self, ctx: RequestContext, collection: str, documents: Sequence[SourceDocument]
+    ) -> AsyncGenerator[UpsertProgress, None]:
+        """Adds documents, or replaces those that changed.
+
+        Raises:
+            InvalidRequest: no documents, an empty id, or one that comes twice.
+            ModelMismatch: this service and the generator were given different models.
+        """
+        check_name("collection", collection)
+        _check_ids([d.document_id for d in documents])
+        recipe, model = await self._prepare(ctx)
+        sources = {d.document_id: d for d in documents}
+        others = _StaleDocuments(self._store, collection, model, frozenset(sources))
+
+        async def work(document_id: str, report: Report) -> None:
+            source = sources[document_id]
+            check_metadata(source.metadata)
+            self._check_size(source)
+            async with self._lock(ctx, collection, document_id):
+                stored = await self._store.stored(ctx, collection, document_id)
+                if stored is None:
+                    await others.refuse_mixing(ctx)
+                elif stored.source_hash == recipe.source_hash(source) and is_current(stored, model):
+                    return await self._store.keep(ctx, stored, report)
+                draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.cut, source)
+                return await self._store.put(ctx, collection, model, draft, report)
+
+        async with aclosing(run_documents(list(sources), work, self._config.parallel_documents)) as progress:
+            async for event in progress:
+                yield event
+
+    async def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
+        """Makes the documents that belong to another model anew for the one being served, from their stored text.
+
+        Raises:
+            NotFound: no such collection.
+        """
+        check_name("collection", collection)
+        recipe, model = await self._prepare(ctx)
+        stored = await self._inventory(ctx, collection)
+        stale = [m.document_id for m in stored if not is_current(m, model)]
+
+        async def work(document_id: str, report: Report) -> None:
+            async with self._lock(ctx, collection, document_id):
+                manifest = await self._store.stored(ctx, collection, document_id)
+                if manifest is None:
+                    raise NotFound("the document was deleted meanwhile")
+                if is_current(manifest, model):
+                    return await self._store.keep(ctx, manifest, report)
+                draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.recut, manifest)
+                return await self._store.put(ctx, collection, model, draft, report)
+
+        async with aclosing(run_documents(stale, work, self._config.parallel_documents)) as progress:
+            async for event in progress:
+                yield event
+
+    async def delete(self, ctx: RequestContext, collection: str, document_ids: Sequence[str], everything: bool) -> DeletedDocuments:
+        """
+        Raises:
+            InvalidRequest: neither documents nor ``everything``, or both.
+            NotFound: ``everything`` of a collection that does not exist.
+        """
+        check_name("collection", collection)
+        if everything == bool(document_ids):
+            raise InvalidRequest("document_ids: name documents, or set all to delete the whole collection, not both")
+        ids = [m.document_id for m in await self._inventory(ctx, collection)] if everything else list(dict.fromkeys(document_ids))
+        not_found, num_chunks = [], 0
+        for document_id in ids:
+            ctx.check_deadline("deleting documents")
+            async with self._lock(ctx, collection, document_id):
+                removed = await self._store.remove(ctx, collection, document_id)
+            if removed is None:
+                not_found.append(document_id)
+            else:
+                num_chunks += len(removed)
+        return DeletedDocuments(len(ids) - len(not_found), num_chunks, tuple(not_found))
+
+    async def list_documents(self, ctx: RequestContext, collection: str, start_after: str, limit: int) -> DocumentPage:
+        """
+        Raises:
+            NotFound: ``collection`` (unless empty: all) has no documents.
+        """
+        if collection:
+            check_name("collection", collection)
+        model = await self._store.generator.describe(ctx)
+        page = await self._store.manifests.manifest_page(ctx, collection, start_after, limit, summary=True)
+        if collection and not start_after and not page.manifests:
+            raise _unknown(collection)
+        return DocumentPage(tuple(_info(m, model) for m in page.manifests), page.truncated)
+
+    async def check_ready(self, ctx: RequestContext) -> None:
+        """
+        Raises:
+            KvquiltError: why documents cannot be ingested now.
+        """
+        await self._prepare(ctx)
+
+    def close(self) -> None:
+        self._cutting.shutdown(wait=False, cancel_futures=True)
+
+    async def _prepare(self, ctx: RequestContext) -> tuple[Recipe, ModelDescription]:
+        if self._recipe is None:
+            raise FailedPrecondition(
+                "the model has no tokenizer: it serves requests by token ids, and documents cannot be ingested for it"
+            )
+        model = await self._store.policy.run(ctx, self._store.generator.describe)
+        self._recipe.check_model(model)
+        return self._recipe, model
+
+    async def _inventory(self, ctx: RequestContext, collection: str) -> list[Manifest]:
+        found = await _summaries(ctx, self._store, collection)
+        if not found:
+            raise _unknown(collection)
+        return found
+
+    def _check_size(self, source: SourceDocument) -> None:
+        if len(source.content) > self._config.max_document_bytes:
+            limit = self._config.max_document_bytes
+            raise UnreadableDocument(
+                f"the document has {len(source.content)} bytes, more than the {limit} that are allowed; split it"
+            )
+
+    def _lock(self, ctx: RequestContext, collection: str, document_id: str) -> asyncio.Lock:
+        """Requests for one document wait for each other; the last one wins."""
+        return self._locks.setdefault((ctx.tenant, collection, document_id), asyncio.Lock())
+
+
+class _StaleDocuments:
+    """Documents of a collection of another model that this run does not renew; looked up once, when first needed."""
+
+    def __init__(self, store: DocumentStore, collection: str, model: ModelDescription, renewed: frozenset[str]) -> None:
+        self._store = store
+        self._collection = collection
+        self._model = model
+        self._renewed = renewed
+        self._lock = asyncio.Lock()
+        self._count: int | None = None
+
+    async def refuse_mixing(self, ctx: RequestContext) -> None:
+        """
+        Raises:
+            ModelMismatch: there are such documents; says how to get out of this.
+        """
+        async with self._lock:
+            if self._count is None:
+                found = await _summaries(ctx, self._store, self._collection)
+                self._count = sum(not is_current(m, self._model) and m.document_id not in self._renewed for m in found)
+        if self._count:
+            raise ModelMismatch(
+                f"collection {self._collection!r} has {self._count} documents made for another model than the one being served; "
+                "new ones are not mixed in. Re-encode the collection first: "
+                f"kvquilt ingest --re-encode --collection {self._collection}"
+            )
+
+
+async def _summaries(ctx: RequestContext, store: DocumentStore, collection: str) -> list[Manifest]:
+    found: list[Manifest] = []
+
+    async def next_page(c: RequestContext) -> ManifestPage:
+        return await store.manifests.manifest_page(c, collection, found[-1].cursor(collection) if found else "", summary=True)
+
+    while True:
+        page = await store.policy.run(ctx, next_page)
+        found.extend(page.manifests)
+        if not page.truncated:
+            return found
+
+
+def _check_ids(document_ids: list[str]) -> None:
+    if not document_ids:
+        raise InvalidRequest("documents: none given")
+    for i, document_id in enumerate(document_ids):
+        if not document_id.strip() or len(document_id) > MAX_ID_LEN or not document_id.isprintable():
+            raise InvalidRequest(f"documents[{i}].document_id: must be 1 to {MAX_ID_LEN} printable characters")
+    twice = [document_id for document_id, count in Counter(document_ids).items() if count > 1]
+    if twice:
+        raise InvalidRequest(f"documents: {twice[0]!r} comes more than once")
+
+
+def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
+    return DocumentInfo(
+        collection=manifest.collection,
+        document_id=manifest.document_id,
+        title=manifest.title,
+        num_chunks=len(manifest.chunks),
+        model_fingerprint=manifest.model_fingerprint,
+        current=is_current(manifest, model),
+        created_s=manifest.created_s,
+    )
+
+
+def _unknown(collection: str) -> NotFound:
+    return NotFound(f"collection {collection!r} does not exist")

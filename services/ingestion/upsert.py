@@ -1,0 +1,160 @@
+"""One document, step by step. The order is the guarantee:
+
+    prefill      the generator makes the KV of every chunk durable
+    manifest     kv_store refers to the chunks: they stay
+    index        the chunks can be found
+
+A crash after any step leaves a document that is whole or not to be found, and running the same document again goes on where it
+stopped: durable KV is not computed again, an equal manifest is not written again, an indexed document is not embedded again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from services.ingestion.calls import CallPolicy
+from services.ingestion.ports import Generator, Index, Manifests
+from services.ingestion.recipe import Draft
+from shared.clients.generation import ChunkRef, ModelDescription
+from shared.documents import Stage, UpsertProgress
+from shared.errors import Conflict, FailedPrecondition, ModelMismatch, NotFound
+from shared.identity import chunk_identity
+from shared.kv_types import Manifest, ManifestChunk
+from shared.request import RequestContext
+from shared.search import IndexedChunk, IndexedDocument
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[UpsertProgress], None]
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentStore:
+    """The services behind a document, and how they are called."""
+
+    generator: Generator
+    manifests: Manifests
+    index: Index
+    policy: CallPolicy
+    prefill_batch: int
+    now: Callable[[], float] = time.time
+
+    async def stored(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest | None:
+        try:
+            return await self.policy.run(ctx, lambda c: self.manifests.get_manifest(c, collection, document_id))
+        except NotFound:
+            return None
+
+    async def keep(self, ctx: RequestContext, manifest: Manifest, report: Report) -> None:
+        """For a document that has not changed: makes sure that it can be found, as a run may have ended just before that."""
+        indexed_now = await self._index(ctx, manifest)
+        report(_progress(manifest, Stage.STORED if indexed_now else Stage.UNCHANGED, reused=len(manifest.chunks)))
+
+    async def put(self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft, report: Report) -> None:
+        """Prefill, manifest, index.
+
+        Raises:
+            ModelMismatch: the generator serves another model than when the run began.
+            StorageFull: no space for KV or manifest.
+            Conflict: chunks vanish as fast as they are made.
+        """
+        manifest = self._manifest(ctx, collection, model, draft)
+        report(_progress(manifest, Stage.PARSED))
+        reused = await self._prefill(ctx, manifest, report)
+        for _ in range(_ROUNDS):
+            try:
+                await self.policy.run(ctx, lambda c: self.manifests.put_manifest(c, manifest))
+                break
+            except ModelMismatch:
+                raise
+            except FailedPrecondition as error:  # a chunk was removed between prefill and here, with the last document that had it
+                log.info("document %s: %s; prefilling again", draft.document_id, error.detail)
+                await self._prefill(ctx, manifest, lambda progress: None)
+        else:
+            raise Conflict("chunks of the document are being removed by other requests; run it again")
+        await self._index(ctx, manifest)
+        report(_progress(manifest, Stage.STORED, done=len(manifest.chunks), reused=reused))
+
+    async def remove(self, ctx: RequestContext, collection: str, document_id: str) -> list[str] | None:
+        """The ids of the chunks that were removed with it, or None for an unknown document. It ceases to be found first."""
+        await self.policy.run(ctx, lambda c: self.index.unindex(c, collection, [document_id]))
+        try:
+            return await self.policy.run(ctx, lambda c: self.manifests.delete_manifest(c, collection, document_id))
+        except NotFound:
+            return None
+
+    async def _prefill(self, ctx: RequestContext, manifest: Manifest, report: Report) -> int:
+        """How many chunks were durable before."""
+        durable: dict[int, bool] = {}
+        for begin in range(0, len(manifest.chunks), self.prefill_batch):
+            batch = manifest.chunks[begin : begin + self.prefill_batch]
+
+            async def call(c: RequestContext, begin: int = begin, batch: tuple[ManifestChunk, ...] = batch) -> None:
+                async with aclosing(self.generator.prefill(c, [ChunkRef(x.chunk_id, x.token_ids) for x in batch])) as answers:
+                    async for answer in answers:
+                        if answer.chunk_id != batch[answer.index].chunk_id:
+                            raise ModelMismatch("the generator's model changed while the document was ingested; run it again")
+                        durable.setdefault(
+                            begin + answer.index, answer.existed
+                        )  # of a second try only what the first did not reach
+                        report(_progress(manifest, Stage.PREFILLED, done=len(durable), reused=sum(durable.values())))
+                if len(durable) < begin + len(batch):
+                    raise Conflict("the generator ended the prefill early; run it again")
+
+            await self.policy.run(ctx, call, work=len(batch))
+        return sum(durable.values())
+
+    async def _index(self, ctx: RequestContext, manifest: Manifest) -> bool:
+        document = IndexedDocument(
+            document_id=manifest.document_id,
+            title=manifest.title,
+            model_fingerprint=manifest.model_fingerprint,
+            chunks=tuple(
+                IndexedChunk(c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end) for c in manifest.chunks
+            ),
+            metadata=manifest.metadata,
+        )
+        work = max(1, len(manifest.chunks) // self.prefill_batch)
+        return await self.policy.run(ctx, lambda c: self.index.index(c, manifest.collection, document), work)
+
+    def _manifest(self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft) -> Manifest:
+        return Manifest(
+            tenant=ctx.tenant,
+            collection=collection,
+            document_id=draft.document_id,
+            title=draft.title,
+            source_hash=draft.source_hash,
+            model_fingerprint=model.fingerprint,
+            prefix_ids=model.prefix_ids,
+            chunks=tuple(
+                ManifestChunk(
+                    chunk_id=chunk_identity(ctx.tenant, model.fingerprint, model.prefix_ids, c.token_ids),
+                    token_ids=c.token_ids,
+                    char_start=c.start,
+                    char_end=c.end,
+                    text=c.text,
+                    heading=c.heading,
+                )
+                for c in draft.chunks
+            ),
+            metadata=draft.metadata,
+            created_s=self.now(),
+        )
+
+
+def _progress(manifest: Manifest, stage: Stage, done: int | None = None, reused: int = 0) -> UpsertProgress:
+    """``done`` None: all, where the stage is a last one."""
+    num_chunks = len(manifest.chunks)
+    return UpsertProgress(
+        document_id=manifest.document_id,
+        stage=stage,
+        num_chunks=num_chunks,
+        num_chunks_done=done if done is not None else (0 if stage is Stage.PARSED else num_chunks),
+        num_tokens=sum(len(c.token_ids) for c in manifest.chunks),
+        num_chunks_reused=reused,
+    )

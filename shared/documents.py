@@ -1,0 +1,68 @@
+"""Documents on their way in: the values that ingestion and its clients share."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDocument:
+    """``document_id`` is unique within its collection; its ending names the format unless ``media_type`` does."""
+
+    document_id: str
+    content: bytes
+    media_type: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class Stage(enum.Enum):
+    """The last three end a document."""
+
+    PARSED = "parsed"
+    PREFILLED = "prefilled"
+    STORED = "stored"
+    UNCHANGED = "unchanged"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertProgress:
+    """How far one document is. ``num_chunks_reused``: chunks whose KV existed already. ``error`` says what to do."""
+
+    document_id: str
+    stage: Stage
+    num_chunks: int = 0
+    num_chunks_done: int = 0
+    num_tokens: int = 0
+    num_chunks_reused: int = 0
+    error: str = ""
+    error_code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedDocuments:
+    """``num_chunks`` counts chunks whose KV was removed because no other document refers to them."""
+
+    num_documents: int
+    num_chunks: int
+    not_found: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentInfo:
+    """``current``: made for the model that is being served. ``created_s``: seconds since 1970."""
+
+    collection: str
+    document_id: str
+    title: str
+    num_chunks: int
+    model_fingerprint: str
+    current: bool
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPage:
+    documents: tuple[DocumentInfo, ...]
+    truncated: bool
