@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
 from services.generator.prompts import IdsPiece, Piece, TextPiece
-from services.generator.serving import GenerationOrder, Generator, dtype_name
+from services.generator.serving import GenerationOrder, Generator
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.engine.types import (
     BranchDoneEvent,
@@ -81,7 +81,7 @@ class GenerationServicer:
             chunk_template=tokenizer.template.chunk if tokenizer else "",
             question_template=tokenizer.template.question if tokenizer else "",
             max_positions=spec.max_positions,
-            dtype=dtype_name(spec.dtype),
+            dtype=spec.dtype_name,
             kv_bytes_per_token=spec.kv_bytes_per_token,
             device=str(spec.device),
             eos_ids=sorted(spec.eos_ids),

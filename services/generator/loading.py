@@ -25,5 +25,5 @@ def load_generator(config: GeneratorConfig, store: ChunkStore | None, node_id: s
     model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
     source: SegmentSource = StoreSegmentSource(store, node_id, loop, KvShape.of_model(model)) if store else NoSource()
     engine = Engine(model, config.engine, source, decode=tokenizer.decode if tokenizer else None)
-    log.info("serving %s, fingerprint %s, %s on %s", config.model, model.fingerprint, model.spec.dtype, model.spec.device)
+    log.info("serving %s, fingerprint %s, %s on %s", config.model, model.fingerprint, model.spec.dtype_name, model.spec.device)
     return Generator(config, engine, tokenizer)

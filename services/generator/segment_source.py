@@ -60,8 +60,7 @@ class KvShape:
     @classmethod
     def of_model(cls, model: LoadedModel) -> KvShape:
         spec = model.spec
-        dtype = str(spec.dtype).removeprefix("torch.")
-        return cls(model.fingerprint, spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype, rope=str(spec.rope))
+        return cls(model.fingerprint, spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype_name, rope=str(spec.rope))
 
     def header(self, chunk_id: str, prefix_ids: Sequence[int], token_ids: Sequence[int]) -> ChunkHeader:
         return ChunkHeader(

@@ -111,9 +111,10 @@ class Generator:
             "model": self.config.model,
             "fingerprint": self.model.fingerprint,
             "device": str(spec.device),
-            "dtype": dtype_name(spec.dtype),
+            "dtype": spec.dtype_name,
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
+            "private_bytes": str(stats.private_bytes),
             "running_requests": str(stats.running),
             "waiting_requests": str(stats.waiting),
         }
@@ -140,8 +141,3 @@ class Generator:
         if asked > limit:
             raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
         return asked
-
-
-def dtype_name(dtype: object) -> str:
-    """ "torch.bfloat16" → "bfloat16"."""
-    return str(dtype).removeprefix("torch.")

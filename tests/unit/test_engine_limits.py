@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, GPTJConfig, LlamaConfig, Phi3Config
+from transformers import AutoModelForCausalLM, BloomConfig, CohereConfig, GPT2Config, GPTJConfig, LlamaConfig, Phi3Config
 
 from shared.engine import wrap_model
 from shared.engine.source import StoredSegment
@@ -34,7 +34,11 @@ _UNSUPPORTED = {
         ),
         "longrope",
     ),
-    "interleaved": (GPTJConfig(vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=4, rotary_dim=8, n_positions=128), "gptj"),
+    "interleaved": (CohereConfig(**_SMALL, pad_token_id=0), "interleaved"),
+    "interleaved in its own way": (
+        GPTJConfig(vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=4, rotary_dim=8, n_positions=128),
+        "gptj",
+    ),
     "ALiBi": (BloomConfig(vocab_size=VOCAB, hidden_size=64, n_layer=1, n_head=4), "bloom"),
     "absolute": (GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=4, n_positions=128), "gpt2"),
 }

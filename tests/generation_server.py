@@ -1,0 +1,68 @@
+"""The Generation service on a real gRPC server in this process, with a model directory and a directory of KV files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from protos.kvquilt.v1 import generation_pb2_grpc
+from services.generator.config import GeneratorConfig
+from services.generator.handlers import GenerationServicer
+from services.generator.loading import load_generator
+from services.generator.segment_source import ChunkStore
+from services.generator.serving import Generator
+from shared.clients.generation import APPLICATION, SERVICE, GenerationClient
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.config import load
+from shared.errors import KvquiltError
+from shared.request import RequestContext
+
+
+@dataclass
+class Served:
+    client: GenerationClient
+    address: str
+    generator: Generator | KvquiltError
+
+
+@asynccontextmanager
+async def serving(model: Path, store: ChunkStore | None = None, **settings: Any) -> AsyncIterator[Served]:
+    """A server over ``model``; a model that cannot be loaded is served as the application does it."""
+    config = load(GeneratorConfig, {"model": str(model)} | settings)
+    generator: Generator | KvquiltError
+    try:
+        generator = load_generator(config, store, "node", asyncio.get_running_loop())
+    except KvquiltError as error:
+        generator = error
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    generation_pb2_grpc.add_GenerationServicer_to_server(GenerationServicer(generator), server)  # type: ignore[no-untyped-call]
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            yield Served(GenerationClient(GrpcTransport(channel, SERVICE, APPLICATION)), address, generator)
+    finally:
+        await server.stop(None)
+        if isinstance(generator, Generator):
+            await asyncio.to_thread(generator.close)
+
+
+def context(deadline_ms: int = 60_000, tenant: str = "") -> RequestContext:
+    return RequestContext.create(tenant=tenant, deadline_ms=deadline_ms)
+
+
+def save_byte_tokenizer(directory: Path) -> None:
+    """One id per byte (0 to 255), and <s> 256, </s> 257: for models with a vocabulary of at least 258."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(directory)

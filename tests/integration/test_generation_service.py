@@ -1,0 +1,437 @@
+"""The Generation service as its callers see it: over gRPC, with model directories that ``transformers`` wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from protos.kvquilt.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+from services.generator.serving import Generator
+from shared.clients.generation import (
+    BranchDone,
+    ChunkRef,
+    GeneratedToken,
+    GenerationDone,
+    GenerationEvent,
+    Piece,
+    PrefilledChunk,
+    Reuse,
+    Sampling,
+)
+from shared.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    KvquiltError,
+    StorageFull,
+    Unavailable,
+)
+from shared.identity import chunk_identity
+from shared.kv_format import inspect_chunk, verify_chunk
+from tests.generation_server import Served, context, save_byte_tokenizer, serving
+from tests.kv_directory import DirectoryStore
+from tests.oracles import ORACLES, VOCAB, Generated, assert_same_generation, tiny_model
+
+Ids = tuple[int, ...]
+MODES: list[Reuse] = ["full", "reordered", "composite"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """qwen2 and llama3 without a tokenizer, talking with one."""
+    root = tmp_path_factory.mktemp("models")
+    tiny_model("qwen2").save_pretrained(root / "qwen2")
+    tiny_model("llama3", seed=3).save_pretrained(root / "llama3")
+    tiny_model("qwen2", seed=5, vocab_size=300).save_pretrained(root / "talking")
+    save_byte_tokenizer(root / "talking")
+    return root
+
+
+@pytest.fixture(scope="module")
+def stock(models: Path) -> dict[str, Any]:
+    return {
+        name: AutoModelForCausalLM.from_pretrained(models / name, dtype=torch.float32).eval()
+        for name in ("qwen2", "llama3", "talking")
+    }
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "kv")
+
+
+def ids(seed: int, num_tokens: int) -> Ids:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(3, VOCAB) for _ in range(num_tokens))
+
+
+async def generate(
+    served: Served,
+    chunks: Sequence[ChunkRef | Piece],
+    questions: Sequence[Piece],
+    reuse: Reuse | None = None,
+    prefix: Piece | None = (),
+    deadline_ms: int = 60_000,
+    tenant: str = "",
+    **sampling: Any,
+) -> list[GenerationEvent]:
+    chosen = Sampling(**{"max_tokens": 5, "top_logprobs": 5, "ignore_eos": True} | sampling)
+    stream = served.client.generate(context(deadline_ms, tenant), chunks, questions, reuse, chosen, prefix)
+    async with aclosing(stream):
+        return [event async for event in stream]
+
+
+async def prefill(
+    served: Served, chunks: Sequence[ChunkRef | Piece], prefix: Piece | None = (), tenant: str = ""
+) -> list[PrefilledChunk]:
+    stream = served.client.prefill(context(tenant=tenant), chunks, prefix)
+    async with aclosing(stream):
+        return [chunk async for chunk in stream]
+
+
+def tokens(events: Sequence[GenerationEvent], question: int = 0, sample: int = 0) -> Generated:
+    mine = [e for e in events if isinstance(e, GeneratedToken) and (e.question, e.sample) == (question, sample)]
+    return Generated(tuple(e.token_id for e in mine), tuple(e.logprob for e in mine), tuple(e.top_logprobs for e in mine))
+
+
+def text(events: Sequence[GenerationEvent], question: int = 0) -> str:
+    return "".join(e.text for e in events if isinstance(e, (GeneratedToken, BranchDone)) and e.question == question)
+
+
+def done(events: Sequence[GenerationEvent]) -> GenerationDone:
+    assert isinstance(events[-1], GenerationDone)
+    assert sum(isinstance(e, GenerationDone) for e in events) == 1
+    return events[-1]
+
+
+def assert_oracle(
+    model: Any, mode: Reuse, events: Sequence[GenerationEvent], prefix: Ids, chunks: Sequence[Ids], questions: Sequence[Ids]
+) -> None:
+    """Acceptance: greedy tokens until a near-tie, and top log-probabilities within 1e-3."""
+    for index, question in enumerate(questions):
+        ours = tokens(events, index)
+        assert len(ours.token_ids) == 5
+        assert_same_generation(ours, ORACLES[mode](model, prefix, chunks, question, ours.token_ids), tolerance=1e-3)
+
+
+class TestAnswersEqualTheOracles:
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("name", ["qwen2", "llama3"])
+    async def test_chunks_of_any_length_in_any_number(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, name: str, mode: Reuse
+    ) -> None:
+        async with serving(models / name, store) as served:
+            for case, (prefix_len, lengths) in enumerate(
+                [(0, ()), (9, ()), (0, (1,)), (4, (1, 1, 1)), (7, (700,)), (12, (512, 3, 129)), (5, tuple(range(1, 25)))]
+            ):
+                prefix, question = ids(case, prefix_len), ids(case + 100, 11)
+                chunks = [ids(case * 50 + i + 200, n) for i, n in enumerate(lengths)]
+                events = await generate(served, chunks, [question], mode, prefix)
+                assert_oracle(stock[name], mode, events, prefix, chunks, [question])
+
+    @pytest.mark.parametrize("mode", MODES)
+    async def test_many_long_chunks(self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: Reuse) -> None:
+        prefix, question = ids(1, 20), ids(2, 30)
+        chunks = [ids(10 + i, 1 + (i * 89) % 400) for i in range(24)]
+        async with serving(models / "qwen2", store) as served:
+            events = await generate(served, chunks, [question], mode, prefix)
+        assert_oracle(stock["qwen2"], mode, events, prefix, chunks, [question])
+
+    @pytest.mark.parametrize("mode", MODES)
+    async def test_any_order_the_same_chunk_twice_and_several_questions(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: Reuse
+    ) -> None:
+        prefix, questions = ids(1, 6), [ids(2, 9), ids(3, 1), ids(4, 25)]
+        a, b, c = ids(5, 40), ids(6, 3), ids(7, 90)
+        async with serving(models / "llama3", store) as served:
+            await prefill(served, [a, b, c], prefix)
+            for chunks in ([a, b, c], [c, a, b], [b, b], [a, c, a]):
+                events = await generate(served, chunks, questions, mode, prefix)
+                assert_oracle(stock["llama3"], mode, events, prefix, chunks, questions)
+
+    @pytest.mark.parametrize("mode", ["reordered", "composite"])
+    async def test_stored_kv_answers_like_computed_kv_after_a_restart(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: Reuse
+    ) -> None:
+        prefix, question = ids(1, 6), ids(2, 9)
+        chunks = [ids(3, 40), ids(4, 1), ids(5, 66)]
+        async with serving(models / "qwen2", store) as served:
+            assert [c.existed for c in await prefill(served, chunks, prefix)] == [False] * 3
+        async with serving(models / "qwen2", store) as served:
+            events = await generate(served, chunks, [question], mode, prefix)
+            assert [c.existed for c in await prefill(served, chunks, prefix)] == [True] * 3
+        assert_oracle(stock["qwen2"], mode, events, prefix, chunks, [question])
+        usage = done(events).usage
+        assert usage.reused_tokens >= 107
+        assert usage.prompt_tokens == usage.reused_tokens + usage.recomputed_tokens == 6 + 107 + 9
+        assert usage.generated_tokens == 5
+
+
+class TestTextAndIds:
+    async def test_text_answers_like_the_ids_it_stands_for(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore
+    ) -> None:
+        async with serving(models / "talking", store) as served:
+            model = await served.client.describe(context())
+            stored = await prefill(served, ["The river rises.", "Bread is brown."], prefix=None)
+            by_text = await generate(served, ["The river rises.", "Bread is brown."], ["What rises?"], "reordered", prefix=None)
+            chunk_ids = [c.token_ids for c in stored]
+            question_ids = tuple(_byte_ids(model.question_template.replace("{question}", "What rises?")))
+            by_ids = await generate(served, chunk_ids, [question_ids], "reordered", prefix=model.prefix_ids)
+        assert tokens(by_text) == tokens(by_ids)
+        assert done(by_text).chunk_ids == done(by_ids).chunk_ids == tuple(c.chunk_id for c in stored)
+        assert chunk_ids[0] == tuple(_byte_ids(model.chunk_template.replace("{text}", "The river rises.")))
+        assert model.prefix_ids[0] == 256, "the prefix begins with BOS"
+        assert_oracle(stock["talking"], "reordered", by_text, model.prefix_ids, chunk_ids, [question_ids])
+
+    async def test_the_streamed_text_is_the_decoded_text_and_stop_strings_cut_it(self, models: Path, store: DirectoryStore) -> None:
+        async with serving(models / "talking", store) as served:
+            events = await generate(served, [], ["Say something."], prefix=None, max_tokens=40, temperature=1.0, seed=4)
+            whole = text(events)
+            assert served.generator.tokenizer.decode(tokens(events).token_ids) == whole  # type: ignore[union-attr]
+            stop = whole[8:10]
+            cut = await generate(served, [], ["Say something."], prefix=None, max_tokens=40, temperature=1.0, seed=4, stop=(stop,))
+        assert text(cut) == whole[: whole.index(stop)]
+        ends = [e for e in cut if isinstance(e, BranchDone)]
+        assert [e.finish_reason for e in ends] == ["stop"]
+
+    async def test_a_model_without_a_tokenizer_serves_ids_and_refuses_text(self, models: Path, store: DirectoryStore) -> None:
+        async with serving(models / "qwen2", store) as served:
+            model = await served.client.describe(context())
+            assert (model.tokenizer_hash, model.prefix_ids, model.question_template) == ("", (), "")
+            assert text(await generate(served, [ids(1, 5)], [ids(2, 5)], prefix=None)) == ""
+            with pytest.raises(InvalidRequest, match=r"questions\[0\]\.text: this model has no tokenizer"):
+                await generate(served, [], ["hello"])
+            with pytest.raises(InvalidRequest, match=r"chunks\[0\]\.piece\.text"):
+                await prefill(served, ["hello"])
+            with pytest.raises(InvalidRequest, match=r"sampling\.stop"):
+                await generate(served, [], [ids(2, 5)], stop=("x",))
+
+    async def test_the_model_is_described(self, models: Path, store: DirectoryStore) -> None:
+        async with serving(models / "talking", store) as served:
+            model = await served.client.describe(context())
+            health = await served.client.health(context())
+        assert (model.model, model.dtype, model.device, model.max_positions) == (str(models / "talking"), "float32", "cpu", 20000)
+        assert model.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+        assert len(model.tokenizer_hash) == 32
+        assert model.eos_ids == (2,)
+        assert (health.service, health.ready, health.facts["fingerprint"]) == ("generator", True, model.fingerprint)
+
+
+class TestChunkIdentity:
+    async def test_it_is_derived_from_tenant_model_prefix_and_ids_whatever_the_caller_claims(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore
+    ) -> None:
+        prefix, a, b, question = ids(1, 6), ids(2, 30), ids(3, 30), ids(4, 9)
+        async with serving(models / "qwen2", store) as served:
+            model = await served.client.describe(context())
+            stored_a, stored_b = await prefill(served, [a, b], prefix)
+            assert stored_a.chunk_id == chunk_identity("default", model.fingerprint, prefix, a)
+            events = await generate(served, [ChunkRef(stored_b.chunk_id, a)], [question], "reordered", prefix)
+            assert done(events).chunk_ids == (stored_a.chunk_id,)
+            assert_oracle(stock["qwen2"], "reordered", events, prefix, [a], [question])
+            (other_tenant,) = await prefill(served, [a], prefix, tenant="other")
+            (other_prefix,) = await prefill(served, [a], prefix[1:])
+        assert not other_tenant.existed
+        assert not other_prefix.existed
+        assert len({stored_a.chunk_id, stored_b.chunk_id, other_tenant.chunk_id, other_prefix.chunk_id}) == 4
+        header = inspect_chunk(store.path_of(stored_a.chunk_id)).header
+        assert (header.token_ids, header.model_fingerprint) == (a, model.fingerprint)
+
+    async def test_a_prefill_answers_in_order_even_for_the_same_chunk_twice(self, models: Path, store: DirectoryStore) -> None:
+        a, b = ids(1, 300), ids(2, 4)
+        async with serving(models / "qwen2", store) as served:
+            stored = await prefill(served, [a, b, a])
+        assert [c.index for c in stored] == [0, 1, 2]
+        assert [c.token_ids for c in stored] == [a, b, a]
+        assert stored[0].chunk_id == stored[2].chunk_id
+        assert len(store.chunk_ids()) == 2
+
+    async def test_an_empty_prefill_is_answered_at_once(self, models: Path, store: DirectoryStore) -> None:
+        async with serving(models / "qwen2", store) as served:
+            assert await prefill(served, []) == []
+
+
+class TestFaults:
+    @pytest.mark.parametrize("damage", ["truncated", "flipped", "deleted"])
+    async def test_damaged_kv_is_detected_recomputed_and_rewritten(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, damage: str
+    ) -> None:
+        prefix, question = ids(1, 6), ids(2, 9)
+        chunks = [ids(3, 40), ids(4, 66)]
+        async with serving(models / "qwen2", store) as served:
+            stored = await prefill(served, chunks, prefix)
+            before = await generate(served, chunks, [question], "reordered", prefix)
+        path = store.path_of(stored[1].chunk_id)
+        good = path.read_bytes()
+        _damage(path, damage)
+        async with serving(models / "qwen2", store) as served:
+            after = await generate(served, chunks, [question], "reordered", prefix)
+            assert tokens(after).token_ids == tokens(before).token_ids
+            assert_oracle(stock["qwen2"], "reordered", after, prefix, chunks, [question])
+            for _ in range(3000):  # written behind the answer
+                if path.exists() and path.stat().st_size == len(good) and path.read_bytes() != _damaged(good, damage):
+                    break
+                await asyncio.sleep(0.01)
+        assert verify_chunk(path).header.token_ids == chunks[1]
+
+    async def test_prefill_finds_a_flipped_bit_and_writes_the_chunk_again(self, models: Path, store: DirectoryStore) -> None:
+        chunk = ids(3, 40)
+        async with serving(models / "qwen2", store) as served:
+            (stored,) = await prefill(served, [chunk])
+        path = store.path_of(stored.chunk_id)
+        _damage(path, "flipped")
+        async with serving(models / "qwen2", store) as served:
+            (again,) = await prefill(served, [chunk])
+        assert not again.existed
+        verify_chunk(path)
+
+    async def test_without_a_kv_store_answers_go_on_and_prefill_says_why_it_cannot(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore
+    ) -> None:
+        chunk, question = ids(1, 40), ids(2, 9)
+        store.failure = Unavailable("kv_store is not available; retry")
+        async with serving(models / "qwen2", store) as served:
+            events = await generate(served, [chunk], [question], "reordered")
+            assert_oracle(stock["qwen2"], "reordered", events, (), [chunk], [question])
+            with pytest.raises(Unavailable, match="kv_store"):
+                await prefill(served, [ids(3, 40)])
+            store.failure = StorageFull("no space left")
+            with pytest.raises(StorageFull):
+                await prefill(served, [ids(4, 40)])
+
+    async def test_a_client_that_goes_away_in_mid_stream_frees_what_it_held(self, models: Path, store: DirectoryStore) -> None:
+        async with serving(models / "qwen2", store) as served:
+            sampling = Sampling(max_tokens=8000, ignore_eos=True)
+            stream = served.client.generate(context(), [ids(1, 50)], [ids(2, 9), ids(3, 9)], "reordered", sampling, ())
+            async for event in stream:
+                assert isinstance(event, GeneratedToken)
+                break
+            assert (await served.client.health(context())).facts["running_requests"] == "1"
+            await stream.aclose()
+            assert isinstance(served.generator, Generator)
+            for _ in range(3000):
+                facts = (await served.client.health(context())).facts
+                if facts["running_requests"] == facts["private_bytes"] == "0":
+                    break
+                await asyncio.sleep(0.01)
+            assert (facts["running_requests"], facts["private_bytes"]) == ("0", "0")
+
+    async def test_a_deadline_ends_an_answer_with_its_error(self, models: Path, store: DirectoryStore) -> None:
+        async with serving(models / "qwen2", store) as served:
+            with pytest.raises(DeadlineExceeded):
+                await generate(served, [], [ids(1, 9)], deadline_ms=300, max_tokens=8000)
+            assert done(await generate(served, [], [ids(1, 9)]))
+
+    async def test_many_requests_at_once_answer_as_each_does_alone(self, models: Path, store: DirectoryStore) -> None:
+        prefix, shared_chunk = ids(1, 6), ids(2, 60)
+        async with serving(models / "qwen2", store) as served:
+
+            async def ask(i: int) -> list[GenerationEvent]:
+                return await generate(served, [shared_chunk, ids(10 + i, 5 + i)], [ids(40 + i, 9)], MODES[i % 3], prefix)
+
+            alone = [await ask(i) for i in range(9)]
+        async with serving(models / "qwen2", store) as served:
+            together = await asyncio.gather(*(ask(i) for i in range(9)))
+        assert [tokens(e).token_ids for e in together] == [tokens(e).token_ids for e in alone]
+
+    @pytest.mark.parametrize("kind", ["absent", "not causal", "absolute positions", "not a model"])
+    async def test_a_model_that_cannot_be_served_is_explained_by_health_and_by_every_call(self, tmp_path: Path, kind: str) -> None:
+        path = tmp_path / "model"
+        if kind == "not causal":
+            tiny_model("qwen2").model.save_pretrained(path)
+        elif kind == "absolute positions":
+            config = GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=4, n_positions=128)
+            AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        elif kind == "not a model":
+            path.mkdir()
+            (path / "readme.txt").write_text("nothing")
+        async with serving(path) as served:
+            health = await served.client.health(context())
+            assert not health.ready
+            assert health.detail
+            with pytest.raises(KvquiltError) as refusal:
+                await generate(served, [], [ids(1, 5)])
+            assert refusal.value.detail == health.detail
+            assert {"not causal": "causal", "absolute positions": "gpt2"}.get(kind, "model") in health.detail
+
+
+_IDS = generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=[5, 6]))
+_BAD = {
+    "questions: at least one": {},
+    "questions[0]: neither text nor token_ids": {"questions": [generation_pb2.Piece()]},
+    "questions[0]: is empty": {"questions": [generation_pb2.Piece(token_ids=generation_pb2.TokenIds())]},
+    "questions[1].token_ids[0]: 257": {"questions": [_IDS, generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=[VOCAB]))]},
+    "chunks[0].piece: neither": {"questions": [_IDS], "chunks": [generation_pb2.ChunkInput(chunk_id="x")]},
+    "chunks: 5 are more than": {"questions": [_IDS], "chunks": [generation_pb2.ChunkInput(piece=_IDS)] * 5},
+    "questions: 4 are more than": {"questions": [_IDS] * 4},
+    "reuse: 77": {"questions": [_IDS], "reuse": 77},
+    "sampling.temperature: nan": {"questions": [_IDS], "sampling": common_pb2.Sampling(temperature=float("nan"))},
+    "sampling.temperature: -1": {"questions": [_IDS], "sampling": common_pb2.Sampling(temperature=-1)},
+    "sampling.top_p": {"questions": [_IDS], "sampling": common_pb2.Sampling(top_p=1.5)},
+    "sampling.n": {"questions": [_IDS], "sampling": common_pb2.Sampling(n=65)},
+    "sampling.top_logprobs": {"questions": [_IDS], "sampling": common_pb2.Sampling(top_logprobs=65)},
+    "sampling.max_tokens: 70 is more": {"questions": [_IDS], "sampling": common_pb2.Sampling(max_tokens=70)},
+    "meta.tenant": {"questions": [_IDS], "meta": common_pb2.RequestMeta(tenant="a/b")},
+}
+
+
+class TestBadRequests:
+    async def test_each_is_refused_with_the_name_of_the_field(self, models: Path) -> None:
+        limits = {"max_chunks": 4, "max_questions": 3, "max_tokens_limit": 60, "max_tokens": 20}
+        async with serving(models / "qwen2", **limits) as served, grpc.aio.insecure_channel(served.address) as channel:
+            stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+            for words, fields in _BAD.items():
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    [_ async for _ in stub.Generate(generation_pb2.GenerateRequest(**fields))]
+                assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT, words
+                assert words in (refusal.value.details() or "")
+
+    async def test_a_prompt_beyond_the_positions_is_refused_and_the_default_length_takes_the_room_there_is(
+        self, models: Path
+    ) -> None:
+        async with serving(models / "qwen2") as served:
+            with pytest.raises(ContextTooLong):
+                await generate(served, [ids(1, 19_990)], [ids(2, 20)])
+            events = await generate(served, [ids(1, 19_900)], [ids(2, 95)], max_tokens=0)
+        assert len(tokens(events).token_ids) == 5
+
+
+def _byte_ids(text: str) -> list[int]:
+    from tokenizers import pre_tokenizers
+
+    order = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    (encoded,) = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return [order[c] for c in encoded[0]]
+
+
+def _damage(path: Path, damage: str) -> None:
+    data = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(_damaged(data, damage))
+
+
+def _damaged(data: bytes, damage: str) -> bytes:
+    if damage == "truncated":
+        return data[: len(data) // 2]
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :] if damage == "flipped" else b""
