@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shared.errors import CorruptData, NotFound, StorageFull
 from shared.kv_format import ChunkFile, inspect_chunk, verify_chunk, write_chunk
 from shared.kv_format.layout import CLOSING_BYTES, SEAL_BYTES, footer_len, layout_of, seal_of
-from tests.unit.kv_format.chunks import VIEW, header_of, kv_of
+from tests.kv_chunks import VIEW, header_of, kv_of
 
 
 @pytest.fixture
