@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.training.corpus import Document, Section, Worlds
+from services.training.corpus import Document, Section, Style, Worlds
 from services.training.names import Split
 
 
@@ -56,22 +56,20 @@ class ContextShape:
     passage_chars: int
 
 
-def draw_context(
-    rng: random.Random, worlds: Worlds, shape: ContextShape, split: Split, num_questions: int, paraphrases: slice = slice(None)
-) -> Context:
+def draw_context(rng: random.Random, worlds: Worlds, shape: ContextShape, split: Split, num_questions: int) -> Context:
     """Passages of documents, half of the time all of one kind, in an order like a retriever's, with questions about them."""
     kinds = list(worlds.kinds)
     if rng.random() < 0.5:
         kinds = [rng.choice(kinds)]
     passages: list[Passage] = []
     while len(passages) < shape.num_passages:
-        document = worlds.write(rng, rng.choice(kinds), split)
+        document = worlds.write(rng, rng.choice(kinds), split, Style.draw(rng))
         cut = list(cut_passages(document, Layout.draw(rng), int(shape.passage_chars * rng.uniform(0.7, 1.2))))
         passages += rng.sample(cut, rng.randint(1, len(cut))) if rng.random() < 0.8 else cut
     passages = passages[: shape.num_passages]
     if rng.random() < 0.8:
         rng.shuffle(passages)
-    return Context(tuple(passages), _draw_questions(rng, passages, num_questions, paraphrases))
+    return Context(tuple(passages), _draw_questions(rng, passages, num_questions))
 
 
 def cut_passages(document: Document, layout: Layout, max_chars: int) -> Iterator[Passage]:
@@ -110,7 +108,7 @@ def _paragraph(sentences: Sequence[str], layout: Layout) -> str:
     return text if layout.width is None else "\n".join(textwrap.wrap(text, layout.width))
 
 
-def _draw_questions(rng: random.Random, passages: Sequence[Passage], count: int, paraphrases: slice) -> tuple[Question, ...]:
+def _draw_questions(rng: random.Random, passages: Sequence[Passage], count: int) -> tuple[Question, ...]:
     """Only what can be told: the passage names its subject, or no other passage is about something of the same kind."""
     kinds = [passage.document.kind for passage in passages]
     facts = [
@@ -120,4 +118,11 @@ def _draw_questions(rng: random.Random, passages: Sequence[Passage], count: int,
         for key in sorted(passage.fact_keys)
     ]
     chosen = rng.sample(facts, min(count, len(facts)))
-    return tuple(Question(rng.choice(fact.questions[paraphrases]), fact.answer, fact.value) for fact in chosen)
+    return tuple(Question(_as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value) for fact in chosen)
+
+
+def _as_typed(rng: random.Random, question: str) -> str:
+    """People leave out capitals and question marks now and then."""
+    if rng.random() < 0.1:
+        question = question[:1].lower() + question[1:]
+    return question.removesuffix("?") if rng.random() < 0.1 else question

@@ -69,6 +69,10 @@ class Style:
     filler: float = 0.35
     omission: float = 0.1
 
+    @classmethod
+    def draw(cls, rng: random.Random) -> Style:
+        return cls(rng.choice((0.1, 0.25, 0.5)), rng.choice((0.3, 0.6)))
+
 
 PLAIN = Style()
 

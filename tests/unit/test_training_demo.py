@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from semantic_text_splitter import TextSplitter
 
 from services.training.contexts import ContextShape, draw_context
 from services.training.corpus import Worlds
-from services.training.demo import Recipe, Trainer, draw_batch
 from services.training.demo_documents import demo_documents
 from services.training.evaluate import MODES, answers
 from services.training.names import Split
 from services.training.reading import Mode, Reader
+from services.training.recipe import Recipe, draw_batch
 from services.training.rendering import to_text
 from services.training.rows import RowMaker, collate
+from services.training.trainer import Trainer
+from shared.errors import ConfigError
 
 ASSETS = Path(__file__).parents[2] / "cluster" / "demo_assets"
 TINY = Recipe(
@@ -53,6 +56,13 @@ def test_a_training_run_can_be_interrupted_without_changing_the_model(tmp_path: 
 
     at_once, in_parts = trained(tmp_path / "one", 4), trained(tmp_path / "two", 2, 4)
     assert all(torch.equal(at_once[name], in_parts[name]) for name in at_once)
+
+
+def test_a_checkpoint_of_another_seed_is_refused(tmp_path: Path) -> None:
+    Trainer(TINY, tmp_path).save()
+    with pytest.raises(ConfigError, match="another recipe"):
+        Trainer(dataclasses.replace(TINY, seed=1), tmp_path).resume()
+    Trainer(dataclasses.replace(TINY, steps=9), tmp_path).resume()
 
 
 def test_a_batch_depends_on_seed_and_step_only(tmp_path: Path) -> None:
@@ -102,6 +112,15 @@ def test_names_have_the_same_tokens_wherever_they_stand(shipped: Reader) -> None
         ids = shipped.prompt.encode(before + "Velbrin")
         assert ids[-len(name) :] == name
         assert shipped.prompt.decode(ids) == before + "Velbrin"
+
+
+def test_every_shipped_document_makes_several_chunks(shipped: Reader) -> None:
+    chunk_tokens = yaml.safe_load((ASSETS / "settings.yaml").read_text(encoding="utf-8"))["chunk_tokens"]
+    splitter = TextSplitter.from_huggingface_tokenizer(shipped.prompt.backend, chunk_tokens)
+    for entry in demo_documents():
+        chunks = splitter.chunks(to_text(entry.document).decode())
+        assert len(chunks) >= 2
+        assert all(entry.document.name.lower() in chunk.lower() for chunk in chunks)
 
 
 @pytest.mark.parametrize("mode", MODES)
