@@ -110,7 +110,7 @@ def _show_text(console: Console, text: AnswerText, heading: str, told: str) -> N
         console.print(Text(heading, "bold"))
     rest = text.text.removeprefix(told) if told else text.text.strip()
     console.print(Text(rest), soft_wrap=True)
-    console.print(Text(f"sources: {citation_line(text.citations)}", "dim"))
+    console.print(Text(f"sources: {citation_line(text.citations)}", "dim"), soft_wrap=True)
 
 
 def _checked(answer: WholeAnswer) -> WholeAnswer:

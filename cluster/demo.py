@@ -133,7 +133,7 @@ def show_answers(console: Console, asked: Sequence[Asked]) -> None:
     for a in asked:
         text = a.answers["reordered"].text()
         console.print(Text.assemble((a.question.question, "bold"), "  ", (text.text.strip(), "green")))
-        console.print(Text(f"sources: {citation_line(text.citations)}", "dim"))
+        console.print(Text(f"sources: {citation_line(text.citations)}", "dim"), soft_wrap=True)
         table = Table("", "reused", "computed", *(name for name, _ in STAGES), box=None, pad_edge=False, header_style="dim")
         for mode, answer in a.answers.items():
             assert answer.usage is not None

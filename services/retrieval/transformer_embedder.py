@@ -44,7 +44,8 @@ class TransformerEmbedder:
         except (OSError, ValueError) as error:
             raise ConfigError(f"embedder: {root.name!r} is not a sentence-transformers model: {error}") from None
         self._model = model.eval()
-        self._window_len = _window_len(root, model.config) - self._tokenizer.num_special_tokens_to_add()
+        self._head, self._tail = _special_ids(self._tokenizer)
+        self._window_len = _window_len(root, model.config) - len(self._head) - len(self._tail)
         self._dim = int(model.config.hidden_size)
         self._identity = f"{root.name or 'model'}-{_digest(root)}"
 
@@ -84,13 +85,20 @@ class TransformerEmbedder:
 
     def _pool(self, windows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over the pooled tokens [W, D], and how many they are [W, 1]."""
-        rows = [self._tokenizer.build_inputs_with_special_tokens(ids) for ids in windows]
+        rows = [[*self._head, *ids, *self._tail] for ids in windows]
         batch = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt")
         hidden_WTD = self._model(**batch).last_hidden_state.float()
         if self._pooling == "cls":
             return hidden_WTD[:, 0], torch.ones(len(rows), 1)
         mask_WT1 = batch["attention_mask"].unsqueeze(-1).float()
         return (hidden_WTD * mask_WT1).sum(1), mask_WT1.sum(1)
+
+
+def _special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts in front of a text and behind it. (transformers 5 has no other way to frame given ids.)"""
+    plain, framed = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
+    start = next(i for i in range(len(framed)) if framed[i : i + len(plain)] == plain)
+    return framed[:start], framed[start + len(plain) :]
 
 
 def minilm_path() -> Path:
