@@ -17,7 +17,8 @@ from shared.errors import KvquiltError
 
 
 class ServeTransport:
-    """Calls the ingress deployment of ``application``. The handle is looked up at the first call: they start in any order."""
+    """Calls the ingress deployment of ``application``. The handle is looked up at the first call, since applications start
+    in any order."""
 
     def __init__(self, application: str) -> None:
         self._application = application

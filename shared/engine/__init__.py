@@ -1,0 +1,55 @@
+"""The engine: generation from placed segments of stored KV, as a plain library (torch and transformers only).
+
+One idea carries it: a segment's keys stand at local positions, a request places segments at offsets, and a query at position p sees
+key j of a segment at offset o as if it stood at o + j, because RoPE is a rotation group. Nothing about a segment depends on a
+request, so one resident copy serves all. Read ``segment`` (what is placed), ``attention`` (how it is seen), ``model`` (how a stock
+model is driven), then ``engine`` (the step loop); ``scheduler`` and ``residency`` decide, ``loader`` moves KV in and out.
+"""
+
+from shared.engine.config import EngineConfig
+from shared.engine.engine import Engine, EngineStats
+from shared.engine.model import LoadedModel, ModelSpec, load_model, wrap_model
+from shared.engine.source import NoSource, SegmentSource, StoredSegment
+from shared.engine.types import (
+    BranchDoneEvent,
+    Chunk,
+    ChunkStoredEvent,
+    DoneEvent,
+    Event,
+    FailedEvent,
+    FinishReason,
+    GenerateRequest,
+    PrefillRequest,
+    ReuseMode,
+    SamplingParams,
+    Timings,
+    TokenEvent,
+    Usage,
+)
+
+__all__ = [
+    "BranchDoneEvent",
+    "Chunk",
+    "ChunkStoredEvent",
+    "DoneEvent",
+    "Engine",
+    "EngineConfig",
+    "EngineStats",
+    "Event",
+    "FailedEvent",
+    "FinishReason",
+    "GenerateRequest",
+    "LoadedModel",
+    "ModelSpec",
+    "NoSource",
+    "PrefillRequest",
+    "ReuseMode",
+    "SamplingParams",
+    "SegmentSource",
+    "StoredSegment",
+    "Timings",
+    "TokenEvent",
+    "Usage",
+    "load_model",
+    "wrap_model",
+]

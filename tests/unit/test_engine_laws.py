@@ -137,16 +137,17 @@ class TestForestsEqualTheirPaths:
             assert_alike(forest.branch(index), alone.branch())
 
     @pytest.mark.parametrize("mode", MODES, ids=lambda m: m.value)
-    def test_seeded_samples_together_equal_fewer_of_them(self, mode: ReuseMode) -> None:
+    def test_seeded_samples_together_equal_each_path_alone(self, mode: ReuseMode) -> None:
         engine = shared_engine("llama3")
         request = Prompts(engine, seed=9).request(questions=(9, 4), reuse=mode, temperature=0.9, seed=7, n=3, max_tokens=8)
         (many,) = run(engine, request)
         (one,) = run(engine, replace(request, request_id="one", sampling=replace(request.sampling, n=1)))
-        (first,) = run(engine, replace(request, request_id="first", questions=request.questions[:1]))
         for question in range(2):
+            alone_request = replace(request, request_id=f"alone-{question}", questions=request.questions[question : question + 1])
+            (alone,) = run(engine, alone_request)
             assert_alike(many.branch(question, 0), one.branch(question, 0))
-        for sample in range(3):
-            assert_alike(many.branch(0, sample), first.branch(0, sample))
+            for sample in range(3):
+                assert_alike(many.branch(question, sample), alone.branch(0, sample))
         assert len({b.token_ids for b in many.branches().values()}) == 6, "samples are drawn independently"
 
     @pytest.mark.parametrize("mode", MODES, ids=lambda m: m.value)

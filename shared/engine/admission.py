@@ -1,0 +1,64 @@
+"""What a request must satisfy before it enters the engine. Everything that can be known at once is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.engine.config import EngineConfig
+from shared.engine.model import ModelSpec
+from shared.engine.types import GenerateRequest, PrefillRequest, Usage
+from shared.errors import ContextTooLong, InvalidRequest
+
+
+def check(request: GenerateRequest | PrefillRequest, spec: ModelSpec, config: EngineConfig, has_text: bool) -> None:
+    """
+    Raises:
+        InvalidRequest: names the field.
+        ContextTooLong: prompt and answer do not fit the model's positions or its sliding window.
+    """
+    _check_ids("prefix", request.prefix_ids, spec, may_be_empty=True)
+    for index, chunk in enumerate(request.chunks):
+        _check_ids(f"chunks[{index}]", chunk.token_ids, spec)
+    if isinstance(request, PrefillRequest):
+        if not request.chunks:
+            raise InvalidRequest("chunks: is empty; give at least one chunk to prefill")
+        longest = max(len(chunk.token_ids) for chunk in request.chunks)
+        _check_length(len(request.prefix_ids) + longest, f"prefix and chunk ({longest} tokens)", spec)
+        return
+    if not request.questions:
+        raise InvalidRequest("questions: is empty; ask at least one")
+    for index, question in enumerate(request.questions):
+        _check_ids(f"questions[{index}]", question, spec)
+    sampling = request.sampling
+    if sampling.stop and not has_text:
+        raise InvalidRequest("sampling.stop: this model has no tokenizer, so stop strings cannot be recognised")
+    num_branches = len(request.questions) * sampling.n
+    if num_branches > config.max_running_branches:
+        raise InvalidRequest(
+            f"questions × sampling.n: {num_branches} branches; this engine runs at most {config.max_running_branches} at once"
+        )
+    prompt = len(request.prefix_ids) + sum(len(c.token_ids) for c in request.chunks) + max(map(len, request.questions))
+    # The last generated token is never fed back, so it needs no position.
+    _check_length(prompt + sampling.max_tokens - 1, f"prompt ({prompt} tokens) and max_tokens ({sampling.max_tokens})", spec)
+
+
+def prefill_usage(num_tokens: int) -> Usage:
+    """A prefill request's usage: its chunks' tokens, nothing generated."""
+    return Usage(num_tokens, 0, num_tokens, 0)
+
+
+def _check_ids(field: str, token_ids: Sequence[int], spec: ModelSpec, may_be_empty: bool = False) -> None:
+    if not token_ids and not may_be_empty:
+        raise InvalidRequest(f"{field}: is empty")
+    for token_id in token_ids:
+        if not 0 <= token_id < spec.vocab_size:
+            raise InvalidRequest(f"{field}: token id {token_id} is outside the vocabulary (0 to {spec.vocab_size - 1})")
+
+
+def _check_length(length: int, what: str, spec: ModelSpec) -> None:
+    if length > spec.max_positions:
+        raise ContextTooLong(f"{what} need {length} positions; the model has {spec.max_positions}: ask for fewer or shorter chunks")
+    if spec.sliding_window is not None and length > spec.sliding_window:
+        raise ContextTooLong(
+            f"{what} need {length} positions; the model's sliding window is {spec.sliding_window}: ask for fewer or shorter chunks"
+        )

@@ -1,0 +1,44 @@
+"""How an engine runs. Nothing here changes a result beyond rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """
+    dtype: of weights and KV; ``auto`` takes the checkpoint's.
+    device: a torch device, ``cpu`` or ``cuda``.
+    backend: ``torch`` (fused kernels) or ``reference`` (its slow twin).
+    batch_invariant: fixed tiles and split order, so that no request's bits depend on its company. Slower.
+    max_step_tokens: most rows of one step, over all requests.
+    max_running_branches: requests beyond this many branches wait.
+    max_waiting: requests beyond this many are refused as overloaded.
+    resident_bytes: pool of chunk segments shared by all requests.
+    private_bytes: KV of questions and answers; above it the youngest request pauses, its KV kept.
+    num_threads: of torch; 0 leaves torch's own choice.
+    loader_threads: read stored KV; one more writes.
+    """
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    device: str = "cpu"
+    backend: Literal["torch", "reference"] = "torch"
+    batch_invariant: bool = False
+    max_step_tokens: int = 2048
+    max_running_branches: int = 64
+    max_waiting: int = 256
+    resident_bytes: int = 4 * GIB
+    private_bytes: int = 2 * GIB
+    num_threads: int = 0
+    loader_threads: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("max_step_tokens", "max_running_branches", "max_waiting", "resident_bytes", "private_bytes", "loader_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.num_threads < 0:
+            raise ValueError(f"num_threads: must not be negative, got {self.num_threads}")

@@ -1,0 +1,159 @@
+"""What the engine keeps of a request while it is alive: its branches, its place in the pool, its clock."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shared.engine.residency import Entry, State
+from shared.engine.scheduler import Demand
+from shared.engine.segment import Branch
+from shared.engine.text import TextStream
+from shared.engine.types import Chunk, Event, GenerateRequest, PrefillRequest, ReuseMode, Timings, Usage
+
+Sink = Callable[[Event], None]
+
+
+@dataclass(slots=True)
+class BranchWork:
+    """One branch on its way through the steps. ``owner`` is told when its pending tokens are computed."""
+
+    branch: Branch
+    owner: Question | Answer | ChunkWork | Entry
+    job: GenerateJob | PrefillJob | None = None
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.branch.pending)
+
+    @property
+    def num_done(self) -> int:
+        return self.branch.segment.length
+
+
+@dataclass(slots=True)
+class Question:
+    """A question's branch; its samples grow from its last token. ``index`` None: the shared context of ``full``."""
+
+    index: int | None
+    branch: Branch
+
+
+@dataclass(slots=True)
+class Answer:
+    """One sample: the private branch of its generated tokens."""
+
+    question: int
+    sample: int
+    branch: Branch
+    text: TextStream
+    num_generated: int = 0
+
+
+@dataclass(slots=True)
+class Clock:
+    """Instants of ``time.monotonic()``; 0.0 where not reached."""
+
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    placed: float = 0.0
+    first_token: float = 0.0
+    last_first_token: float = 0.0
+
+    def timings(self, now: float) -> Timings:
+        return Timings(
+            queue_s=self.admitted - self.arrived,
+            load_s=self.placed - self.admitted,
+            prefill_s=self.last_first_token - self.placed,
+            first_token_s=self.first_token - self.arrived,
+            decode_s=now - self.first_token,
+            total_s=now - self.arrived,
+            engine_ttft_s=self.first_token - self.placed,
+        )
+
+
+@dataclass(slots=True)
+class GenerateJob:
+    """``entries``: prefix (if any) and chunks in the pool, one reference each; ``recomputed``: tokens of lost chunks."""
+
+    request: GenerateRequest
+    sink: Sink
+    clock: Clock = field(default_factory=Clock)
+    prefix: Entry | None = None
+    entries: dict[str, Entry] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    questions: list[Question] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    started: bool = False
+    num_open: int = 0
+    generated: int = 0
+    kv_bytes_per_token: int = 0
+
+    @property
+    def held(self) -> list[Entry]:
+        return ([self.prefix] if self.prefix else []) + list(self.entries.values())
+
+    @property
+    def placed(self) -> bool:
+        return all(entry.state is State.READY for entry in self.held)
+
+    @property
+    def private_prompt_len(self) -> int:
+        full = self.request.reuse is ReuseMode.FULL
+        return sum(map(len, self.request.questions)) + (sum(len(c.token_ids) for c in self.request.chunks) if full else 0)
+
+    def branches(self) -> list[Branch]:
+        return [q.branch for q in self.questions] + [a.branch for a in self.answers]
+
+    def demand(self) -> Demand:
+        count = len(self.request.questions) * self.request.sampling.n
+        if not self.started:
+            return Demand(count, self.private_prompt_len * self.kv_bytes_per_token)
+        return Demand(count, sum(branch.segment.num_bytes for branch in self.branches()))
+
+    def usage(self) -> Usage:
+        request = self.request
+        context = sum(len(c.token_ids) for c in request.chunks)
+        questions = sum(map(len, request.questions))
+        if request.reuse is ReuseMode.FULL:
+            recomputed = context + questions
+        else:
+            recomputed = questions + sum(len(self.entries[key].token_ids) for key in self.lost)
+        prompt = len(request.prefix_ids) + context + questions
+        return Usage(prompt, prompt - recomputed, recomputed, self.generated)
+
+
+@dataclass(slots=True)
+class ChunkWork:
+    """A distinct chunk of a prefill request and where it stands in the request's list."""
+
+    chunk: Chunk
+    indices: list[int]
+    broken: bool = False
+    branch: Branch | None = None
+
+
+@dataclass(slots=True)
+class PrefillJob:
+    """``to_compute`` waits for one of few places in flight, so that a large request holds little KV at a time."""
+
+    request: PrefillRequest
+    sink: Sink
+    works: dict[str, ChunkWork]
+    clock: Clock = field(default_factory=Clock)
+    prefix: Entry | None = None
+    to_compute: deque[ChunkWork] = field(default_factory=deque)
+    in_flight: dict[str, ChunkWork] = field(default_factory=dict)
+    num_open: int = 0
+
+    @property
+    def held(self) -> list[Entry]:
+        return [self.prefix] if self.prefix else []
+
+    def branches(self) -> list[Branch]:
+        return [work.branch for work in self.in_flight.values() if work.branch]
+
+
+Job = GenerateJob | PrefillJob

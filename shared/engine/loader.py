@@ -1,0 +1,98 @@
+"""Threads that move KV between the engine and its segment source, so that the step loop never waits for storage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from shared.engine.model import ModelSpec
+from shared.engine.segment import Segment
+from shared.engine.source import SegmentSource, StoredSegment
+from shared.errors import CorruptData, InternalError, KvquiltError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """``segment`` is None when there is nothing usable; ``broken``: there is something, and it is not what was stored."""
+
+    key: str
+    segment: Segment | None
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    key: str
+    error: KvquiltError | None
+
+
+class Loader:
+    """Results arrive through callbacks on the loader's threads."""
+
+    def __init__(self, source: SegmentSource, spec: ModelSpec, num_threads: int) -> None:
+        self._source = source
+        self._spec = spec
+        self._readers = ThreadPoolExecutor(num_threads, thread_name_prefix="kv-load")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
+
+    def load(self, chunk_lens: Mapping[str, int], done: Callable[[Loaded], None]) -> None:
+        """Calls ``done`` once per chunk."""
+        self._readers.submit(self._open, chunk_lens, done)
+
+    def save(
+        self, key: str, token_ids: tuple[int, ...], segment: Segment, replace: bool, done: Callable[[Saved], None] | None = None
+    ) -> None:
+        """Makes a complete segment durable. Without ``done`` a failure is only logged: the answer does not depend on it."""
+        self._writer.submit(self._save, key, token_ids, segment, replace, done)
+
+    def close(self) -> None:
+        """Waits for what was begun."""
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True)
+
+    def _open(self, chunk_lens: Mapping[str, int], done: Callable[[Loaded], None]) -> None:
+        try:
+            stored = self._source.open(chunk_lens)
+        except Exception:
+            log.exception("the segment source failed to open %d chunks; they are recomputed", len(chunk_lens))
+            stored = {}
+        for key, num_tokens in chunk_lens.items():
+            if key in stored:
+                self._readers.submit(self._read, key, stored[key], num_tokens, done)
+            else:
+                done(Loaded(key, None, broken=False))
+
+    def _read(self, key: str, stored: StoredSegment, num_tokens: int, done: Callable[[Loaded], None]) -> None:
+        segment = Segment(self._spec, num_tokens)
+        broken = False
+        try:
+            for layer in range(self._spec.num_layers):
+                stored.read_layer(layer, segment.k_LKTD[layer], segment.v_LKTD[layer])
+            segment.length = num_tokens
+        except CorruptData as error:
+            log.warning("stored KV of chunk %s is corrupt (%s); it is recomputed and replaced", key, error.detail)
+            broken = True
+        except Exception:
+            log.exception("stored KV of chunk %s cannot be read; it is recomputed", key)
+        finally:
+            stored.close()
+        done(Loaded(key, segment if segment.length else None, broken))
+
+    def _save(
+        self, key: str, token_ids: tuple[int, ...], segment: Segment, replace: bool, done: Callable[[Saved], None] | None
+    ) -> None:
+        error: KvquiltError | None = None
+        try:
+            self._source.save(key, token_ids, segment.k_LKTD, segment.v_LKTD, replace)
+        except KvquiltError as failure:
+            log.warning("KV of chunk %s could not be stored: %s", key, failure.detail)
+            error = failure
+        except Exception:
+            log.exception("KV of chunk %s could not be stored", key)
+            error = InternalError("the chunk's KV could not be stored; the generator's log has the reason")
+        if done is not None:
+            done(Saved(key, error))

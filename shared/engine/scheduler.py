@@ -1,0 +1,84 @@
+"""Who runs next. Pure decisions over counts: no tensors, no clocks, no threads.
+
+Every step gives decoding branches (one pending token) their row first, so that a long prefill never stalls a stream; what is left
+of the budget goes to prefill in order of arrival, in pieces. Private KV above its budget pauses the youngest request; it resumes,
+with its KV, before anything new is admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from shared.engine.config import EngineConfig
+
+# Rows of one forward pass under batch invariance: a branch's tokens are always cut at multiples of this.
+TILE = 64
+
+
+class Work(Protocol):
+    """A branch with tokens to compute, in order of arrival of its request."""
+
+    @property
+    def num_pending(self) -> int: ...
+    @property
+    def num_done(self) -> int: ...
+
+
+WorkT = TypeVar("WorkT", bound=Work)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request occupies, or will at once when admitted."""
+
+    num_branches: int
+    private_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Generic[WorkT]):
+    work: WorkT
+    num_rows: int
+
+
+class Scheduler:
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+
+    def fits(self, candidate: Demand, running: Iterable[Demand]) -> bool:
+        """May it run beside these? Alone, anything may: a request never waits for room that cannot come."""
+        running = list(running)
+        if not running:
+            return True
+        return (
+            sum(d.num_branches for d in running) + candidate.num_branches <= self._config.max_running_branches
+            and sum(d.private_bytes for d in running) + candidate.private_bytes <= self._config.private_bytes
+        )
+
+    def num_to_pause(self, running: Sequence[Demand]) -> int:
+        """How many of these, youngest (last) first, must pause; never the oldest."""
+        total = sum(d.private_bytes for d in running)
+        count = 0
+        while total > self._config.private_bytes and count < len(running) - 1:
+            count += 1
+            total -= running[-count].private_bytes
+        return count
+
+    def pick(self, works: Iterable[WorkT]) -> list[list[Slice[WorkT]]]:
+        """The step's forward passes, each a list of slices. Under batch invariance every slice is a pass of its own."""
+        ordered = sorted(works, key=lambda work: work.num_pending > 1)
+        room = self._config.max_step_tokens
+        slices = []
+        for work in ordered:
+            if room <= 0:
+                break
+            rows = min(work.num_pending, room)
+            if self._config.batch_invariant:
+                rows = min(work.num_pending, TILE - work.num_done % TILE)
+            slices.append(Slice(work, rows))
+            room -= rows
+        if self._config.batch_invariant:
+            return [[s] for s in slices]
+        return [slices] if slices else []
