@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from services.retrieval.embedder import Vectors
-from services.retrieval.layout import collection_in, layout, milvus_name, tenant_prefix
+from services.retrieval.layout import collection_in, create_missing_indexes, milvus_name, schema_of, tenant_prefix
 from services.retrieval.lexicon import Lexicon, row_vector
 from services.retrieval.milvus import Lexical, Milvus, translated
-from services.retrieval.rows import OUTPUT_FIELDS, document_key, hit_of, revision_of, rows_of
+from services.retrieval.rows import MAX_ROWS_PER_DOCUMENT, OUTPUT_FIELDS, document_key, hit_of, revision_of, rows_of
 from shared.errors import Conflict, FailedPrecondition, NotFound
 from shared.search import CollectionInfo, IndexedDocument, SearchHit
 
@@ -61,7 +61,7 @@ class MilvusIndex:
         name = self._open(tenant, collection)
         if name is None:
             return not document.chunks
-        with translated("looking up a document"):
+        with self._using(name, "looking up a document"):
             stored = self._rows_where(name, f'document_key == "{document_key(document.document_id)}"', ["revision"])
         return len(stored) == len(document.chunks) and {row["revision"] for row in stored} <= {revision_of(document)}
 
@@ -79,23 +79,23 @@ class MilvusIndex:
             if self._milvus.lexical is Lexical.OWN:
                 row["sparse"] = row_vector(row["content"])
         name = self._open(tenant, collection) or self._create(tenant, collection)
-        with self._changing(name), translated("writing to the index"):
-            for begin in range(0, len(rows), _ROWS_PER_WRITE):
-                self._upsert(name, rows[begin : begin + _ROWS_PER_WRITE])
-            self._delete_where(
-                name, f'document_key == "{document_key(document.document_id)}" and revision != "{revision_of(document)}"'
-            )
-            self._settle(name)
-        if not self.is_current(tenant, collection, document):
-            raise Conflict(f"document {document.document_id!r} was changed by another request at the same time; retry")
+        with contextlib.suppress(NotFound):  # another replica removed the collection meanwhile
+            self._write(name, document, rows)
+            if self.is_current(tenant, collection, document):
+                return
+        raise Conflict(f"document {document.document_id!r} was changed by another request at the same time; retry")
 
     def remove(self, tenant: str, collection: str, document_ids: Sequence[str]) -> int:
         """Removes the documents' rows and answers how many; a collection that is empty afterwards ceases to exist."""
-        return sum(self._remove(name, document_ids) for name in self._names_of(tenant, collection))
+        removed = 0
+        for name in self._names_of(tenant, collection):
+            with contextlib.suppress(NotFound):  # another replica was faster
+                removed += self._remove(name, document_ids)
+        return removed
 
     def _remove(self, name: str, document_ids: Sequence[str]) -> int:
         self._load(name)
-        with self._changing(name), translated("removing from the index"):
+        with self._using(name, "removing from the index", changing=True):
             removed = sum(self._delete_where(name, f'document_key == "{document_key(d)}"') for d in document_ids)
             if self._count(name) == 0:
                 self._client.drop_collection(name, timeout=_CALL_S)
@@ -120,7 +120,7 @@ class MilvusIndex:
     def fetch(self, tenant: str, collection: str, row_ids: Sequence[str]) -> dict[str, SearchHit]:
         """The rows that (still) exist, with score 0."""
         name = self._existing(tenant, collection)
-        with translated("reading from the index"):
+        with self._using(name, "reading from the index"):
             rows = [
                 row
                 for begin in range(0, len(row_ids), _ROWS_PER_READ)
@@ -138,7 +138,7 @@ class MilvusIndex:
     ) -> list[Ranked]:
         if not data:
             return []
-        with translated("searching"):
+        with self._using(name, "searching"):
             found = self._client.search(
                 name,
                 data=data,
@@ -177,6 +177,7 @@ class MilvusIndex:
         with self._load_lock, translated("opening a collection"):
             if name in self._lexicons:
                 return
+            create_missing_indexes(self._milvus, name, _CALL_S)
             self._client.load_collection(name, timeout=_CALL_S)
             lexicon = Lexicon()
             if self._milvus.lexical is Lexical.OWN:
@@ -185,9 +186,10 @@ class MilvusIndex:
 
     def _create(self, tenant: str, collection: str) -> str:
         name = self._name(tenant, collection)
-        schema, indexes = layout(self._milvus, self._dim)
         with translated("creating a collection"):
-            self._client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong", timeout=_CALL_S)
+            self._client.create_collection(
+                name, schema=schema_of(self._milvus, self._dim), consistency_level="Strong", timeout=_CALL_S
+            )
         log.info("created collection %s", collection)
         self._load(name)
         return name
@@ -202,13 +204,24 @@ class MilvusIndex:
         return [name for name in names if name.startswith(tenant_prefix(tenant)) and collection_in(name) == collection]
 
     @contextlib.contextmanager
-    def _changing(self, name: str) -> Iterator[None]:
-        """A change that fails midway leaves the lexicon in doubt: it is read again with the next use."""
+    def _using(self, name: str, doing: str, changing: bool = False) -> Iterator[None]:
+        """Milvus' errors as ours. A collection that vanished is forgotten, and so is one whose change failed midway: its lexicon is
+        in doubt and read anew with the next use."""
         try:
-            yield
-        except BaseException:
-            self._lexicons.pop(name, None)
+            with translated(doing):
+                yield
+        except BaseException as error:
+            if changing or isinstance(error, NotFound):
+                self._lexicons.pop(name, None)
             raise
+
+    def _write(self, name: str, document: IndexedDocument, rows: list[dict[str, Any]]) -> None:
+        old = f'document_key == "{document_key(document.document_id)}" and revision != "{revision_of(document)}"'
+        with self._using(name, "writing to the index", changing=True):
+            for begin in range(0, len(rows), _ROWS_PER_WRITE):
+                self._upsert(name, rows[begin : begin + _ROWS_PER_WRITE])
+            self._delete_where(name, old)
+            self._settle(name)
 
     def _upsert(self, name: str, rows: list[dict[str, Any]]) -> None:
         ids = [row["row_id"] for row in rows]
@@ -237,19 +250,17 @@ class MilvusIndex:
             self._client.flush(name, timeout=_CALL_S)
 
     def _rows_where(self, name: str, expression: str, fields: list[str]) -> list[dict[str, Any]]:
-        return [row for page in self._pages(name, expression, fields) for row in page]
+        """Rows of one document."""
+        rows: list[dict[str, Any]] = self._client.query(
+            name, filter=expression, output_fields=fields, limit=MAX_ROWS_PER_DOCUMENT, timeout=_CALL_S
+        )
+        return rows
 
     def _all_rows(self, name: str, fields: list[str]) -> Iterator[dict[str, Any]]:
-        for page in self._pages(name, "", fields):
-            yield from page
-
-    def _pages(self, name: str, expression: str, fields: list[str]) -> Iterator[list[dict[str, Any]]]:
-        pages = self._client.query_iterator(
-            name, batch_size=_ROWS_PER_READ, filter=expression, output_fields=fields, timeout=_CALL_S
-        )
+        pages = self._client.query_iterator(name, batch_size=_ROWS_PER_READ, output_fields=fields, timeout=_CALL_S)
         try:
             while page := pages.next():
-                yield page
+                yield from page
         finally:
             pages.close()
 

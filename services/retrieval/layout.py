@@ -1,6 +1,6 @@
 """What a collection looks like in Milvus: its name, fields and indexes.
 
-Milvus' collection = ``kq_`` hash of the tenant ``_`` collection, escaped ``_e`` hash of the embedder. Tenants are apart by name, and
+``kq_`` + hash of the tenant + ``_`` + the collection, escaped + ``_e`` + hash of the embedder: tenants are apart by name, and the
 vectors of two embedders are never in one collection.
 """
 
@@ -36,10 +36,8 @@ def collection_in(name: str) -> str:
     return "".join(_ORIGINALS[next(chars)] if ch == "_" else ch for ch in chars)
 
 
-def layout(milvus: Milvus, dim: int) -> tuple[Any, Any]:
-    """Fields and indexes of a collection. An exact scan beats a graph at the sizes the embedded Milvus is made for."""
+def schema_of(milvus: Milvus, dim: int) -> Any:
     schema = milvus.client.create_schema(auto_id=False, enable_dynamic_field=False)
-    indexes = milvus.client.prepare_index_params()
     schema.add_field("row_id", DataType.VARCHAR, is_primary=True, max_length=KEY_LEN)
     schema.add_field("document_key", DataType.VARCHAR, max_length=KEY_LEN)
     schema.add_field("revision", DataType.VARCHAR, max_length=KEY_LEN)
@@ -48,16 +46,25 @@ def layout(milvus: Milvus, dim: int) -> tuple[Any, Any]:
     analyzed = {"enable_analyzer": True} if milvus.lexical is Lexical.SERVER else {}
     schema.add_field("content", DataType.VARCHAR, max_length=MAX_FIELD_BYTES, **analyzed)
     schema.add_field("dense", DataType.FLOAT_VECTOR, dim=dim)
-    if milvus.embedded:
-        indexes.add_index("dense", index_type="FLAT", metric_type="COSINE")
-    else:
-        indexes.add_index("dense", index_type="HNSW", metric_type="COSINE", params={"M": 16, "efConstruction": 200})
     if milvus.lexical is not Lexical.NONE:
-        metric = "BM25" if milvus.lexical is Lexical.SERVER else "IP"
         schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
-        indexes.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type=metric)
     if milvus.lexical is Lexical.SERVER:
         schema.add_function(
             Function(name="bm25", function_type=FunctionType.BM25, input_field_names=["content"], output_field_names=["sparse"])
         )
-    return schema, indexes
+    return schema
+
+
+def create_missing_indexes(milvus: Milvus, name: str, timeout_s: float) -> None:
+    """An exact scan beats a graph at the sizes the embedded Milvus is made for."""
+    wanted: dict[str, dict[str, Any]] = {"dense": {"index_type": "FLAT", "metric_type": "COSINE"}}
+    if not milvus.embedded:
+        wanted["dense"] = {"index_type": "HNSW", "metric_type": "COSINE", "params": {"M": 16, "efConstruction": 200}}
+    if milvus.lexical is not Lexical.NONE:
+        metric = "BM25" if milvus.lexical is Lexical.SERVER else "IP"
+        wanted["sparse"] = {"index_type": "SPARSE_INVERTED_INDEX", "metric_type": metric}
+    for field, index in wanted.items():
+        if not milvus.client.list_indexes(name, field):
+            params = milvus.client.prepare_index_params()
+            params.add_index(field, **index)
+            milvus.client.create_index(name, params, sync=False, timeout=timeout_s)  # in sync it sleeps half a second

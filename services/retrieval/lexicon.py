@@ -24,12 +24,17 @@ TYPICAL_LEN = 200
 # Scripts without spaces count character by character.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 
+_NUM_TERMS = 2**31
+_NO_WORDS = 0  # a term that no query has
+
 SparseVector = dict[int, float]
 
 
 def row_vector(text: str) -> SparseVector:
-    """The document's side of the score, by term."""
+    """The document's side of the score, by term; never empty, since Milvus stores no empty vectors."""
     terms = _terms(text)
+    if not terms:
+        return {_NO_WORDS: 1.0}
     length_factor = K1 * (1 - B + B * len(terms) / TYPICAL_LEN)
     return {term: count * (K1 + 1) / (count + length_factor) for term, count in Counter(terms).items()}
 
@@ -68,4 +73,4 @@ class Lexicon:
 
 def _terms(text: str) -> list[int]:
     words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
-    return [int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") >> 1 for word in words]
+    return [int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % _NUM_TERMS + 1 for word in words]

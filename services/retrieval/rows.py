@@ -15,6 +15,8 @@ from shared.search import IndexedChunk, IndexedDocument, SearchHit
 
 # Milvus' limit for a text field, in UTF-8 bytes.
 MAX_FIELD_BYTES = 65_535
+# What Milvus answers to one query.
+MAX_ROWS_PER_DOCUMENT = 16_384
 KEY_LEN = 40
 OUTPUT_FIELDS = ["row_id", "content", "payload"]
 
@@ -41,6 +43,10 @@ def rows_of(tenant: str, collection: str, document: IndexedDocument) -> list[dic
     Raises:
         InvalidRequest: names the chunk and the limit it exceeds, or the metadata key that cannot be used.
     """
+    if len(document.chunks) > MAX_ROWS_PER_DOCUMENT:
+        raise InvalidRequest(
+            f"chunks: {len(document.chunks)} of one document, more than {MAX_ROWS_PER_DOCUMENT}; split the document"
+        )
     terms = encode_terms(document.document_id, document.title, document.metadata)
     _check_bytes("metadata, title and document_id", json.dumps(terms))
     shared = {"document_key": document_key(document.document_id), "revision": revision_of(document), TERMS_FIELD: terms}

@@ -65,19 +65,19 @@ def _blocks(soup: BeautifulSoup) -> list[tuple[Tag, str]]:
 def _render(blocks: list[tuple[Tag, str]]) -> tuple[str, tuple[Heading, ...]]:
     parts: list[str] = []
     headings: list[Heading] = []
-    length, row = 0, None
+    length = 0
+    above: Tag | None = None
     for block, raw in blocks:
         text = raw.strip("\n") if block.name == "pre" else "\n".join(_squeeze(line) for line in raw.split("\n")).strip()
         if not text.strip():
             continue
-        same_row = block.name in _CELLS and block.parent is row
-        row = block.parent if block.name in _CELLS else None
         if heading := _HEADING.fullmatch(block.name):
             text = _squeeze(text)
             text, title = f"{'#' * int(heading[1])} {text}", text
         elif block.name == "li":
             text = f"- {text}"
-        separator = "" if not parts else " | " if same_row else "\n" if _joins(block) else "\n\n"
+        separator = _separator(above, block) if above else ""
+        above = block
         if heading:
             headings.append(Heading(length + len(separator), int(heading[1]), title))
         parts += [separator, text]
@@ -85,11 +85,11 @@ def _render(blocks: list[tuple[Tag, str]]) -> tuple[str, tuple[Heading, ...]]:
     return "".join(parts), tuple(headings)
 
 
-def _joins(block: Tag) -> bool:
-    """Whether the block follows its neighbour without an empty line: items of a list, rows of a table."""
-    if block.name == "li":
-        return block.find_previous_sibling("li") is not None
-    return block.name in _CELLS and isinstance(block.parent, Tag) and block.parent.find_previous_sibling("tr") is not None
+def _separator(above: Tag, block: Tag) -> str:
+    """Between neighbours: cells of a row, rows of a table, items of a list, anything else."""
+    if above.name in _CELLS and block.name in _CELLS:
+        return " | " if above.parent is block.parent else "\n"
+    return "\n" if above.name == block.name == "li" else "\n\n"
 
 
 def _squeeze(text: str) -> str:

@@ -17,6 +17,11 @@ _BOMS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+# What text that is not Unicode comes in; where nothing else decides, the first.
+_LEGACY = (
+    *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256"),
+    *("cp932", "euc_jp", "euc_kr", "gb18030", "big5"),
+)
 _MAX_CONTROL_SHARE = 0.01
 _GUESS_BYTES = 64 * 1024
 
@@ -56,11 +61,12 @@ def _guess(content: bytes) -> str:
         pass
     if b"\0" in content:
         raise UnreadableDocument("the document is binary, not text")
-    found = from_bytes(content[:_GUESS_BYTES]).best()
-    if found is None:
+    candidates = list(from_bytes(content[:_GUESS_BYTES], cp_isolation=list(_LEGACY)))
+    if not candidates:
         raise UnreadableDocument("the document is binary, or text in an unknown encoding; convert it to UTF-8")
+    best = min(candidates, key=lambda found: (found.chaos, -found.coherence, _LEGACY.index(found.encoding)))
     try:
-        return content.decode(found.encoding)
+        return content.decode(best.encoding)
     except UnicodeDecodeError:
         raise UnreadableDocument("the document mixes encodings; convert it to UTF-8") from None
 

@@ -1,0 +1,251 @@
+"""The index over the embedded Milvus, against a plain model of what it holds."""
+
+import itertools
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.retrieval.filters import expression
+from services.retrieval.index import MilvusIndex
+from services.retrieval.milvus import connect
+from shared.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable
+from shared.search import Filter, FilterOp, IndexedChunk, IndexedDocument, SearchHit
+
+DIM = 8
+_names = (f"c-{i}.x_y" for i in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusIndex]:
+    opened = MilvusIndex(connect(str(tmp_path_factory.mktemp("milvus") / "index"), "", 5), "embedder", DIM)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def collection() -> str:
+    return next(_names)
+
+
+def _document(document_id: str, *texts: str, **metadata: str) -> IndexedDocument:
+    chunks = tuple(IndexedChunk(f"{document_id}-{i}", text, (i, 7), "H", i, i + 1) for i, text in enumerate(texts))
+    return IndexedDocument(document_id, f"Title of {document_id}", "model", chunks, metadata)
+
+
+def _vectors(document: IndexedDocument) -> np.ndarray:
+    seeds = [abs(hash((document.document_id, c.text))) for c in document.chunks]
+    return np.stack([np.random.default_rng(s).standard_normal(DIM) for s in seeds]).astype(np.float32)
+
+
+def _put(index: MilvusIndex, collection: str, *documents: IndexedDocument, tenant: str = "t") -> None:
+    for document in documents:
+        index.put(tenant, collection, document, _vectors(document))
+
+
+def _dense(index: MilvusIndex, collection: str, where: str = "", limit: int = 1000, tenant: str = "t") -> list[SearchHit]:
+    ranked = index.search_dense(tenant, collection, np.ones((1, DIM), np.float32), limit, where)[0]
+    rows = index.fetch(tenant, collection, [key for key, _ in ranked])
+    return [rows[key] for key, _ in ranked]
+
+
+def _bm25(index: MilvusIndex, collection: str, query: str) -> list[str]:
+    ranked = index.search_bm25("t", collection, [query], 100, "")[0]
+    rows = index.fetch("t", collection, [key for key, _ in ranked])
+    return [rows[key].chunk.text for key, _ in ranked]
+
+
+def test_what_was_put_is_found_whole(index: MilvusIndex, collection: str) -> None:
+    document = _document('d"1\\', "one", "two", lang="en")
+    _put(index, collection, document)
+    assert sorted((hit.chunk for hit in _dense(index, collection)), key=lambda c: c.chunk_id) == list(document.chunks)
+    hit = _dense(index, collection)[0]
+    assert (hit.document_id, hit.title, hit.metadata, hit.model_fingerprint) == ('d"1\\', document.title, {"lang": "en"}, "model")
+
+
+def test_the_nearest_vector_comes_first_with_its_cosine(index: MilvusIndex, collection: str) -> None:
+    document = _document("d", "one", "two", "three")
+    _put(index, collection, document)
+    query = _vectors(document)[1:2]
+    best_key, best_score = index.search_dense("t", collection, query, 3, "")[0][0]
+    assert index.fetch("t", collection, [best_key])[best_key].chunk.text == "two"
+    assert best_score == pytest.approx(1.0, abs=1e-5)
+
+
+def test_every_query_of_a_batch_gets_its_own_ranking(index: MilvusIndex, collection: str) -> None:
+    document = _document("d", "one", "two", "three")
+    _put(index, collection, document)
+    rankings = index.search_dense("t", collection, _vectors(document), 1, "")
+    rows = index.fetch("t", collection, [ranking[0][0] for ranking in rankings])
+    assert [rows[ranking[0][0]].chunk.text for ranking in rankings] == ["one", "two", "three"]
+
+
+def test_more_hits_than_there_are_chunks_is_no_error(index: MilvusIndex, collection: str) -> None:
+    _put(index, collection, _document("d", "one", "two"))
+    assert len(_dense(index, collection, limit=16_384)) == 2
+
+
+def test_replacing_a_document_removes_its_old_chunks(index: MilvusIndex, collection: str) -> None:
+    _put(index, collection, _document("d", "one", "two", "three"), _document("other", "one"))
+    _put(index, collection, _document("d", "one", "new"))
+    assert sorted((h.document_id, h.chunk.text) for h in _dense(index, collection)) == [
+        ("d", "new"),
+        ("d", "one"),
+        ("other", "one"),
+    ]
+    assert _bm25(index, collection, "three two") == []
+
+
+def test_only_an_equal_document_is_current(index: MilvusIndex, collection: str) -> None:
+    document = _document("d", "one", "two")
+    assert not index.is_current("t", collection, document)
+    _put(index, collection, document)
+    assert index.is_current("t", collection, document)
+    assert not index.is_current("t", collection, replace(document, chunks=document.chunks[:1]))
+    assert not index.is_current("t", collection, replace(document, model_fingerprint="other"))
+    assert not index.is_current("t", collection, replace(document, document_id="e"))
+
+
+def test_a_rare_word_finds_its_chunk_however_late_it_came(index: MilvusIndex, collection: str) -> None:
+    for i in range(12):
+        _put(index, collection, _document(f"d{i}", f"who founded the town of place{i} and when", "who founded what and when"))
+    _put(index, collection, _document("last", "the town of Zorblatt", "another town"))
+    assert _bm25(index, collection, "when and who founded Zorblatt")[0] == "the town of Zorblatt"
+
+
+def test_words_that_nobody_has_find_nothing(index: MilvusIndex, collection: str) -> None:
+    _put(index, collection, _document("d", "one"))
+    assert index.search_bm25("t", collection, ["zebra", "one", "!?"], 5, "")[0] == []
+    assert len(index.search_bm25("t", collection, ["zebra", "one", "!?"], 5, "")[1]) == 1
+
+
+def test_a_chunk_without_any_word_can_be_stored(index: MilvusIndex, collection: str) -> None:
+    _put(index, collection, IndexedDocument("d", "", "m", (IndexedChunk("c", "!?", (1,)),)))
+    assert [hit.chunk.text for hit in _dense(index, collection)] == ["!?"]
+
+
+def test_tenants_do_not_see_each_other(index: MilvusIndex, collection: str) -> None:
+    _put(index, collection, _document("d", "mine"), tenant="a-tenant")
+    _put(index, collection, _document("d", "theirs"), tenant="b-tenant")
+    assert [hit.chunk.text for hit in _dense(index, collection, tenant="a-tenant")] == ["mine"]
+    theirs = [key for key, _ in index.search_dense("b-tenant", collection, np.ones((1, DIM), np.float32), 9, "")[0]]
+    assert index.fetch("a-tenant", collection, theirs) == {}
+    assert index.remove("c-tenant", collection, ["d"]) == 0
+    assert [(info.name, info.num_chunks) for info in index.collections("a-tenant")] == [(collection, 1)]
+    assert index.collections("c-tenant") == []
+
+
+def test_an_unknown_collection_is_named_with_those_there_are(index: MilvusIndex) -> None:
+    _put(index, "known.one", _document("d", "text"), tenant="n")
+    with pytest.raises(NotFound, match=r"'missing' does not exist; there are: known\.one"):
+        _dense(index, "missing", tenant="n")
+    with pytest.raises(NotFound, match="there is none yet"):
+        _dense(index, "missing", tenant="nobody")
+
+
+def test_removing_the_last_document_removes_the_collection(index: MilvusIndex, collection: str) -> None:
+    _put(index, collection, _document("d", "one", "two"), _document("e", "three"))
+    assert index.remove("t", collection, ["d", "unknown"]) == 2
+    assert index.remove("t", collection, ["e"]) == 1
+    with pytest.raises(NotFound):
+        _dense(index, collection)
+    _put(index, collection, _document("d", "again"))
+    assert _bm25(index, collection, "again") == ["again"]
+
+
+def test_a_chunk_that_does_not_fit_leaves_nothing_behind(index: MilvusIndex, collection: str) -> None:
+    with pytest.raises(InvalidRequest):
+        _put(index, collection, _document("d", "x" * 70_000))
+    with pytest.raises(NotFound):
+        _dense(index, collection)
+
+
+HOSTILE = [
+    '"',
+    "\\",
+    '\\"',
+    "'",
+    "a\nb",
+    "%",
+    "_",
+    '" or 1 == 1 or "',
+    "\x00",
+    "é",
+    "😀",
+    "é😀",
+    "ab",
+    "abc",
+    "",
+    "\u2028",
+    "] or terms[",
+]
+hostile = st.sampled_from(HOSTILE) | st.text(st.characters(codec="utf-8"), max_size=6)
+
+
+@pytest.fixture(scope="module")
+def hostile_documents(index: MilvusIndex) -> str:
+    _put(index, "hostile", _document("without", "text"), *(_document(f"d{i}", "text", key=v) for i, v in enumerate(HOSTILE)))
+    return "hostile"
+
+
+@given(wanted=hostile, op=st.sampled_from([FilterOp.EQ, FilterOp.NE, FilterOp.PREFIX]))
+@settings(deadline=None)
+def test_filters_select_what_a_plain_comparison_selects(
+    index: MilvusIndex, hostile_documents: str, wanted: str, op: FilterOp
+) -> None:
+    found = {hit.document_id for hit in _dense(index, hostile_documents, expression([Filter("key", op, (wanted,))]))}
+    holds = {FilterOp.EQ: wanted.__eq__, FilterOp.NE: wanted.__ne__, FilterOp.PREFIX: lambda v: v.startswith(wanted)}[op]
+    expected = {f"d{i}" for i, value in enumerate(HOSTILE) if holds(value)} | ({"without"} if op is FilterOp.NE else set())
+    assert found == expected
+
+
+def test_filters_apply_to_built_in_fields_and_all_together(index: MilvusIndex, collection: str) -> None:
+    _put(index, collection, _document("a/1", "x", lang="en"), _document("a/2", "x", lang="de"), _document("b/1", "x", lang="en"))
+    both = [Filter("document_id", FilterOp.PREFIX, ("a/",)), Filter("lang", FilterOp.IN, ("en", "fr"))]
+    assert [hit.document_id for hit in _dense(index, collection, expression(both))] == ["a/1"]
+    titled = [Filter("title", FilterOp.EQ, ("Title of b/1",))]
+    assert [hit.document_id for hit in _dense(index, collection, expression(titled))] == ["b/1"]
+    assert len(index.search_bm25("t", collection, ["x"], 9, expression(both))[0]) == 1
+
+
+def test_another_embedder_is_refused_until_the_collection_is_gone(tmp_path: Path) -> None:
+    milvus = connect(str(tmp_path / "index"), "", 5)
+    old, new = MilvusIndex(milvus, "old", DIM), MilvusIndex(milvus, "new", DIM)
+    _put(old, "c", _document("d", "one"))
+    with pytest.raises(FailedPrecondition, match="another embedder than new"):
+        _dense(new, "c")
+    with pytest.raises(FailedPrecondition, match="another embedder than new"):
+        _put(new, "c", _document("e", "two"))
+    assert new.remove("t", "c", ["d"]) == 1
+    _put(new, "c", _document("e", "two"))
+    assert [hit.chunk.text for hit in _dense(new, "c")] == ["two"]
+    new.close()
+
+
+def _write_until_killed(directory: str, acknowledged: "multiprocessing.Queue[int]") -> None:
+    index = MilvusIndex(connect(directory, "", 5), "embedder", DIM)
+    for i in itertools.count():
+        _put(index, "c", _document(f"d{i}", f"text {i}", "more"))
+        acknowledged.put(i)
+
+
+def test_acknowledged_documents_survive_a_kill_and_the_next_owner_waits_for_the_lock(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    acknowledged: multiprocessing.Queue[int] = spawn.Queue()
+    writer = spawn.Process(target=_write_until_killed, args=(str(tmp_path / "index"), acknowledged))
+    writer.start()
+    last = [acknowledged.get(timeout=60) for _ in range(4)][-1]
+    with pytest.raises(Unavailable, match="another process"):
+        connect(str(tmp_path / "index"), "", 0.1)
+    writer.kill()
+    writer.join()
+    index = MilvusIndex(connect(str(tmp_path / "index"), "", 10), "embedder", DIM)
+    found = {hit.document_id for hit in _dense(index, "c")}
+    assert {f"d{i}" for i in range(last + 1)} <= found
+    assert set(_bm25(index, "c", "text")) >= {f"text {i}" for i in range(last + 1)}
+    index.close()
