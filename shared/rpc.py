@@ -132,7 +132,7 @@ def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> No
     name, details = to_status(error)
     grpc_context.set_code(grpc.StatusCode[name])
     grpc_context.set_details(error.detail)
-    grpc_context.set_trailing_metadata(((DETAILS_KEY, details),))
+    grpc_context.set_trailing_metadata([(DETAILS_KEY, details)])  # Serve appends it to a list of its own
 
 
 def _named_like(call: CallT, handler: Any) -> CallT:

@@ -73,6 +73,10 @@ class AgentActor:
                 await self._start()
         return self._address
 
+    async def process_id(self) -> int:
+        """For operators: which process on the node this is."""
+        return os.getpid()
+
     async def _start(self) -> None:
         directory = Path(os.environ.get(DIRECTORY_VARIABLE) or self._config.directory)
         nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))

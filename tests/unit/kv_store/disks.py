@@ -21,7 +21,8 @@ class TroubledDisk(Disk):
         self._trouble_at, self._happen = trouble_at, happen
 
     def make_dir(self, path: Path) -> None:
-        self._operation()
+        if not path.is_dir():
+            self._operation()
         super().make_dir(path)
 
     def write(self, path: Path, data: bytes) -> None:
