@@ -80,7 +80,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
-        self.stats = EngineStats()
+        self._stats = EngineStats()
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
         self._decode = decode
@@ -125,6 +125,10 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are ignored."""
         self._inbox.put(lambda: self._fail_by_id(request_id, Cancelled("the request was cancelled")))
+
+    def stats(self) -> EngineStats:
+        """As of the last step."""
+        return self._stats
 
     def close(self) -> None:
         """Ends ``run``. Requests alive fail as unavailable; KV that is being stored is stored."""
@@ -182,7 +186,7 @@ class Engine:
         passes = self._scheduler.pick(self._works())
         for slices in passes:
             self._run_pass(slices)
-        self.stats = self._snapshot(len(passes))
+        self._stats = self._snapshot(len(passes))
         return bool(passes)
 
     def check_invariants(self) -> None:
@@ -475,7 +479,7 @@ class Engine:
         params = job.request.sampling
         chosen = sample(logits_V, params, answer.sample, answer.num_generated)
         ended = chosen.token_id in self.model.spec.eos_ids and not params.ignore_eos
-        text = answer.text.push(chosen.token_id)
+        text = "" if ended else answer.text.push(chosen.token_id)  # the end mark is no text, whatever the tokenizer makes of it
         answer.num_generated += 1
         job.generated += 1
         _emit(job, TokenEvent(answer.question, answer.sample, chosen.token_id, text, chosen.logprob, chosen.top_logprobs))
@@ -546,7 +550,7 @@ class Engine:
             running=len(self._running),
             paused=len(self._paused),
             waiting=len(self._waiting),
-            num_steps=self.stats.num_steps + (num_passes > 0),
+            num_steps=self._stats.num_steps + (num_passes > 0),
         )
 
 

@@ -27,6 +27,9 @@ from shared.errors import InvalidRequest, ModelUnsupported
 ATTENTION = "kvquilt"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _CHANGES_ATTENTION = ("softcap", "s_aux")
+# Parts of the names of settings that change keys and values at equal weights: rms_norm_eps, hidden_act, residual_multiplier, …
+# Chosen by name, so that settings which a later transformers adds do not make stored KV foreign.
+_SETTINGS_IN_KV = ("eps", "hidden_act", "multiplier", "scaling", "clip", "norm")
 _EXACT_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
