@@ -57,15 +57,23 @@ class ContextShape:
 
 
 def draw_context(rng: random.Random, worlds: Worlds, shape: ContextShape, split: Split, num_questions: int) -> Context:
-    """Passages of documents, half of the time all of one kind, in an order like a retriever's, with questions about them."""
+    """Passages of documents in an order like a retriever's, with questions about them.
+
+    Most contexts are about things of one kind, and often they are the same part of each document: then only the name in the
+    question tells which of the passages to read.
+    """
     kinds = list(worlds.kinds)
-    if rng.random() < 0.5:
+    if rng.random() < 0.75:
         kinds = [rng.choice(kinds)]
+    same_part = rng.random() if rng.random() < 0.5 else None
     passages: list[Passage] = []
     while len(passages) < shape.num_passages:
         document = worlds.write(rng, rng.choice(kinds), split, Style.draw(rng))
         cut = list(cut_passages(document, Layout.draw(rng), int(shape.passage_chars * rng.uniform(0.7, 1.2))))
-        passages += rng.sample(cut, rng.randint(1, len(cut))) if rng.random() < 0.8 else cut
+        if same_part is not None:
+            passages.append(cut[int(same_part * len(cut))])
+        else:
+            passages += rng.sample(cut, rng.randint(1, len(cut))) if rng.random() < 0.8 else cut
     passages = passages[: shape.num_passages]
     if rng.random() < 0.8:
         rng.shuffle(passages)

@@ -22,7 +22,7 @@ TEMPLATE = PromptTemplate(
 @dataclass(frozen=True, slots=True)
 class Recipe:
     seed: int = 0
-    steps: int = 5000
+    steps: int = 5500
     vocab_size: int = 1536
     tokenizer_documents: int = 4000
     hidden_size: int = 128
@@ -32,13 +32,13 @@ class Recipe:
     num_kv_heads: int = 2
     tokens_per_step: int = 3072
     lr: float = 4e-3
-    questions_per_row: int = 6
+    questions_per_row: int = 12
 
     def shape(self, rng: random.Random, step: int) -> ContextShape:
-        """From one or two short passages to eight long ones over the first half of the steps."""
+        """From one or two short passages to seven long ones over the first half of the steps."""
         progress = min(1.0, 2 * step / self.steps)
-        most = 2 + round(6 * progress)
-        longest = 160 + round(240 * progress)
+        most = 2 + round(5 * progress)
+        longest = 160 + round(180 * progress)
         return ContextShape(rng.randint(1, most), rng.randint(120, longest))
 
     def repetition_share(self, step: int) -> float:
