@@ -98,7 +98,7 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
     kvquilt ask "Who signed the lease?" -c handbook    an answer with its sources
     kvquilt down                                       stop them
     """
-    from cluster.config import default_data_dir
+    from cluster.paths import default_data_dir
 
     where = data_dir.expanduser().absolute() if data_dir else default_data_dir(os.environ)
     ctx.obj = Session(where, data_dir is not None, target, tenant, Console(highlight=False), Console(stderr=True, highlight=False))

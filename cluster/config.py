@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.paths import DEMO_MODEL, default_data_dir
 from services.gateway.config import GatewayConfig
 from services.generator.config import GeneratorConfig
 from services.ingestion.config import IngestionConfig
@@ -21,9 +22,6 @@ from shared.config import load, merge_env
 from shared.errors import ConfigError
 from shared.log import LogConfig
 
-PROJECT_ROOT = Path(__file__).resolve().parents[1]
-DEMO_ASSETS = PROJECT_ROOT / "cluster" / "demo_assets"
-DEMO_MODEL = DEMO_ASSETS / "model"
 DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
 SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator")
@@ -75,14 +73,6 @@ def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str]) -> QuiltCo
             raise ConfigError(f"{section}: expected a section, got {given!r}")
         merged[section] = _under(given, shared)
     return load(QuiltConfig, merged)
-
-
-def default_data_dir(environ: Mapping[str, str]) -> Path:
-    """``KVQUILT_DATA_DIR``, else the user's data directory."""
-    if chosen := environ.get("KVQUILT_DATA_DIR"):
-        return Path(chosen).expanduser().absolute()
-    base = environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "kvquilt"
 
 
 def resolve_model(model: str) -> str:

@@ -21,9 +21,10 @@ from rich.text import Text
 
 from cluster import launcher
 from cluster.asking import WholeAnswer, collect
-from cluster.config import DEMO_ASSETS, QuiltConfig, load_quilt
+from cluster.config import QuiltConfig, load_quilt
 from cluster.console import STAGES, citation_line, milliseconds, start_progress, usage_line
 from cluster.ingesting import ingest_files
+from cluster.paths import DEMO_ASSETS
 from cluster.remote import ingest_client, rag_client
 from cluster.sources import find_sources
 from load_tests.report import Measurement, write_report

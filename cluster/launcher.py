@@ -13,12 +13,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cluster.config import PROJECT_ROOT, QuiltConfig
+from cluster.paths import PROJECT_ROOT
 from cluster.processes import end_session
 from cluster.state import RunDirectory, StackState
 from shared.config import to_dict
 from shared.errors import Conflict, Unavailable
+
+if TYPE_CHECKING:
+    from cluster.config import QuiltConfig  # brings torch along, which `kvquilt down` does not need
 
 POLL_S = 0.2
 START_TIMEOUT_S = 1800.0  # a model may have to be downloaded first

@@ -9,7 +9,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.config import DEMO_MODEL, SECTIONS, QuiltConfig
+from cluster.config import SECTIONS, QuiltConfig
+from cluster.paths import DEMO_MODEL
 from shared.deployment import DeploymentConfig
 
 HEAD = """# Configuration

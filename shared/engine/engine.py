@@ -255,7 +255,7 @@ class Engine:
         self._running.append(job)
         prefix_ids = job.request.prefix_ids
         if prefix_ids:
-            job.prefix, new = self._pool.acquire(f"prefix:{ids_hash(prefix_ids)}", prefix_ids)
+            job.prefix, new = self._pool.acquire(f"prefix:{ids_hash(prefix_ids)}", (), prefix_ids)
             if new:
                 self._pool.compute(job.prefix, Branch(self.model.spec, prefix_ids, 0))
         try:
@@ -272,7 +272,8 @@ class Engine:
         to_load = {}
         if job.request.reuse is not ReuseMode.FULL:
             for chunk in {c.chunk_id: c for c in job.request.chunks}.values():
-                job.entries[chunk.chunk_id], new = self._pool.acquire(chunk.chunk_id, chunk.token_ids)
+                entry, new = self._pool.acquire(chunk.chunk_id, job.request.prefix_ids, chunk.token_ids)
+                job.entries[chunk.chunk_id] = entry
                 if new:
                     to_load[chunk.chunk_id] = len(chunk.token_ids)
         return to_load
@@ -433,6 +434,7 @@ class Engine:
             assert owner.branch is not None
             self._loader.save(
                 owner.chunk.chunk_id,
+                job.request.prefix_ids,
                 owner.chunk.token_ids,
                 owner.branch.segment,
                 owner.broken,
@@ -447,7 +449,7 @@ class Engine:
         segment = entry.branch.segment
         self._pool.fill(entry, segment)
         if not entry.key.startswith("prefix:"):
-            self._loader.save(entry.key, entry.token_ids, segment, entry.broken)
+            self._loader.save(entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken)
 
     def _on_logits(self, job: GenerateJob, owner: Question | Answer, logits_V: torch.Tensor) -> None:
         if job.request.request_id not in self._jobs:

@@ -26,6 +26,7 @@ class Entry:
     """``branch`` computes it while COMPUTING; ``broken``: a stored copy failed its checksum and must be replaced."""
 
     key: str
+    prefix_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     state: State
     refs: int = 0
@@ -42,7 +43,7 @@ class Pool:
         self.num_bytes = 0
         self._entries: dict[str, Entry] = {}
 
-    def acquire(self, key: str, token_ids: tuple[int, ...]) -> tuple[Entry, bool]:
+    def acquire(self, key: str, prefix_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[Entry, bool]:
         """The entry with one more reference, and whether it is new (LOADING; somebody must fill it).
 
         Raises:
@@ -51,7 +52,7 @@ class Pool:
         entry = self._entries.pop(key, None)
         new = entry is None
         if entry is None:
-            entry = Entry(key, token_ids, State.LOADING)
+            entry = Entry(key, prefix_ids, token_ids, State.LOADING)
         self._entries[key] = entry  # most recently used last
         if entry.token_ids != token_ids:
             raise InvalidRequest(f"chunks: identity {key} was given for two different runs of tokens")

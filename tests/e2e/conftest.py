@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster import launcher
-from cluster.config import DEMO_ASSETS
+from cluster.paths import DEMO_ASSETS
 from cluster.processes import session_members
 from tests.e2e import stack as stacks
 from tests.e2e.stack import Stack

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from cluster import launcher
-from cluster.config import PROJECT_ROOT, load_quilt
+from cluster.config import load_quilt
+from cluster.paths import PROJECT_ROOT
 from cluster.processes import session_members
 from cluster.state import StackState
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import DEMO_ASSETS
+from cluster.paths import DEMO_ASSETS
 from cluster.remote import ingest_client, rag_client
 from shared.answer import AnswerDone, AnswerEvent, RetrievalOptions
 from shared.clients.generation import GeneratedToken, Sampling

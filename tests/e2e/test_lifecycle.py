@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from cluster import launcher
-from cluster.config import DEMO_MODEL
+from cluster.paths import DEMO_MODEL
 from cluster.processes import session_members
 from cluster.state import RunDirectory
 from tests.e2e import stack as stacks

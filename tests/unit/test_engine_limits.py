@@ -154,7 +154,13 @@ class Shelf:
         return {i: _Book(*self.kv[i], i in self.corrupt) for i in chunk_lens if i in self.kv}
 
     def save(
-        self, chunk_id: str, token_ids: Sequence[int], k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], replace: bool
+        self,
+        chunk_id: str,
+        prefix_ids: Sequence[int],
+        token_ids: Sequence[int],
+        k_LHTD: Sequence[torch.Tensor],
+        v_LHTD: Sequence[torch.Tensor],
+        replace: bool,
     ) -> None:
         if self.failure is not None:
             raise self.failure

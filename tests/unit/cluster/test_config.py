@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import DEMO_MODEL, QuiltConfig, default_data_dir, load_quilt
+from cluster.config import QuiltConfig, load_quilt
+from cluster.paths import DEMO_MODEL, default_data_dir
 from shared.config import load, to_dict
 from shared.errors import ConfigError
 
