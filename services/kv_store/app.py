@@ -95,7 +95,7 @@ class RayNodes:
     def __init__(self, find_agent: FindAgent) -> None:
         self._find_agent = find_agent
         self._agents: dict[str, Any] = {}  # an actor ends when whoever started it drops its handle
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._locks: dict[str, asyncio.Lock] = {}
         self._home, self._ids = _living_nodes()
@@ -112,13 +112,13 @@ class RayNodes:
             await self.refresh()
         if node_id not in self._ids:
             raise NotFound(f"node {node_id[:64]!r}: not a living node of this cluster")
-        async with self._locks.setdefault(node_id, asyncio.Lock()):
+        async with self._lock(node_id):
             if node_id not in self._channels:
-                self._channels[node_id] = grpc.aio.insecure_channel(await self._address(node_id), options=CHANNEL_OPTIONS)
-            return KvStoreClient(GrpcTransport(self._channels[node_id], SERVICE, APPLICATION))
+                self._connect(node_id, await self._address(node_id))
+            return KvStoreClient(GrpcTransport(self._channels[node_id][1], SERVICE, APPLICATION))
 
     def suspect(self, node_id: str) -> None:
-        channel = self._channels.pop(node_id, None)
+        _, channel = self._channels.pop(node_id, (None, None))
         if channel is not None:
             task = asyncio.ensure_future(channel.close(grace=_GRACE_S))  # others may be in the middle of a call
             self._closing.add(task)
@@ -135,12 +135,26 @@ class RayNodes:
         while True:
             try:
                 await self.refresh()
-                for result in await asyncio.gather(*(self.store(n) for n in self._ids if connect), return_exceptions=True):
+                for result in await asyncio.gather(*(self._look_after(n) for n in self._ids if connect), return_exceptions=True):
                     if isinstance(result, BaseException) and not isinstance(result, KvquiltError):
                         raise result
             except Exception:
                 log.exception("looking at the nodes failed")
             await asyncio.sleep(period_s)
+
+    async def _look_after(self, node_id: str) -> None:
+        """Starts the node's agent if there is none, and notices when it was started again."""
+        async with self._lock(node_id):
+            address = await self._address(node_id)
+            if self._channels.get(node_id, (None, None))[0] != address:
+                self.suspect(node_id)
+                self._connect(node_id, address)
+
+    def _connect(self, node_id: str, address: str) -> None:
+        self._channels[node_id] = address, grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    def _lock(self, node_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(node_id, asyncio.Lock())
 
     async def _address(self, node_id: str) -> str:
         try:

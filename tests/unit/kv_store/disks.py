@@ -41,10 +41,6 @@ class TroubledDisk(Disk):
         source.replace(target)
         self._operation()  # between the rename and making it durable
 
-    def link(self, source: Path, target: Path) -> None:
-        self._operation()
-        super().link(source, target)
-
     def remove(self, path: Path) -> bool:
         self._operation()
         return super().remove(path)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from services.kv_store.agent import Agent
 from services.kv_store.cluster_store import ClusterStore
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
-from shared.kv_types import Manifest, ManifestChunk
+from shared.kv_types import ChunkStat, Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces
@@ -19,16 +19,17 @@ A, B = chunk_id_of(0), chunk_id_of(1)
 CTX = RequestContext.create()
 
 
-class Counting:
-    """An agent that counts how often its bytes are asked for, and waits before it sends them."""
+class Slow:
+    """An agent that counts what it is asked for, and sends no bytes before it may."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self.num_gets = 0
+        self.num_gets = self.num_stats = 0
         self.may_send = asyncio.Event()
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._agent, name)
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
+        self.num_stats += 1
+        return await self._agent.stat(ctx, chunk_ids)
 
     async def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
@@ -64,19 +65,26 @@ def document(document_id: str, *chunk_ids: str) -> Manifest:
     return Manifest("default", "books", document_id, chunks=tuple(ManifestChunk(c, (1,)) for c in chunk_ids))
 
 
-async def test_concurrent_askers_share_one_copy(nodes: KnownNodes, agents: dict[str, Agent]) -> None:
+async def test_concurrent_askers_share_one_copy_and_the_first_may_go_away(nodes: KnownNodes, agents: dict[str, Agent]) -> None:
     await put(agents["far"], A)
-    nodes.stores["far"] = far = Counting(agents["far"])  # type: ignore[assignment]
-    askers = [asyncio.create_task(agents["near"].open(CTX, [A, A, B])) for _ in range(5)]
+    nodes.stores["far"] = far = Slow(agents["far"])  # type: ignore[assignment]
     impatient = asyncio.create_task(agents["near"].open(CTX, [A]))
-    while not far.num_gets:
-        await asyncio.sleep(0)
+    await until(lambda: far.num_gets == 1)
+    patient = [asyncio.create_task(agents["near"].open(CTX, [A, A, B])) for _ in range(5)]
+    await until(lambda: far.num_stats == 6)
     impatient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
     far.may_send.set()
-    for opened in await asyncio.gather(*askers):
+    for opened in await asyncio.gather(*patient):
         assert [o.exists for o in opened] == [True, True, False]
     assert far.num_gets == 1
     assert await stored(agents["near"]) == [A]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
 
 
 async def test_a_peer_whose_copy_is_broken_is_passed_over(nodes: KnownNodes, agents: dict[str, Agent], tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_a_damaged_manifest_is_reported_and_set_aside_by_the_next_life(documents
         raw = path.read_bytes()
         if b'"document_id":"1"' in raw:
             path.write_bytes(raw.replace(b"Title", b"Tytle"))
+    assert documents.put(document("2", B)) is not None  # others are not concerned
     with pytest.raises(CorruptData, match="ingest the document again"):
         documents.get("default", "books", "1")
     assert [m.document_id for m in documents.page("default", "", "", 0, True).manifests] == ["2"]
@@ -123,6 +124,19 @@ def test_a_damaged_manifest_is_reported_and_set_aside_by_the_next_life(documents
     assert len(list((tmp_path / "manifests").glob("*/*/*.damaged"))) == 1
     reborn.put(document("1", A))
     reborn.check_invariants()
+
+
+def test_a_damaged_or_lost_manifest_can_be_replaced_and_removed(documents: Documents, tmp_path: Path) -> None:
+    for harm in (Path.unlink, lambda path: path.write_bytes(b"{}")):
+        documents.put(document("1", A))
+        (path,) = (tmp_path / "manifests").glob("*/*/*.json")
+        harm(path)
+        documents.put(document("1", B))
+        assert documents.get("default", "books", "1") == document("1", B)
+        assert (documents.references(A), documents.references(B)) == (0, 1)
+        path.write_bytes(b"")
+        documents.remove("default", "books", "1")
+        assert documents.num_documents == documents.references(B) == 0
 
 
 def test_a_disk_that_is_full_at_any_moment_leaves_the_old_document_or_the_new_one(tmp_path: Path) -> None:
