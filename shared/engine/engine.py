@@ -343,6 +343,7 @@ class Engine:
             elif holder.prefix is not None and holder.prefix.state is not State.READY:
                 self._missing.append(entry)
             else:
+                entry.prefix_ids = holder.request.prefix_ids
                 self._pool.compute(entry, self._chunk_branch(holder.prefix, entry.token_ids))
         for job in self._running:
             if not isinstance(job, PrefillJob) or (job.prefix is not None and job.prefix.state is not State.READY):
