@@ -23,17 +23,14 @@ class State(enum.Enum):
 
 @dataclass(slots=True)
 class Entry:
-    """``branch`` computes it, behind ``prefix_ids``, while COMPUTING; ``broken``: a stored copy failed its checksum and must be
-    replaced."""
+    """``branch`` computes it while COMPUTING; ``broken``: a stored copy failed its checksum and must be replaced."""
 
     key: str
-    prefix_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     state: State
     refs: int = 0
     segment: Segment | None = None
     branch: Branch | None = None
-    prefix_ids: tuple[int, ...] = ()
     broken: bool = False
 
 
@@ -45,7 +42,7 @@ class Pool:
         self.num_bytes = 0
         self._entries: dict[str, Entry] = {}
 
-    def acquire(self, key: str, prefix_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[Entry, bool]:
+    def acquire(self, key: str, token_ids: tuple[int, ...]) -> tuple[Entry, bool]:
         """The entry with one more reference, and whether it is new (LOADING; somebody must fill it).
 
         Raises:
@@ -54,7 +51,7 @@ class Pool:
         entry = self._entries.pop(key, None)
         new = entry is None
         if entry is None:
-            entry = Entry(key, prefix_ids, token_ids, State.LOADING)
+            entry = Entry(key, token_ids, State.LOADING)
         self._entries[key] = entry  # most recently used last
         if entry.token_ids != token_ids:
             raise InvalidRequest(f"chunks: identity {key} was given for two different runs of tokens")
