@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from shared import errors
+from shared import log as logs
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 from shared.status import DETAILS_KEY, to_status, with_code
@@ -122,7 +123,9 @@ def context_of(meta: _Meta) -> RequestContext:
 
 
 def _context(request: _Request) -> RequestContext:
-    return context_of(request.meta)
+    ctx = context_of(request.meta)
+    logs.bind(ctx)
+    return ctx
 
 
 def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> KvquiltError:
