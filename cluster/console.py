@@ -18,7 +18,7 @@ from shared.clients.health import ServiceHealth
 STAGES: tuple[tuple[str, Callable[[Timings], float]], ...] = (
     ("retrieve", lambda t: t.retrieve_ms),
     ("queue", lambda t: t.queue_ms),
-    ("load KV", lambda t: t.load_ms),
+    ("load", lambda t: t.load_ms),
     ("prefill", lambda t: t.prefill_ms),
     ("first token", lambda t: t.first_token_ms),
     ("decode", lambda t: t.decode_ms),
@@ -37,8 +37,8 @@ def status_table(services: Sequence[ServiceHealth]) -> Table:
 
 def timings_table(usage: AnswerUsage) -> Table:
     """Stages in milliseconds. They overlap: the first token's time contains retrieval, load and prefill."""
-    table = Table(*(name for name, _ in STAGES), box=None, pad_edge=False, header_style="dim")
-    table.add_row(*(milliseconds(of(usage.timings)) for _, of in STAGES))
+    table = stages_table("ms")
+    table.add_row("", *stage_cells(usage.timings))
     return table
 
 
@@ -53,8 +53,20 @@ def citation_line(citations: Sequence[Citation]) -> str:
     return "; ".join(f"{c.document_id}{f' ({c.heading})' if c.heading else ''} [{c.hit + 1}]" for c in citations) or "none"
 
 
-def milliseconds(value: float) -> str:
-    return f"{value:.0f} ms" if value >= 10 or value == 0 else f"{value:.1f} ms"
+def stages_table(*first: str) -> Table:
+    """Columns ``first``, then one per stage."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    for name in first:
+        table.add_column(name, no_wrap=True)
+    for name, _ in STAGES:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def stage_cells(timings: Timings) -> list[str]:
+    """Milliseconds, without the unit."""
+    values = [of(timings) for _, of in STAGES]
+    return [f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.1f}" for value in values]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from rich.text import Text
 from cluster import launcher
 from cluster.asking import WholeAnswer, collect
 from cluster.config import QuiltConfig, load_quilt
-from cluster.console import STAGES, citation_line, milliseconds, start_progress, usage_line
+from cluster.console import citation_line, stage_cells, stages_table, start_progress, usage_line
 from cluster.ingesting import ingest_files
 from cluster.paths import DEMO_ASSETS
 from cluster.remote import ingest_client, rag_client
@@ -135,12 +135,11 @@ def show_answers(console: Console, asked: Sequence[Asked]) -> None:
         text = a.answers["reordered"].text()
         console.print(Text.assemble((a.question.question, "bold"), "  ", (text.text.strip(), "green")))
         console.print(Text(f"sources: {citation_line(text.citations)}", "dim"), soft_wrap=True)
-        table = Table("", "reused", "computed", *(name for name, _ in STAGES), box=None, pad_edge=False, header_style="dim")
+        table = stages_table("tokens, ms", "reused", "computed")
         for mode, answer in a.answers.items():
             assert answer.usage is not None
             usage, timings = answer.usage.usage, answer.usage.timings
-            stages = (milliseconds(of(timings)) for _, of in STAGES)
-            table.add_row(mode, str(usage.reused_tokens), str(usage.recomputed_tokens), *stages)
+            table.add_row(mode, str(usage.reused_tokens), str(usage.recomputed_tokens), *stage_cells(timings))
         console.print(table)
         console.print()
 
