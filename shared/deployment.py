@@ -1,15 +1,23 @@
-"""How an application is scaled: the same section, ``deployment``, in every service's configuration."""
+"""How an application is scaled and how it logs: the same section, ``deployment``, in every service's configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.log import LogConfig
+
 
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig:
-    """``max_replicas`` above ``num_replicas`` turns autoscaling between the two on. ``num_cpus`` and ``num_gpus`` are what Ray
-    reserves per replica; 0 CPUs lets everything fit on a small machine."""
+    """
+    num_replicas: processes that serve at the start; max_replicas above it turns autoscaling between the two on.
+    max_ongoing_requests, max_queued_requests: per replica; what exceeds both is refused as overloaded.
+    target_ongoing_requests: load per replica that autoscaling aims at.
+    num_cpus, num_gpus, resources: what Ray reserves per replica; 0 CPUs lets everything fit on a small machine.
+    drain_s: how long a replica that is asked to stop may finish its requests.
+    log: level and format, where this service differs from the shared setting.
+    """
 
     num_replicas: int = 1
     max_replicas: int = 0
@@ -20,6 +28,7 @@ class DeploymentConfig:
     num_gpus: float = 0.0
     resources: dict[str, float] = field(default_factory=dict)
     drain_s: float = 20.0
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         for name in ("num_replicas", "max_ongoing_requests", "target_ongoing_requests"):

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from shared import errors
+from shared import log as logs
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 from shared.status import DETAILS_KEY, to_status
@@ -44,6 +45,7 @@ class GrpcContext(Protocol):
 RequestT = TypeVar("RequestT", bound=_Request)
 ResponseT = TypeVar("ResponseT")
 SelfT = TypeVar("SelfT")
+CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 
 def unary(
@@ -113,7 +115,9 @@ def context_of(meta: _Meta) -> RequestContext:
 
 
 def _context(request: _Request) -> RequestContext:
-    return context_of(request.meta)
+    ctx = context_of(request.meta)
+    logs.bind(ctx)
+    return ctx
 
 
 def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> None:
@@ -128,15 +132,11 @@ def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> No
     name, details = to_status(error)
     grpc_context.set_code(grpc.StatusCode[name])
     grpc_context.set_details(error.detail)
-    grpc_context.set_trailing_metadata(((DETAILS_KEY, details),))
+    grpc_context.set_trailing_metadata([(DETAILS_KEY, details)])  # Serve appends it to a list of its own
 
 
-def _named_like(call: Any, handler: Any) -> Any:
+def _named_like(call: CallT, handler: Any) -> CallT:
     # Not functools.wraps: Serve reads the signature to see whether to pass grpc_context, and must see call's own.
-    call.__name__, call.__qualname__, call.__doc__, call.__module__ = (
-        handler.__name__,
-        handler.__qualname__,
-        handler.__doc__,
-        handler.__module__,
-    )
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        setattr(call, name, getattr(handler, name))
     return call

@@ -135,9 +135,10 @@ class Generator:
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
         """Who asks for too much is told so, here or by the engine; the default only takes the room there is."""
-        limit = self.config.max_tokens_limit
+        spec, limit = self.model.spec, self.config.max_tokens_limit
         if asked is None:
-            return max(1, min(self.config.max_tokens, self.model.spec.max_positions - prompt_len))
+            room = min(spec.max_positions, spec.sliding_window or spec.max_positions) - prompt_len + 1  # the last is never fed back
+            return max(1, min(self.config.max_tokens, room))
         if asked > limit:
             raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
         return asked

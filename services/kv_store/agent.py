@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from services.kv_store.chunk_files import ChunkFiles, check_chunk_id
 from services.kv_store.documents import Documents, Removal
 from shared.clients.health import ServiceHealth
-from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, NotFound, Unavailable
+from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, KvquiltError, NotFound, Unavailable
 from shared.kv_types import ChunkPage, ChunkStat, DeletedChunks, KvStore, Manifest, ManifestPage, OpenedChunk
 from shared.request import RequestContext, check_name
 
@@ -20,6 +22,7 @@ ResultT = TypeVar("ResultT")
 
 SERVICE = "kv_store"
 _MOST_COPIES_AT_ONCE = 4
+_PEER_TIMEOUT_S = 5.0
 
 
 class Nodes(Protocol):
@@ -146,9 +149,10 @@ class Agent:
     # ---- copies from other nodes
 
     async def _holders(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
-        """(node, size) of every copy that other nodes have; nodes that do not answer have none."""
+        """(node, size) of every copy that other nodes have; nodes that do not answer soon have none."""
+        soon = replace(ctx, deadline_s=min(ctx.deadline_s, time.monotonic() + _PEER_TIMEOUT_S))
         holders: dict[str, list[tuple[str, int]]] = {}
-        answers, _ = await self._ask_others(lambda peer: peer.stat(ctx, chunk_ids))
+        answers, _ = await self._ask_others(lambda peer: peer.stat(soon, chunk_ids))
         for node_id, stats in answers.items():
             for stat in stats:
                 if stat.exists:
@@ -253,7 +257,7 @@ async def ask(
     results = await asyncio.gather(*(on_node(nodes, n, call) for n in asked), return_exceptions=True)
     answers: dict[str, ResultT] = {}
     for node_id, result in zip(asked, results, strict=True):
-        if isinstance(result, (Unavailable, NotFound)):
+        if isinstance(result, (Unavailable, DeadlineExceeded, NotFound)):
             log.warning("node %s does not answer: %s", node_id, result.detail)
         elif isinstance(result, BaseException):
             raise result

@@ -155,7 +155,7 @@ class ChunkFiles:
             assert verify_chunk(self._path(chunk_id)).header.chunk_id == chunk_id
 
     def _store(self, chunk_id: str, staged: Path, target: Path) -> None:
-        if verify_chunk(staged).header.chunk_id != chunk_id:
+        if verify_chunk(staged, chunk_id).header.chunk_id != chunk_id:
             raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
         self._disk.sync(staged)
         with self._lock:

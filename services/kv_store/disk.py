@@ -45,12 +45,6 @@ class Disk:
         os.replace(source, target)
         self.sync_dir(target.parent)
 
-    def link(self, source: Path, target: Path) -> None:
-        """A second name for the same file; nothing happens when ``target`` exists."""
-        with contextlib.suppress(FileExistsError):
-            os.link(source, target)
-        self.sync_dir(target.parent)
-
     def remove(self, path: Path) -> bool:
         """Whether the file was there. After a power failure it may be there again."""
         try:

@@ -3,7 +3,7 @@
     <directory>/manifests/<tenant>/<collection>/<hash of document id>.json    the documents
     <directory>/removed/<number>.json                                         manifests whose chunks are still to be deleted
 
-A manifest that goes away first gets its name in ``removed/``: there it is its own journal, so that a crash between removing the
+A manifest that goes away is kept in ``removed/`` for a while: there it is its own journal, so that a crash between removing the
 document and deleting its chunks leaves no chunk behind. Reference counts are never stored.
 """
 
@@ -85,17 +85,14 @@ class Documents:
         Raises:
             InvalidRequest: a name or the id is not allowed.
         """
-        path = self._path(_checked_key(manifest))
-        staged = self._staging / f"put-{uuid.uuid4().hex}"
+        key = _checked_key(manifest)
+        path = self._path(key)
         with storing(), self._lock:
             try:
-                self._disk.write(staged, _encode(manifest))
-                removal = self._keep_as_removed(_key(manifest), path)
-                self._disk.make_dir(path.parent)
-                self._disk.move(staged, path)
+                removal = self._keep_as_removed(key, path)
+                self._place(_encode(manifest), path)
             finally:
-                self._disk.remove(staged)
-                self._reload(_key(manifest))
+                self._reload(key)
             return removal
 
     def remove(self, tenant: str, collection: str, document_id: str) -> Removal:
@@ -108,14 +105,14 @@ class Documents:
         with storing(), self._lock:
             if key not in self._chunks_of:
                 raise _absent(key)
+            removal = self._new_removal(key)
             try:
-                removal = self._keep_as_removed(key, path)
-                self._disk.remove(path)
+                self._disk.move(path, removal.path)
                 self._disk.sync_dir(path.parent)
             finally:
+                self._note(removal)
                 self._reload(key)
-        assert removal is not None
-        return removal
+            return removal
 
     def get(self, tenant: str, collection: str, document_id: str) -> Manifest:
         """
@@ -161,13 +158,31 @@ class Documents:
             assert self._sorted is None or self._sorted == sorted(chunks_of)
 
     def _keep_as_removed(self, key: Key, path: Path) -> Removal | None:
-        """A second name for the document's manifest if there is one. Until the first is gone, its chunks count as referenced."""
-        if key not in self._chunks_of:
+        """A copy of the document's manifest if there is one. Until the document is replaced, its chunks count as referenced."""
+        if key not in self._chunks_of or not path.exists():
             return None
-        removal = Removal(self._removed / f"{uuid.uuid4().hex}.json", self._chunks_of[key])
-        self._disk.link(path, removal.path)
-        self._pending[removal.path] = removal
+        removal = self._new_removal(key)
+        try:
+            self._place(path.read_bytes(), removal.path)
+        finally:
+            self._note(removal)
         return removal
+
+    def _new_removal(self, key: Key) -> Removal:
+        return Removal(self._removed / f"{uuid.uuid4().hex}.json", self._chunks_of[key])
+
+    def _note(self, removal: Removal) -> None:
+        if removal.path.exists():
+            self._pending[removal.path] = removal
+
+    def _place(self, data: bytes, path: Path) -> None:
+        staged = self._staging / f"put-{uuid.uuid4().hex}"
+        try:
+            self._disk.write(staged, data)
+            self._disk.make_dir(path.parent)
+            self._disk.move(staged, path)
+        finally:
+            self._disk.remove(staged)
 
     def _reload(self, key: Key) -> None:
         """Makes memory agree with the disk, however far the change of ``key`` came."""
@@ -176,10 +191,14 @@ class Documents:
             if not self._references[chunk_id]:
                 del self._references[chunk_id]
         path = self._path(key)
-        if path.exists():
-            self._chunks_of[key] = _chunk_ids(_decode(path.read_bytes()))
-            self._references.update(self._chunks_of[key])
         self._sorted = None
+        if path.exists():
+            try:
+                self._chunks_of[key] = _chunk_ids(_decode(path.read_bytes()))
+            except ValueError as error:
+                log.error("manifest %s is damaged (%s); the document is lost", path, error)
+            else:
+                self._references.update(self._chunks_of[key])
 
     def _keys_after(self, tenant: str, collection: str, start_after: str) -> list[Key]:
         after_collection, _, after_document = ("", "", start_after) if collection else start_after.partition("/")

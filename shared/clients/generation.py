@@ -188,8 +188,8 @@ class GenerationClient:
             prefix=_optional(prefix),
             chunks=map(_chunk_to_pb, chunks),
             questions=map(_piece_to_pb, questions),
-            reuse=_REUSE[reuse],
-            sampling=_sampling_to_pb(sampling or Sampling()),
+            reuse=reuse_to_pb(reuse),
+            sampling=sampling_to_pb(sampling or Sampling()),
         )
         stream = self._transport.stream("Generate", request, generation_pb2.GenerateResponse, ctx.remaining_s)
         async with aclosing(stream):
@@ -220,7 +220,12 @@ def _chunk_to_pb(chunk: ChunkRef | Piece) -> generation_pb2.ChunkInput:
     return generation_pb2.ChunkInput(piece=_piece_to_pb(chunk))
 
 
-def _sampling_to_pb(sampling: Sampling) -> common_pb2.Sampling:
+def reuse_to_pb(reuse: Reuse | None) -> common_pb2.ReuseMode:
+    """None: the service's default."""
+    return _REUSE[reuse]
+
+
+def sampling_to_pb(sampling: Sampling) -> common_pb2.Sampling:
     return common_pb2.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,

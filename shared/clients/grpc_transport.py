@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -53,10 +54,17 @@ class GrpcTransport:
         call = self._channel.stream_unary(
             self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
         )
+        failures: list[Exception] = []
         try:
-            response: ResponseT = await call(requests, metadata=self._metadata, timeout=timeout_s)
+            response: ResponseT = await call(_noting_failure(requests, failures), metadata=self._metadata, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error) from None
+            raise failures[0] if failures else error_of(error) from None
+        except asyncio.CancelledError:
+            # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of them is sent.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise failures[0] if failures else errors.Unavailable("the connection broke while sending; retry") from None
         return response
 
     def _path(self, method: str) -> str:
@@ -67,6 +75,15 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
     """The error that the service raised, or that gRPC reports in its place."""
     details: Any = dict(error.trailing_metadata() or ()).get(DETAILS_KEY)
     return from_status(error.code().name, error.details() or error.code().name, details)
+
+
+async def _noting_failure(requests: AsyncIterator[Message], failures: list[Exception]) -> AsyncIterator[Message]:
+    try:
+        async for request in requests:
+            yield request
+    except Exception as error:
+        failures.append(error)
+        raise
 
 
 def _serialize(message: Message) -> bytes:

@@ -24,6 +24,16 @@ async def health(transport: Transport, ctx: RequestContext) -> ServiceHealth:
     return health_from_pb(await transport.unary("Health", request, common_pb2.HealthResponse, ctx.remaining_s))
 
 
+class ApplicationHealth:
+    """The health of whatever application ``transport`` leads to."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def health(self, ctx: RequestContext) -> ServiceHealth:
+        return await health(self._transport, ctx)
+
+
 def meta_of(ctx: RequestContext) -> common_pb2.RequestMeta:
     """What remains of the deadline travels on."""
     return common_pb2.RequestMeta(

@@ -61,7 +61,7 @@ class RetrievalClient:
             queries=queries,
             k=k,
             mode=mode_to_pb(mode),
-            filters=[retrieval_pb2.Filter(field=f.field, op=_PB_OP[f.op], values=f.values) for f in filters],
+            filters=map(filter_to_pb, filters),
         )
         response = await self._transport.unary("Search", request, retrieval_pb2.SearchResponse, ctx.remaining_s)
         return SearchResult(tuple(tuple(map(hit_of, ranking.hits)) for ranking in response.rankings), mode_of(response.mode))
@@ -106,6 +106,10 @@ def mode_to_pb(mode: SearchMode) -> retrieval_pb2.SearchMode:
 
 def filter_of(message: retrieval_pb2.Filter) -> Filter:
     return Filter(message.field, _OP.get(message.op, FilterOp.EQ), tuple(message.values))
+
+
+def filter_to_pb(condition: Filter) -> retrieval_pb2.Filter:
+    return retrieval_pb2.Filter(field=condition.field, op=_PB_OP[condition.op], values=condition.values)
 
 
 def document_of(request: retrieval_pb2.IndexRequest) -> IndexedDocument:

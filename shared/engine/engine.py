@@ -80,7 +80,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
-        self.stats = EngineStats()
+        self._stats = EngineStats()
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
         self._decode = decode
@@ -125,6 +125,10 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are ignored."""
         self._inbox.put(lambda: self._fail_by_id(request_id, Cancelled("the request was cancelled")))
+
+    def stats(self) -> EngineStats:
+        """As of the last step."""
+        return self._stats
 
     def close(self) -> None:
         """Ends ``run``. Requests alive fail as unavailable; KV that is being stored is stored."""
@@ -182,7 +186,7 @@ class Engine:
         passes = self._scheduler.pick(self._works())
         for slices in passes:
             self._run_pass(slices)
-        self.stats = self._snapshot(len(passes))
+        self._stats = self._snapshot(len(passes))
         return bool(passes)
 
     def check_invariants(self) -> None:
@@ -338,6 +342,7 @@ class Engine:
             elif holder.prefix is not None and holder.prefix.state is not State.READY:
                 self._missing.append(entry)
             else:
+                entry.prefix_ids = holder.request.prefix_ids
                 self._pool.compute(entry, self._chunk_branch(holder.prefix, entry.token_ids))
         for job in self._running:
             if not isinstance(job, PrefillJob) or (job.prefix is not None and job.prefix.state is not State.READY):
@@ -429,6 +434,7 @@ class Engine:
             assert owner.branch is not None
             self._loader.save(
                 owner.chunk.chunk_id,
+                job.request.prefix_ids,
                 owner.chunk.token_ids,
                 owner.branch.segment,
                 owner.broken,
@@ -443,7 +449,7 @@ class Engine:
         segment = entry.branch.segment
         self._pool.fill(entry, segment)
         if not entry.key.startswith("prefix:"):
-            self._loader.save(entry.key, entry.token_ids, segment, entry.broken)
+            self._loader.save(entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken)
 
     def _on_logits(self, job: GenerateJob, owner: Question | Answer, logits_V: torch.Tensor) -> None:
         if job.request.request_id not in self._jobs:
@@ -475,7 +481,7 @@ class Engine:
         params = job.request.sampling
         chosen = sample(logits_V, params, answer.sample, answer.num_generated)
         ended = chosen.token_id in self.model.spec.eos_ids and not params.ignore_eos
-        text = answer.text.push(chosen.token_id)
+        text = "" if ended else answer.text.push(chosen.token_id)  # the end mark is no text, whatever the tokenizer makes of it
         answer.num_generated += 1
         job.generated += 1
         _emit(job, TokenEvent(answer.question, answer.sample, chosen.token_id, text, chosen.logprob, chosen.top_logprobs))
@@ -546,7 +552,7 @@ class Engine:
             running=len(self._running),
             paused=len(self._paused),
             waiting=len(self._waiting),
-            num_steps=self.stats.num_steps + (num_passes > 0),
+            num_steps=self._stats.num_steps + (num_passes > 0),
         )
 
 

@@ -44,10 +44,16 @@ class Loader:
         self._readers.submit(self._open, chunk_lens, done)
 
     def save(
-        self, key: str, token_ids: tuple[int, ...], segment: Segment, replace: bool, done: Callable[[Saved], None] | None = None
+        self,
+        key: str,
+        prefix_ids: tuple[int, ...],
+        token_ids: tuple[int, ...],
+        segment: Segment,
+        replace: bool,
+        done: Callable[[Saved], None] | None = None,
     ) -> None:
         """Makes a complete segment durable. Without ``done`` a failure is only logged: the answer does not depend on it."""
-        self._writer.submit(self._save, key, token_ids, segment, replace, done)
+        self._writer.submit(self._save, key, prefix_ids, token_ids, segment, replace, done)
 
     def close(self) -> None:
         """Waits for what was begun."""
@@ -83,11 +89,17 @@ class Loader:
         done(Loaded(key, segment if segment.length else None, broken))
 
     def _save(
-        self, key: str, token_ids: tuple[int, ...], segment: Segment, replace: bool, done: Callable[[Saved], None] | None
+        self,
+        key: str,
+        prefix_ids: tuple[int, ...],
+        token_ids: tuple[int, ...],
+        segment: Segment,
+        replace: bool,
+        done: Callable[[Saved], None] | None,
     ) -> None:
         error: KvquiltError | None = None
         try:
-            self._source.save(key, token_ids, segment.k_LKTD, segment.v_LKTD, replace)
+            self._source.save(key, prefix_ids, token_ids, segment.k_LKTD, segment.v_LKTD, replace)
         except KvquiltError as failure:
             log.warning("KV of chunk %s could not be stored: %s", key, failure.detail)
             error = failure

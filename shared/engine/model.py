@@ -27,6 +27,9 @@ from shared.errors import InvalidRequest, ModelUnsupported
 ATTENTION = "kvquilt"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _CHANGES_ATTENTION = ("softcap", "s_aux")
+# Parts of the names of settings that change keys and values at equal weights: rms_norm_eps, hidden_act, residual_multiplier, …
+# Chosen by name, so that settings which a later transformers adds do not make stored KV foreign.
+_SETTINGS_IN_KV = ("eps", "hidden_act", "multiplier", "scaling", "clip", "norm")
 _EXACT_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -66,9 +69,12 @@ class LoadedModel:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """32 hex digits over everything that decides KV: weights, their types, rotation."""
-        rotary = self._decoder.rotary_emb
-        digest = hashlib.sha256(f"{type(self.hf_model).__name__} {self.spec.rope} {rotary.attention_scaling}".encode())
+        """32 hex digits over everything that decides KV: weights, their types, heads, rotation, and what the layers do besides."""
+        spec, settings = self.spec, self.hf_model.config.to_dict()
+        chosen = sorted((k, str(v)) for k, v in settings.items() if any(part in k for part in _SETTINGS_IN_KV))
+        shape = (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        rotation = (spec.rope, self._decoder.rotary_emb.attention_scaling)
+        digest = hashlib.sha256(f"{type(self.hf_model).__name__} {shape} {rotation} {chosen}".encode())
         for name, parameter in sorted(self.hf_model.named_parameters()):
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
             digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())

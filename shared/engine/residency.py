@@ -23,7 +23,8 @@ class State(enum.Enum):
 
 @dataclass(slots=True)
 class Entry:
-    """``branch`` computes it while COMPUTING; ``broken``: a stored copy failed its checksum and must be replaced."""
+    """``branch`` computes it, behind ``prefix_ids``, while COMPUTING; ``broken``: a stored copy failed its checksum and must be
+    replaced."""
 
     key: str
     token_ids: tuple[int, ...]
@@ -31,6 +32,7 @@ class Entry:
     refs: int = 0
     segment: Segment | None = None
     branch: Branch | None = None
+    prefix_ids: tuple[int, ...] = ()
     broken: bool = False
 
 

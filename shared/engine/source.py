@@ -33,9 +33,15 @@ class SegmentSource(Protocol):
         ...
 
     def save(
-        self, chunk_id: str, token_ids: Sequence[int], k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], replace: bool
+        self,
+        chunk_id: str,
+        prefix_ids: Sequence[int],
+        token_ids: Sequence[int],
+        k_LHTD: Sequence[torch.Tensor],
+        v_LHTD: Sequence[torch.Tensor],
+        replace: bool,
     ) -> None:
-        """Makes computed KV durable: returns once it is. ``replace``: what is stored now was found broken.
+        """Makes KV computed behind ``prefix_ids`` durable: returns once it is. ``replace``: what is stored now was found broken.
 
         Raises:
             KvquiltError: it could not be stored (``StorageFull``, ``Unavailable``, …).
@@ -50,6 +56,12 @@ class NoSource:
         return {}
 
     def save(
-        self, chunk_id: str, token_ids: Sequence[int], k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], replace: bool
+        self,
+        chunk_id: str,
+        prefix_ids: Sequence[int],
+        token_ids: Sequence[int],
+        k_LHTD: Sequence[torch.Tensor],
+        v_LHTD: Sequence[torch.Tensor],
+        replace: bool,
     ) -> None:
         pass

@@ -59,14 +59,15 @@ class ChunkFile:
             raise CorruptData(f"chunk {name}: {error}") from None
 
     @classmethod
-    def open(cls, path: str | Path, layers: Sequence[tuple[int, int]] | None = None) -> ChunkFile:
-        """``layers``: where the store says that the layers lie, if the caller knows.
+    def open(cls, path: str | Path, layers: Sequence[tuple[int, int]] | None = None, name: str = "") -> ChunkFile:
+        """``layers``: where the store says that the layers lie, if the caller knows. ``name``: what errors call the chunk; empty
+        means the file's name.
 
         Raises:
             NotFound: there is no such file (it may just have been deleted).
             CorruptData: not a whole, unchanged file of this format version, or its layers lie elsewhere.
         """
-        name = Path(path).stem
+        name = name or Path(path).stem
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -129,9 +130,9 @@ def inspect_chunk(path: str | Path) -> ChunkSummary:
         return file.summary
 
 
-def verify_chunk(path: str | Path) -> ChunkSummary:
+def verify_chunk(path: str | Path, name: str = "") -> ChunkSummary:
     """Reads and verifies every byte. Raises like ``ChunkFile.open`` and ``ChunkFile.read_layer``."""
-    with ChunkFile.open(path) as file:
+    with ChunkFile.open(path, name=name) as file:
         header = file.header
         shape = (header.num_kv_heads, header.num_tokens, header.head_dim)
         k, v = (np.empty(shape, dtype=f"u{ITEM_SIZES[header.dtype]}") for _ in "kv")

@@ -226,12 +226,16 @@ class TestCompanyChangesNothing:
             self.check(run(tight, request), [expected], bitwise)
         assert tight.stats().resident_bytes <= 140 * per_token
         self.check(run(tight, *(reversed(requests))), truth, bitwise)
+        chunk_ids = {c.chunk_id for r in requests for c in r.chunks if r.reuse is not ReuseMode.FULL}
+        assert len(tight.stats().resident_chunk_ids) < len(chunk_ids), "nothing was evicted"
 
     def test_preemption(self, dtype: torch.dtype, bitwise: bool) -> None:
         requests, truth = self.alone(dtype, bitwise)
         per_token = self.engine(dtype, bitwise).model.spec.kv_bytes_per_token
         tight = self.engine(dtype, bitwise, private_bytes=160 * per_token)
-        self.check(run(tight, *requests), truth, bitwise)
+        num_paused = []
+        self.check(run(tight, *requests, on_event=lambda one, event: num_paused.append(tight.stats().paused)), truth, bitwise)
+        assert max(num_paused) > 0, "nothing was preempted"
 
     def test_cancellation_of_neighbours(self, dtype: torch.dtype, bitwise: bool) -> None:
         requests, truth = self.alone(dtype, bitwise)

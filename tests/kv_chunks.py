@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shared.identity import ids_hash
-from shared.kv_format import ChunkHeader
+from shared.kv_format import ChunkHeader, write_chunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEW = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.float32}
@@ -41,3 +45,17 @@ def kv_of(header: ChunkHeader, seed: int = 0) -> tuple[list[Array], list[Array]]
     raw = np.uint16 if view is np.uint16 else np.uint32
     k, v = ([rng.integers(0, np.iinfo(raw).max, shape, dtype=raw).view(view) for _ in range(header.num_layers)] for _ in "kv")
     return k, v
+
+
+@functools.cache
+def chunk_bytes(chunk_id: str, seed: int = 0) -> bytes:
+    """A whole chunk file."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "c.arrow"
+        header = header_of(chunk_id=chunk_id)
+        write_chunk(path, header, *kv_of(header, seed))
+        return path.read_bytes()
+
+
+def chunk_id_of(n: int) -> str:
+    return hashlib.blake2b(str(n).encode(), digest_size=20).hexdigest()

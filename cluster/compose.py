@@ -1,0 +1,75 @@
+"""The composition root: from one ``QuiltConfig`` to five Ray Serve applications.
+
+The same dictionary is what ``serve deploy`` takes (``python -m cluster.compose --config quilt.yaml > serve.yaml``) and what the
+local supervisor deploys, so that a laptop and a cluster run the same thing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.config import QuiltConfig, load_quilt
+from shared.config import read_yaml, to_dict
+from shared.errors import KvquiltError
+
+APPLICATIONS = ("kv_store", "retrieval", "generator", "ingestion", "gateway")
+SERVICERS = {
+    "kv_store": ("KvStore",),
+    "retrieval": ("Retrieval",),
+    "generation": ("Generation",),
+    "ingest": ("Ingest",),
+    "rag": ("Rag", "Admin"),
+}
+
+
+def serve_config(config: QuiltConfig) -> dict[str, Any]:
+    """What ``ray.serve.schema.ServeDeploySchema`` reads. Every application has a route prefix of its own: without one Serve hides
+    it from gRPC as well."""
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": config.http_host, "port": config.http_port},
+        "grpc_options": {
+            "port": config.grpc_port,
+            "grpc_servicer_functions": list(servicer_functions()),
+            "enable_reflection": True,
+        },
+        "logging_config": {"encoding": config.log.format.upper(), "log_level": config.log.level, "enable_access_log": False},
+        "applications": [_application(name, to_dict(getattr(config, name))) for name in APPLICATIONS],
+    }
+
+
+def servicer_functions() -> tuple[str, ...]:
+    return tuple(
+        f"protos.kvquilt.v1.{module}_pb2_grpc.add_{service}Servicer_to_server"
+        for module, services in SERVICERS.items()
+        for service in services
+    )
+
+
+def _application(name: str, args: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "route_prefix": f"/{name}", "import_path": f"services.{name}.app:build", "args": args}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster.compose", description="Print the Ray Serve config of a quilt.yaml.")
+    parser.add_argument("--config", required=True, help="quilt.yaml; '-' reads standard input")
+    path = parser.parse_args(argv).config
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        config = load_quilt(read_yaml(text, path), os.environ)
+    except (KvquiltError, OSError) as error:
+        print(f"compose: {error}", file=sys.stderr)
+        return 1
+    yaml.safe_dump(serve_config(config), sys.stdout, sort_keys=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The one YAML that configures the whole system.
+
+Top-level settings are what several services share; each section is that service's own configuration. ``load_quilt`` fills the
+shared values into the sections, so that a section only needs what differs from the rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.paths import DEMO_MODEL, default_data_dir
+from services.gateway.config import GatewayConfig
+from services.generator.config import GeneratorConfig
+from services.ingestion.config import IngestionConfig
+from services.kv_store.config import KvStoreConfig
+from services.retrieval.config import RetrievalConfig
+from shared.config import load, merge_env
+from shared.errors import ConfigError
+from shared.log import LogConfig
+
+DEFAULT_GRPC_PORT = 9000
+DEFAULT_HTTP_PORT = 8000
+SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class QuiltConfig:
+    """
+    model: a directory or a Hugging Face id.
+    data_dir: everything that must survive: KV files, manifests of the documents, the embedded index, logs.
+    grpc_port: where every service is called. Ray Serve listens on all interfaces there.
+    http_port, http_host: Ray Serve's health checks over HTTP.
+    log: level (DEBUG, INFO, WARNING, ERROR) and format (text, json) of every service.
+    """
+
+    gateway: GatewayConfig
+    ingestion: IngestionConfig
+    retrieval: RetrievalConfig
+    kv_store: KvStoreConfig
+    generator: GeneratorConfig
+    data_dir: str
+    model: str = str(DEMO_MODEL)
+    grpc_port: int = DEFAULT_GRPC_PORT
+    http_port: int = DEFAULT_HTTP_PORT
+    http_host: str = "127.0.0.1"
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("grpc_port", "http_port"):
+            if not 1 <= getattr(self, name) <= 65535:
+                raise ValueError(f"{name}: must be 1 to 65535, got {getattr(self, name)}")
+        if self.grpc_port == self.http_port:
+            raise ValueError(f"http_port: is {self.http_port}, like grpc_port; they must differ")
+
+
+def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str]) -> QuiltConfig:
+    """Defaults < ``values`` (the YAML) < ``KVQUILT_*`` of ``environ``.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    merged = merge_env(values, environ)
+    merged["data_dir"] = str(Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute())
+    merged["model"] = resolve_model(str(merged.get("model") or DEMO_MODEL))
+    for section, shared in _shared_values(merged).items():
+        given = merged.get(section) or {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{section}: expected a section, got {given!r}")
+        merged[section] = _under(given, shared)
+    return load(QuiltConfig, merged)
+
+
+def resolve_model(model: str) -> str:
+    """An absolute directory, or a Hugging Face id as it is.
+
+    Raises:
+        ConfigError: neither.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model: {model} holds no config.json; give a directory written by transformers' save_pretrained")
+        return str(path.absolute())
+    if path.exists() or not _HUB_ID.fullmatch(model):
+        raise ConfigError(
+            f"model: there is no directory {model}; give a model directory or a Hugging Face id such as Qwen/Qwen2.5-0.5B"
+        )
+    return model
+
+
+def _shared_values(merged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    data_dir, model = Path(merged["data_dir"]), merged["model"]
+    values: dict[str, dict[str, Any]] = {
+        "gateway": {},
+        "ingestion": {"model": model},
+        "retrieval": {"milvus_uri": str(data_dir / "index.db")},
+        "kv_store": {"directory": str(data_dir / "kv")},
+        "generator": {"model": model},
+    }
+    if "log" in merged:
+        for section in values.values():
+            section["deployment"] = {"log": merged["log"]}
+    return values
+
+
+def _under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` where it says something, ``shared`` elsewhere."""
+    result = dict(shared)
+    for key, value in given.items():
+        below = result.get(key)
+        result[key] = _under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+    return result

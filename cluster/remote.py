@@ -1,0 +1,25 @@
+"""Clients of a running system, reached over gRPC at ``host:port``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from shared.clients.ingest import IngestClient
+
+from shared.clients import ingest, rag
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.rag import RagClient
+
+
+@asynccontextmanager
+async def rag_client(target: str) -> AsyncIterator[RagClient]:
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        yield RagClient(*(GrpcTransport(channel, service, rag.APPLICATION) for service in (rag.SERVICE, rag.ADMIN_SERVICE)))
+
+
+@asynccontextmanager
+async def ingest_client(target: str) -> AsyncIterator[IngestClient]:
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        yield IngestClient(GrpcTransport(channel, ingest.SERVICE, ingest.APPLICATION))

@@ -1,0 +1,185 @@
+"""Time to first token of the engine at a real model's size: what stored KV buys, on this machine, in one run.
+
+    python -m load_tests.engine --json build/engine.json
+
+The model has the shape of Qwen2-0.5B and random weights: time does not depend on what the weights say. ``full`` prefills 8 chunks
+of 512 tokens and a question; ``reordered`` finds the chunks' KV resident and prefills the question only. Both run from "placements
+known" to the first token (``Timings.engine_ttft_s``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from load_tests.rates import Rates, measure_rates
+from load_tests.report import Measurement, measured, write_report
+from shared.engine import Engine, EngineConfig, wrap_model
+from shared.engine.types import Chunk, DoneEvent, FailedEvent, GenerateRequest, ReuseMode, SamplingParams
+from shared.identity import ids_hash
+
+NUM_CHUNKS, CHUNK_LEN, PREFIX_LEN, QUESTION_LEN = 8, 512, 16, 32
+FULL_RUNS, REORDERED_RUNS = 3, 9
+BUDGET_S = 45.0  # no further run after this long, so that a slow machine is not kept busy
+MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a Qwen2-type model."""
+
+    hidden: int = 896
+    layers: int = 24
+    heads: int = 14
+    kv_heads: int = 2
+    head_dim: int = 64
+    mlp: int = 4864
+    vocab: int = 151_936
+
+    @property
+    def layer_weights(self) -> int:
+        attention = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim + self.heads * self.head_dim * self.hidden
+        return attention + 3 * self.hidden * self.mlp
+
+    def flops(self, rows: int, context: int) -> float:
+        """Of ``rows`` tokens that each see ``context`` keys, and of one row of logits."""
+        return (
+            rows * self.layers * (2 * self.layer_weights + 4 * self.heads * self.head_dim * context) + 2 * self.hidden * self.vocab
+        )
+
+    def bytes_read(self, context: int) -> float:
+        """Weights once and the context's KV once, in two-byte numbers."""
+        weights = self.layers * self.layer_weights + self.hidden * self.vocab
+        return 2 * (weights + 2 * self.layers * self.kv_heads * self.head_dim * context)
+
+    def ttft_limit_s(self, rows: int, context: int, rates: Rates) -> float:
+        """No machine with these rates can be faster: arithmetic or memory, whichever takes longer."""
+        return max(self.flops(rows, context) / rates.flops, self.bytes_read(context) / rates.bytes_per_s)
+
+
+QWEN2_05B = Shape()
+
+
+@dataclass(frozen=True, slots=True)
+class TtftComparison:
+    """Milliseconds, one number per run. ``shuffled_ms``: ``reordered`` over the same chunks, in another order each time."""
+
+    full_ms: Sequence[float]
+    reordered_ms: Sequence[float]
+    shuffled_ms: Sequence[float]
+    limit_ms: float
+    rates: Rates
+
+    @property
+    def measurement(self) -> Measurement:
+        baseline = statistics.median(self.full_ms)
+        return measured("ttft_demo", self.reordered_ms, "ms", better="lower", baseline=baseline, limit=self.limit_ms)
+
+    def lines(self) -> list[tuple[str, float, str]]:
+        """What was measured, its median in ms, and what that means."""
+        full, reordered, shuffled = map(statistics.median, (self.full_ms, self.reordered_ms, self.shuffled_ms))
+        return [
+            ("full", full, ""),
+            ("reordered", reordered, f"{full / reordered:.1f} times faster"),
+            ("reordered, chunks in other orders", shuffled, f"{full / shuffled:.1f} times faster"),
+            ("physical limit of this machine", self.limit_ms, f"{self.limit_ms / reordered:.0%} of it reached"),
+        ]
+
+
+def compare_ttft(shape: Shape = QWEN2_05B, on_step: Callable[[str], None] = lambda step: None) -> TtftComparison:
+    """``full`` against ``reordered``, medians of several runs."""
+    on_step("building the model")
+    engine = build_engine(shape)
+    chunks = random_chunks(shape)
+    on_step("computing the chunks' KV once")
+    ttft_s(engine, chunks, ReuseMode.REORDERED)
+    shuffled = [tuple(random.Random(i).sample(chunks, len(chunks))) for i in range(REORDERED_RUNS)]
+    on_step("reordered")
+    reordered_ms = _runs_ms(engine, [chunks] * REORDERED_RUNS, ReuseMode.REORDERED)
+    shuffled_ms = _runs_ms(engine, shuffled, ReuseMode.REORDERED)
+    on_step("full")
+    full_ms = _runs_ms(engine, [chunks] * FULL_RUNS, ReuseMode.FULL)
+    engine.close()
+    on_step("the machine's limits")
+    rates = measure_rates()
+    limit_ms = shape.ttft_limit_s(QUESTION_LEN, PREFIX_LEN + NUM_CHUNKS * CHUNK_LEN + QUESTION_LEN, rates) * MS
+    return TtftComparison(full_ms, reordered_ms, shuffled_ms, limit_ms, rates)
+
+
+def _runs_ms(engine: Engine, contexts: Sequence[tuple[Chunk, ...]], reuse: ReuseMode) -> list[float]:
+    """One number per context, fewer when ``BUDGET_S`` is used up."""
+    started = time.monotonic()
+    times_ms: list[float] = []
+    for chunks in contexts:
+        if not times_ms or time.monotonic() - started < BUDGET_S:
+            times_ms.append(ttft_s(engine, chunks, reuse) * MS)
+    return times_ms
+
+
+def build_engine(shape: Shape) -> Engine:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp,
+        vocab_size=shape.vocab,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = Qwen2ForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+    return Engine(wrap_model(model), EngineConfig(dtype="bfloat16"))
+
+
+def random_chunks(shape: Shape) -> tuple[Chunk, ...]:
+    noise = random.Random(1)
+    pieces = [tuple(noise.randrange(shape.vocab) for _ in range(CHUNK_LEN)) for _ in range(NUM_CHUNKS)]
+    return tuple(Chunk(ids_hash(ids), ids) for ids in pieces)
+
+
+def ttft_s(engine: Engine, chunks: Sequence[Chunk], reuse: ReuseMode) -> float:
+    """
+    Raises:
+        KvquiltError: the engine refused or failed.
+    """
+    prefix, question = tuple(range(1, 1 + PREFIX_LEN)), tuple(range(100, 100 + QUESTION_LEN))
+    sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+    request = GenerateRequest(f"ttft-{reuse.value}", prefix, tuple(chunks), (question,), reuse, sampling)
+    for event in engine.generate(request):
+        if isinstance(event, FailedEvent):
+            raise event.error
+        if isinstance(event, DoneEvent):
+            return event.timings.engine_ttft_s
+    raise AssertionError("the engine ended without an event that says so")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where to write the report")
+    path = parser.parse_args().json
+    result = compare_ttft(on_step=lambda step: print(step, file=sys.stderr))
+    for name, ms, meaning in result.lines():
+        print(f"{name:36} {ms:8.0f} ms  {meaning}")
+    if path:
+        write_report(path, [result.measurement], **asdict(result.rates))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

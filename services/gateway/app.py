@@ -1,0 +1,36 @@
+"""Builds the gateway application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+
+from services.gateway.config import GatewayConfig
+from services.gateway.handlers import SERVICE, GatewayHandlers
+from services.gateway.pipeline import Pipeline
+from shared import log
+from shared.clients.generation import GenerationClient
+from shared.clients.health import ApplicationHealth
+from shared.clients.retrieval import RetrievalClient
+from shared.clients.serve_transport import ServeTransport
+from shared.config import load, to_dict
+
+OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
+
+
+class Gateway(GatewayHandlers):
+    """One replica. Its handles to the other applications are looked up at the first call: applications start in any order."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        config = load(GatewayConfig, args)
+        log.configure(SERVICE, config.deployment.log.level, config.deployment.log.format)
+        transports = {name: ServeTransport(name) for name in OTHERS}
+        pipeline = Pipeline(RetrievalClient(transports["retrieval"]), GenerationClient(transports["generator"]), config)
+        super().__init__(pipeline, {name: ApplicationHealth(t) for name, t in transports.items()}, config.status_timeout_s)
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """``args``: a ``GatewayConfig`` as plain values."""
+    config = load(GatewayConfig, args)
+    return serve.deployment(name=SERVICE, **config.deployment.serve_options())(Gateway).bind(to_dict(config))

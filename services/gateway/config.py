@@ -1,0 +1,36 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.clients.generation import Reuse
+from shared.deployment import DeploymentConfig
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """
+    k: chunks in a context when the request names none; max_k: most it may name.
+    max_questions: most questions over one context.
+    reuse: where the request names none.
+    rrf_constant: of reciprocal-rank fusion; larger values weigh the top of the rankings less.
+    status_timeout_s: how long a service may take to say that it is well.
+    """
+
+    k: int = 8
+    max_k: int = 64
+    max_questions: int = 32
+    reuse: Reuse = "reordered"
+    rrf_constant: int = 60
+    status_timeout_s: float = 3.0
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("k", "max_k", "max_questions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.k > self.max_k:
+            raise ValueError(f"k: {self.k} is above max_k ({self.max_k})")
+        if self.rrf_constant < 1 or self.status_timeout_s <= 0:
+            raise ValueError("rrf_constant, status_timeout_s: must be positive")

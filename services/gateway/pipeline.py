@@ -1,0 +1,148 @@
+"""The life of a request at the gateway: retrieve, then generate over what was retrieved.
+
+    questions ──► search ──► fuse ──► [Retrieved] ──► generate ──► [AnswerToken …] [AnswerText …] ──► [AnswerUsage] [AnswerDone]
+                  describe ──┘ (meanwhile)
+
+A stream that ends without ``AnswerDone`` is not an answer, so every way out but that one raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from services.gateway.citations import cite
+from services.gateway.config import GatewayConfig
+from services.gateway.fusion import fuse
+from services.gateway.ports import Generator, Retriever
+from services.gateway.regeneration import generate_with_retry
+from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
+from shared.clients.generation import (
+    BranchDone,
+    ChunkRef,
+    GeneratedToken,
+    GenerationDone,
+    GenerationEvent,
+    ModelDescription,
+    Reuse,
+    Sampling,
+)
+from shared.errors import InvalidRequest, ModelMismatch, NotFound
+from shared.request import RequestContext, check_name
+from shared.search import SearchResult
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """One or more questions over one context. ``reuse`` None: the service's default."""
+
+    collection: str
+    questions: tuple[str, ...]
+    reuse: Reuse | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
+
+
+class Pipeline:
+    def __init__(
+        self, retriever: Retriever, generator: Generator, config: GatewayConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._retriever = retriever
+        self._generator = generator
+        self._config = config
+        self._clock = clock
+
+    async def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
+        """
+        Raises:
+            InvalidRequest: no collection, an empty question, or k or the number of questions beyond the service's limits.
+            NotFound: no such collection, or nothing in it matches.
+            ModelMismatch: the collection was made for another model.
+            Unavailable: a service died; the same request may work again.
+        """
+        arrived = self._clock()
+        self._check(inquiry)
+        retrieved = await self._retrieve(ctx, inquiry)
+        retrieve_ms = self._ms_since(arrived)
+        yield retrieved
+        first_token_ms = 0.0
+        texts: defaultdict[tuple[int, int], str] = defaultdict(str)
+        async with aclosing(self._generate(ctx, inquiry, retrieved)) as events:
+            async for event in events:
+                match event:
+                    case GeneratedToken():
+                        first_token_ms = first_token_ms or self._ms_since(arrived)
+                        texts[event.question, event.sample] += event.text
+                        yield event
+                    case BranchDone():
+                        yield _text(event, texts.pop((event.question, event.sample), ""), inquiry, retrieved)
+                    case GenerationDone():
+                        measured = {
+                            "retrieve_ms": retrieve_ms,
+                            "first_token_ms": first_token_ms,
+                            "total_ms": self._ms_since(arrived),
+                        }
+                        yield AnswerUsage(event.usage, dataclasses.replace(event.timings, **measured))
+                        yield AnswerDone(ctx.request_id)
+
+    def _check(self, inquiry: Inquiry) -> None:
+        if not inquiry.collection:
+            raise InvalidRequest("collection: is empty; name the collection to ask")
+        check_name("collection", inquiry.collection)
+        if not 1 <= len(inquiry.questions) <= self._config.max_questions:
+            raise InvalidRequest(f"questions: 1 to {self._config.max_questions} are possible, got {len(inquiry.questions)}")
+        for i, question in enumerate(inquiry.questions):
+            if not question.strip():
+                where = f"questions[{i}]" if len(inquiry.questions) > 1 else "question"
+                raise InvalidRequest(f"{where}: is empty")
+        if inquiry.retrieval.k > self._config.max_k:
+            raise InvalidRequest(f"retrieval.k: at most {self._config.max_k}, got {inquiry.retrieval.k}")
+
+    async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> Retrieved:
+        options = inquiry.retrieval
+        k = options.k or self._config.k
+        searching = self._retriever.search(ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters)
+        result, model = await _both(searching, self._generator.describe(ctx))
+        hits = fuse(result.rankings, k, self._config.rrf_constant)
+        if not hits:
+            raise NotFound(
+                f"nothing in collection {inquiry.collection!r} matches; ask for less by filters or use another search mode"
+            )
+        stale = sorted({hit.document_id for hit in hits if hit.model_fingerprint != model.fingerprint})
+        if stale:
+            raise ModelMismatch(
+                f"{stale[0]!r} in collection {inquiry.collection!r} was ingested for another model than the one being served; "
+                f"run `kvquilt ingest --collection {inquiry.collection} --re-encode`"
+            )
+        return Retrieved(hits, result.mode)
+
+    def _generate(self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved) -> AsyncGenerator[GenerationEvent, None]:
+        chunks = [ChunkRef(hit.chunk.chunk_id, hit.chunk.token_ids) for hit in retrieved.hits]
+        reuse = inquiry.reuse or self._config.reuse
+        return generate_with_retry(lambda: self._generator.generate(ctx, chunks, inquiry.questions, reuse, inquiry.sampling), ctx)
+
+    def _ms_since(self, instant: float) -> float:
+        return (self._clock() - instant) * 1000
+
+
+async def _both(
+    searching: Awaitable[SearchResult], describing: Awaitable[ModelDescription]
+) -> tuple[SearchResult, ModelDescription]:
+    """Both at once; the search's error is the more telling one when both fail."""
+    result, model = await asyncio.gather(searching, describing, return_exceptions=True)
+    if isinstance(result, BaseException):
+        raise result
+    if isinstance(model, BaseException):
+        raise model
+    return result, model
+
+
+def _text(end: BranchDone, text: str, inquiry: Inquiry, retrieved: Retrieved) -> AnswerText:
+    whole = text + end.text
+    citations = cite(whole, inquiry.questions[end.question], retrieved.hits)
+    return AnswerText(end.question, end.sample, whole, end.finish_reason, citations)

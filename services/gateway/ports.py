@@ -1,0 +1,52 @@
+"""What the gateway needs of other services. ``shared.clients`` satisfies these; tests pass fakes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+from shared.clients.generation import ChunkRef, GenerationEvent, ModelDescription, Reuse, Sampling
+from shared.clients.health import ServiceHealth
+from shared.request import RequestContext
+from shared.search import Filter, SearchMode, SearchResult
+
+
+class Retriever(Protocol):
+    async def search(
+        self,
+        ctx: RequestContext,
+        collection: str,
+        queries: Sequence[str],
+        k: int,
+        mode: SearchMode,
+        filters: Sequence[Filter],
+    ) -> SearchResult:
+        """
+        Raises:
+            NotFound: there is no such collection.
+        """
+        ...
+
+
+class Generator(Protocol):
+    async def describe(self, ctx: RequestContext) -> ModelDescription: ...
+
+    def generate(
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[ChunkRef],
+        questions: Sequence[str],
+        reuse: Reuse | None,
+        sampling: Sampling | None,
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """Tokens and finished branches, then one ``GenerationDone``. Closing the generator stops the branches.
+
+        Raises:
+            ContextTooLong: prompt and answer do not fit the model.
+            Unavailable: the generator died; what came is not the whole.
+        """
+        ...
+
+
+class HealthSource(Protocol):
+    async def health(self, ctx: RequestContext) -> ServiceHealth: ...

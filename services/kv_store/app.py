@@ -1,0 +1,194 @@
+"""The ``kv_store`` application on Ray: one agent actor on every node, and the Serve ingress in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import ray
+from ray import serve
+from ray.exceptions import ActorDiedError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from services.kv_store.agent import Agent
+from services.kv_store.chunk_files import ChunkFiles
+from services.kv_store.cluster_store import ClusterStore
+from services.kv_store.config import KvStoreConfig
+from services.kv_store.documents import Documents
+from services.kv_store.handlers import KvStoreHandlers, start_server
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.config import load, to_dict
+from shared.errors import KvquiltError, NotFound, Unavailable
+from shared.request import RequestContext
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "kvquilt"
+DIRECTORY_VARIABLE = "KVQUILT_KV_STORE__DIRECTORY"
+_HEAD_RESOURCE = "node:__internal_head__"
+_START_TIMEOUT_S = 30.0
+_GRACE_S = 60.0
+FindAgent = Callable[[str], Any]
+"""Handle of the agent actor of a node. Raises ``ValueError`` or ``RayError`` when there is none."""
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """
+    Raises:
+        ConfigError: names the setting.
+    """
+    config = load(KvStoreConfig, args)
+    return serve.deployment(name="KvStore", **config.deployment.serve_options())(KvStoreFront).bind(to_dict(config))
+
+
+class KvStoreFront(KvStoreHandlers):
+    """The Serve ingress. It owns the agents: they end with the replica that started them, and another replica's next look at the
+    nodes starts them again. What they hold is on disk."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        config = load(KvStoreConfig, args)
+        nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
+        super().__init__(ClusterStore(nodes, ray.get_runtime_context().get_node_id()))
+        self._reconciling = asyncio.get_running_loop().create_task(nodes.keep_up(config.reconcile_s, connect=True))
+
+
+class AgentActor:
+    """Owns one node's directory and serves it over gRPC. Ray starts it again on its node when its process dies."""
+
+    def __init__(self, args: dict[str, Any], node_id: str) -> None:
+        self._config, self._node_id = load(KvStoreConfig, args), node_id
+        self._lock = asyncio.Lock()
+        self._address = ""
+
+    async def address(self) -> str:
+        """Where the agent listens; the first call starts it."""
+        async with self._lock:
+            if not self._address:
+                await self._start()
+        return self._address
+
+    async def process_id(self) -> int:
+        """For operators: which process on the node this is."""
+        return os.getpid()
+
+    async def _start(self) -> None:
+        directory = Path(os.environ.get(DIRECTORY_VARIABLE) or self._config.directory)
+        nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))
+        files = await asyncio.to_thread(ChunkFiles, directory, stale_staging_s=self._config.stale_staging_s)
+        agent = Agent(self._node_id, files, await asyncio.to_thread(Documents, directory), nodes)
+        host = self._config.host or ray.util.get_node_ip_address()
+        self._server, self._address = await start_server(KvStoreHandlers(agent), host)
+        self._reconciling = asyncio.create_task(nodes.keep_up(self._config.reconcile_s, connect=False))
+        self._recovering = asyncio.create_task(agent.recover(RequestContext.create()))
+        log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
+
+
+class RayNodes:
+    """The living nodes of the Ray cluster, and a client of each one's agent (``services.kv_store.agent.Nodes``)."""
+
+    def __init__(self, find_agent: FindAgent) -> None:
+        self._find_agent = find_agent
+        self._agents: dict[str, Any] = {}  # an actor ends when whoever started it drops its handle
+        self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._home, self._ids = _living_nodes()
+
+    def home(self) -> str:
+        """Ray's head node: there is exactly one, and it outlives the others."""
+        return self._home
+
+    def ids(self) -> Sequence[str]:
+        return self._ids
+
+    async def store(self, node_id: str) -> KvStoreClient:
+        if node_id not in self._ids:
+            await self.refresh()
+        if node_id not in self._ids:
+            raise NotFound(f"node {node_id[:64]!r}: not a living node of this cluster")
+        async with self._lock(node_id):
+            if node_id not in self._channels:
+                self._connect(node_id, await self._address(node_id))
+            return KvStoreClient(GrpcTransport(self._channels[node_id][1], SERVICE, APPLICATION))
+
+    def suspect(self, node_id: str) -> None:
+        _, channel = self._channels.pop(node_id, (None, None))
+        if channel is not None:
+            task = asyncio.ensure_future(channel.close(grace=_GRACE_S))  # others may be in the middle of a call
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def refresh(self) -> None:
+        self._home, self._ids = await asyncio.to_thread(_living_nodes)
+        for node_id in [n for n in self._channels if n not in self._ids]:
+            self.suspect(node_id)
+            self._agents.pop(node_id, None)
+
+    async def keep_up(self, period_s: float, connect: bool) -> None:
+        """Follows the cluster for ever; ``connect``: and sees to it that every node's agent runs."""
+        while True:
+            try:
+                await self.refresh()
+                for result in await asyncio.gather(*(self._look_after(n) for n in self._ids if connect), return_exceptions=True):
+                    if isinstance(result, BaseException) and not isinstance(result, KvquiltError):
+                        raise result
+            except Exception:
+                log.exception("looking at the nodes failed")
+            await asyncio.sleep(period_s)
+
+    async def _look_after(self, node_id: str) -> None:
+        """Starts the node's agent if there is none, and notices when it was started again."""
+        async with self._lock(node_id):
+            address = await self._address(node_id)
+            if self._channels.get(node_id, (None, None))[0] != address:
+                self.suspect(node_id)
+                self._connect(node_id, address)
+
+    def _connect(self, node_id: str, address: str) -> None:
+        self._channels[node_id] = address, grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+    def _lock(self, node_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(node_id, asyncio.Lock())
+
+    async def _address(self, node_id: str) -> str:
+        try:
+            if node_id not in self._agents:
+                self._agents[node_id] = await asyncio.to_thread(self._find_agent, node_id)
+            return str(await asyncio.wait_for(self._agents[node_id].address.remote(), _START_TIMEOUT_S))
+        except (RayError, ValueError, TimeoutError) as error:
+            log.warning("no agent on node %s: %s", node_id, error)
+            if isinstance(error, ActorDiedError):
+                del self._agents[node_id]
+            raise Unavailable("the store's agent on a node is not running yet; retry") from None
+
+
+def _living_nodes() -> tuple[str, tuple[str, ...]]:
+    """The head node, and all of them, the head first."""
+    living = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    ordered = sorted(living, key=lambda node_id: (_HEAD_RESOURCE not in living[node_id], node_id))
+    return ordered[0], tuple(ordered)
+
+
+def _actor_name(node_id: str) -> str:
+    return f"kvquilt-kv-agent-{node_id}"
+
+
+def _start_agent(config: KvStoreConfig, node_id: str) -> Any:
+    return (
+        ray.remote(AgentActor)
+        .options(
+            name=_actor_name(node_id),
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+        )
+        .remote(to_dict(config), node_id)
+    )

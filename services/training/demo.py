@@ -1,0 +1,49 @@
+"""Trains the demo model: ``python -m services.training.demo --out DIR``.
+
+The same seed and number of steps give the same model, whether trained in one go or in several: every batch depends on the seed and
+its step only, and ``DIR/checkpoint.pt`` holds all of the rest. ``--minutes`` ends an invocation early; the next one goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import torch
+from transformers.utils import logging
+
+from services.training.recipe import Recipe
+from services.training.trainer import Trainer
+from shared.errors import ConfigError
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory of the model and the checkpoint.")
+@click.option("--minutes", type=float, default=None, help="Stop after this long, with a checkpoint to go on from.")
+@click.option("--steps", type=int, default=Recipe().steps, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--threads", type=int, default=1, show_default=True)
+@click.option("--report-every", type=int, default=250, show_default=True, help="Steps between reports and checkpoints.")
+def main(out: Path, minutes: float | None, steps: int, seed: int, threads: int, report_every: int) -> None:
+    """Trains the demo model on documents invented on the way."""
+    torch.set_num_threads(threads)
+    logging.disable_progress_bar()
+    trainer = Trainer(Recipe(seed=seed, steps=steps), out)
+    try:
+        trainer.resume()
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters, from step {trainer.step}")
+    began, recent = time.monotonic(), 0.0
+    while trainer.step < steps and (minutes is None or time.monotonic() - began < minutes * 60):
+        loss = trainer.train_step()
+        recent = loss if not recent else 0.98 * recent + 0.02 * loss
+        if trainer.step % report_every == 0:
+            click.echo(trainer.report(recent, time.monotonic() - began))
+            trainer.save()
+    trainer.save()
+
+
+if __name__ == "__main__":
+    main()

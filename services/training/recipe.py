@@ -1,0 +1,99 @@
+"""What decides the demo model: its shape, its template, and what it sees at each step. Equal recipes give equal weights."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.training.contexts import ContextShape, Layout, cut_passages, draw_context
+from services.training.corpus import Worlds
+from services.training.names import Split
+from services.training.rows import Batch, Row, RowMaker, collate
+from shared.prompt import PromptTemplate
+
+TEMPLATE = PromptTemplate(
+    prefix="Answer the question from the documents below.\n\n", chunk="{text}\n\n", question="Question: {question}\nAnswer:"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    seed: int = 0
+    steps: int = 5500
+    vocab_size: int = 1536
+    tokenizer_documents: int = 4000
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    num_layers: int = 4
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    tokens_per_step: int = 3072
+    lr: float = 4e-3
+    questions_per_row: int = 12
+
+    def shape(self, rng: random.Random, step: int) -> ContextShape:
+        """From one or two short passages to seven long ones over the first half of the steps."""
+        progress = min(1.0, 2 * step / self.steps)
+        most = 2 + round(5 * progress)
+        longest = 160 + round(180 * progress)
+        return ContextShape(rng.randint(1, most), rng.randint(120, longest))
+
+    def repetition_share(self, step: int) -> float:
+        return 0.25 if step < self.steps * 0.08 else 0.0
+
+
+def build_model(recipe: Recipe, end_id: int) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(recipe.seed)
+    config = Qwen2Config(
+        vocab_size=recipe.vocab_size,
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.num_layers,
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_kv_heads,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=end_id,
+        pad_token_id=end_id,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def sample_texts(seed: int, num_documents: int) -> list[str]:
+    """What the tokenizer learns its vocabulary from; the template belongs to it."""
+    rng, worlds = random.Random(f"{seed} tokenizer"), Worlds.load()
+    texts = [TEMPLATE.prefix]
+    for _ in range(num_documents):
+        document = worlds.write(rng, rng.choice(list(worlds.kinds)), Split.TRAIN)
+        texts += [TEMPLATE.chunk.replace("{text}", p.text) for p in cut_passages(document, Layout.draw(rng), 300)]
+        for fact in document.facts.values():
+            texts.append(TEMPLATE.question.replace("{question}", rng.choice(fact.questions)) + " " + fact.answer)
+    return texts
+
+
+def draw_batch(recipe: Recipe, maker: RowMaker, step: int) -> Batch:
+    """The batch of ``step``: half of its contexts as plain text, half as independent chunks."""
+    rng, worlds = random.Random(f"{recipe.seed} step {step}"), Worlds.load()
+    if rng.random() < recipe.repetition_share(step):
+        return collate(_repetitions(rng, worlds, recipe, maker))
+    shape = recipe.shape(rng, step)
+    rows: list[Row] = []
+    while not rows or (len(rows) + 1) * max(len(row.ids) for row in rows) <= recipe.tokens_per_step:
+        context = draw_context(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row)
+        rows.append(maker.of_context(context, independent=len(rows) % 2 == 1))
+    return collate(rows)
+
+
+def _repetitions(rng: random.Random, worlds: Worlds, recipe: Recipe, maker: RowMaker) -> list[Row]:
+    names = worlds.names(rng, Split.TRAIN)
+    kinds = ["place", "person", "year 1200 1999", "number 10 9999"]
+    return [
+        maker.of_repetition(rng, [names.draw(rng.choice(kinds)) for _ in range(8)], 3) for _ in range(recipe.tokens_per_step // 160)
+    ]

@@ -1,0 +1,187 @@
+"""What every store keeps to: the domain object itself, an agent over gRPC, and a cluster of agents behind its front."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, NotFound
+from shared.kv_format import ChunkFile, verify_chunk
+from shared.kv_types import DeletedChunks, KvStore, Manifest, ManifestChunk
+from shared.request import RequestContext
+from tests.kv_chunks import chunk_bytes, chunk_id_of
+from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc
+
+A, B, C = (chunk_id_of(n) for n in range(3))
+CTX = RequestContext.create(tenant="acme", deadline_ms=60_000)
+
+
+@pytest.fixture(params=["one node", "one node over gRPC", "a cluster", "a cluster over gRPC"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KvStore]:
+    if "cluster" in request.param:
+        async with cluster(tmp_path, ["home", "other"]) as (front, agents, _), over_grpc(front) as client:
+            yield client if "gRPC" in request.param else front
+            for agent in agents.values():
+                agent.check_invariants()
+        return
+    agent = agent_on(tmp_path, "home", KnownNodes())
+    async with over_grpc(agent) as client:
+        yield client if "gRPC" in request.param else agent
+    agent.check_invariants()
+
+
+async def put(store: KvStore, chunk_id: str, seed: int = 0) -> bool:
+    data = chunk_bytes(chunk_id, seed)
+    return await store.put(CTX, chunk_id, len(data), in_pieces(data))
+
+
+async def adopt(store: KvStore, chunk_id: str, seed: int = 0, replace: bool = False) -> bool:
+    path = Path(await store.stage(CTX, "home")) / "mine"
+    path.write_bytes(chunk_bytes(chunk_id, seed))
+    existed = await store.adopt(CTX, chunk_id, "home", str(path), replace)
+    assert not path.exists()
+    return existed
+
+
+async def read(store: KvStore, chunk_id: str, offset: int = 0, length: int | None = None) -> bytes:
+    return b"".join([piece async for piece in store.get(CTX, chunk_id, offset, length)])
+
+
+async def stored(store: KvStore) -> list[str]:
+    return [c.chunk_id for c in (await store.list_page(CTX)).chunks]
+
+
+def document(document_id: str, *chunk_ids: str, collection: str = "books") -> Manifest:
+    return Manifest("acme", collection, document_id, chunks=tuple(ManifestChunk(c, (1, 2), text="t") for c in chunk_ids))
+
+
+@pytest.mark.parametrize("give", [put, adopt])
+async def test_a_chunk_that_was_given_can_be_read_as_file_and_as_stream(store: KvStore, give: Callable[..., object]) -> None:
+    assert await give(store, A) is False
+    assert await give(store, A) is True
+
+    opened, absent = await store.open(CTX, [A, B], "home")
+    assert (opened.exists, absent.exists) == (True, False)
+    ChunkFile.open(opened.path, opened.layers).close()
+    assert verify_chunk(opened.path).size_bytes == opened.size_bytes
+    assert await read(store, A) == chunk_bytes(A)
+    assert await read(store, A, 3) == chunk_bytes(A)[3:]
+    assert await read(store, A, 3, 4) == chunk_bytes(A)[3:7]
+    first, second = await store.stat(CTX, [B, A])
+    assert (first.exists, second.exists, second.size_bytes) == (False, True, opened.size_bytes)
+
+
+async def test_a_broken_file_is_replaced_on_demand(store: KvStore) -> None:
+    await adopt(store, A, seed=1)
+    assert await adopt(store, A, seed=2, replace=True) is True
+    assert await read(store, A) == chunk_bytes(A, 2)
+
+
+@pytest.mark.parametrize("change", ["short", "long", "flipped", "another"])
+async def test_a_stream_that_is_not_the_chunk_leaves_nothing(store: KvStore, change: str) -> None:
+    whole = chunk_bytes(A)
+    data = {"short": whole[:-9], "long": whole + b"x", "flipped": whole[:99] + b"x" + whole[100:], "another": chunk_bytes(B)}[
+        change
+    ]
+    with pytest.raises((CorruptData, InvalidRequest)):
+        await store.put(CTX, A, len(whole), in_pieces(data))
+    assert await stored(store) == []
+    assert not list(Path(await store.stage(CTX, "home")).iterdir())
+
+
+async def test_unknown_chunks_and_documents_are_not_found(store: KvStore) -> None:
+    with pytest.raises(NotFound):
+        await read(store, A)
+    with pytest.raises(NotFound):
+        await store.get_manifest(CTX, "books", "1")
+    with pytest.raises(NotFound):
+        await store.delete_manifest(CTX, "books", "1")
+    assert await store.delete(CTX, [A]) == DeletedChunks((), ())
+
+
+async def test_malformed_requests_are_refused(store: KvStore) -> None:
+    for bad in ("", "../x", "A" * 40):
+        with pytest.raises(InvalidRequest):
+            await store.stat(CTX, [bad])
+        with pytest.raises(InvalidRequest):
+            await store.delete(CTX, [bad])
+        with pytest.raises(InvalidRequest):
+            await read(store, bad)
+        with pytest.raises(InvalidRequest):
+            await store.put_manifest(CTX, document("1", bad))
+    with pytest.raises(InvalidRequest, match="tenant"):
+        await store.put_manifest(CTX, Manifest("somebody", "books", "1"))
+    with pytest.raises(InvalidRequest, match="path"):
+        await store.adopt(CTX, A, "home", "/etc/passwd")
+    with pytest.raises((NotFound, FailedPrecondition)):
+        await store.open(CTX, [A], "no such node")
+
+
+async def test_a_document_of_missing_chunks_is_refused_and_says_how_many(store: KvStore) -> None:
+    await put(store, A)
+    with pytest.raises(FailedPrecondition, match="2 of 3 chunks"):
+        await store.put_manifest(CTX, document("1", A, B, C, B))
+    with pytest.raises(NotFound):
+        await store.get_manifest(CTX, "books", "1")
+
+
+async def test_a_document_keeps_its_chunks_and_takes_them_with_it(store: KvStore) -> None:
+    for chunk_id in (A, B):
+        await put(store, chunk_id)
+    assert await store.put_manifest(CTX, document("1", A)) == []
+    assert await store.get_manifest(CTX, "books", "1") == document("1", A)
+    assert await store.delete(CTX, [A, B, C]) == DeletedChunks((B,), (A,))
+    assert await store.delete_manifest(CTX, "books", "1") == [A]
+    assert await stored(store) == []
+
+
+async def test_a_chunk_of_two_documents_goes_with_the_second(store: KvStore) -> None:
+    await put(store, A)
+    other_tenant = RequestContext.create(tenant="other")
+    await store.put_manifest(CTX, document("1", A))
+    await store.put_manifest(other_tenant, Manifest("other", "films", "x", chunks=(ManifestChunk(A, (1,)),)))
+    assert await store.delete_manifest(CTX, "books", "1") == []
+    assert await stored(store) == [A]
+    assert await store.delete_manifest(other_tenant, "films", "x") == [A]
+    assert await stored(store) == []
+
+
+async def test_replacing_a_document_removes_what_only_the_old_one_had(store: KvStore) -> None:
+    for chunk_id in (A, B, C):
+        await put(store, chunk_id)
+    await store.put_manifest(CTX, document("1", A, B))
+    assert await store.put_manifest(CTX, document("1", B, C)) == [A]
+    assert await stored(store) == sorted([B, C])
+
+
+async def test_an_empty_document_is_a_document(store: KvStore) -> None:
+    await store.put_manifest(CTX, document("1"))
+    assert await store.get_manifest(CTX, "books", "1") == document("1")
+
+
+async def test_listings_come_in_pages(store: KvStore) -> None:
+    ids = sorted(chunk_id_of(n) for n in range(5))
+    for chunk_id in ids:
+        await put(store, chunk_id)
+    first = await store.list_page(CTX, limit=3)
+    rest = await store.list_page(CTX, first.chunks[-1].chunk_id, limit=3)
+    assert [c.chunk_id for c in (*first.chunks, *rest.chunks)] == ids
+    assert (first.truncated, rest.truncated) == (True, False)
+
+    for collection, document_id in (("a", "1"), ("b", "1"), ("b", "2")):
+        await store.put_manifest(CTX, document(document_id, *ids, collection=collection))
+    page = await store.manifest_page(CTX, limit=2, summary=True)
+    last = await store.manifest_page(CTX, start_after=page.manifests[-1].cursor(""), limit=2)
+    assert [(m.collection, m.document_id) for m in (*page.manifests, *last.manifests)] == [("a", "1"), ("b", "1"), ("b", "2")]
+    assert (page.truncated, last.truncated) == (True, False)
+    assert page.manifests[0].chunks[0].text == ""
+
+
+async def test_health_counts(store: KvStore) -> None:
+    await put(store, A)
+    await store.put_manifest(CTX, document("1", A))
+    health = await store.health(CTX)
+    assert health.ready
+    assert {"chunks": "1", "documents": "1", "bytes": str(len(chunk_bytes(A)))}.items() <= health.facts.items()

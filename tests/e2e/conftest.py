@@ -1,0 +1,38 @@
+"""One stack for the whole session, with a few of the demo's documents in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import launcher
+from cluster.paths import DEMO_ASSETS
+from cluster.processes import session_members
+from tests.e2e import stack as stacks
+from tests.e2e.stack import Stack
+
+COLLECTION = "towns"
+K = "3"
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's towns: six documents of four formats."""
+    folder = tmp_path_factory.mktemp("documents") / "towns"
+    shutil.copytree(DEMO_ASSETS / "documents" / "towns", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Iterator[Stack]:
+    running = stacks.start(tmp_path_factory.mktemp("stack") / "data", ingestion={"chunk_tokens": 96})
+    try:
+        ingested = running.cli("ingest", str(documents), "-c", COLLECTION)
+        assert ingested.returncode == 0, ingested.stdout + ingested.stderr
+        yield running
+    finally:
+        launcher.stop(running.data_dir)
+    assert session_members(running.state.pid) == []

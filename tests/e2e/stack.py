@@ -1,0 +1,87 @@
+"""A running local stack as tests see it: its address, its processes, its command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cluster import launcher
+from cluster.config import load_quilt
+from cluster.paths import PROJECT_ROOT
+from cluster.processes import session_members
+from cluster.state import StackState
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Stack:
+    data_dir: Path
+    state: StackState
+
+    @property
+    def target(self) -> str:
+        return self.state.target
+
+    def cli(self, *args: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+        return cli(self.data_dir, *args, timeout_s=timeout_s)
+
+    def replica_pid(self, application: str) -> int:
+        """The process that serves ``application`` now."""
+        return wait_for(lambda: next(iter(self._pids(f"ray::ServeReplica:{application}:")), None), f"a replica of {application}")
+
+    def kill_replica(self, application: str) -> None:
+        os.kill(self.replica_pid(application), signal.SIGKILL)
+
+    def _pids(self, title: str) -> list[int]:
+        return [pid for pid in session_members(self.state.pid) if _title(pid).startswith(title)]
+
+
+def start(data_dir: Path, **values: object) -> Stack:
+    """The same code path as ``kvquilt up``."""
+    ports = {"grpc_port": launcher.free_port(), "http_port": launcher.free_port()}
+    return Stack(data_dir, launcher.start(load_quilt({"data_dir": str(data_dir), **ports, **values}, {})))
+
+
+def cli(data_dir: Path, *args: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+    """`kvquilt`, from a directory that has nothing to do with the project."""
+    return subprocess.run(
+        command(data_dir, *args),
+        cwd=data_dir.parent,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def command(data_dir: Path, *args: str) -> list[str]:
+    return [sys.executable, "-m", "cluster.cli", "--data-dir", str(data_dir), *args]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
+
+
+def wait_for(probe: Callable[[], ResultT | None], what: str, timeout_s: float = 60.0) -> ResultT:
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if (found := probe()) is not None:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"no {what} within {timeout_s:g} s")
+
+
+def _title(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+    return ""

@@ -1,0 +1,101 @@
+"""`kvquilt` as a person uses it, against a running stack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import stack as stacks
+from tests.e2e.conftest import COLLECTION, K
+from tests.e2e.stack import Stack
+
+pytestmark = pytest.mark.e2e
+QUESTION = "Which day is market day in Tambach?"
+
+
+def test_status_shows_five_ready_services(stack: Stack) -> None:
+    shown = stack.cli("status")
+    assert shown.returncode == 0
+    assert sum(" ready" in line for line in shown.stdout.splitlines()) == 5
+
+
+def test_asking_streams_an_answer_with_sources_usage_and_stages(stack: Stack) -> None:
+    shown = stack.cli("ask", QUESTION, "-c", COLLECTION, "-k", K, "--max-tokens", "16")
+    assert shown.returncode == 0, shown.stderr
+    for part in ("sources: ", "prompt tokens", "retrieve", "first token"):
+        assert part in shown.stdout
+
+
+def test_asking_for_json_gives_one_object(stack: Stack) -> None:
+    shown = stack.cli("ask", "-q", QUESTION, "-q", "Who is the mayor of Almwick?", "-c", COLLECTION, "-k", K, "--json")
+    answer = json.loads(shown.stdout)
+    assert [a["question"] for a in answer["answers"]] == [QUESTION, "Who is the mayor of Almwick?"]
+    assert len(answer["hits"]) == int(K)
+    assert answer["usage"]["reused_tokens"] > 0
+
+
+def test_equal_seeds_sample_equally(stack: Stack) -> None:
+    options = ("-c", COLLECTION, "-k", K, "--json", "--temperature", "1", "--seed", "5", "--n", "2", "--max-tokens", "8")
+    first, second = (json.loads(stack.cli("ask", QUESTION, *options).stdout)["answers"] for _ in range(2))
+    assert first == second
+    assert len(first) == 2
+
+
+def test_ingesting_again_changes_nothing_and_a_changed_document_is_replaced(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    note = folder / "note.md"
+    note.write_text("# Note\n\nThe lamp of Orvale is green.\n", encoding="utf-8")
+    assert "1 stored" in stack.cli("ingest", str(folder), "-c", "notes").stdout
+    assert "0 stored" in (again := stack.cli("ingest", str(folder), "-c", "notes").stdout)
+    assert "1 unchanged" in again
+    note.write_text("# Note\n\nThe lamp of Orvale is violet.\n", encoding="utf-8")
+    assert "1 stored" in stack.cli("ingest", str(folder), "-c", "notes").stdout
+    hits = json.loads(stack.cli("ask", "What colour is the lamp of Orvale?", "-c", "notes", "--json").stdout)["hits"]
+    assert [("violet" in h["text"], "green" in h["text"]) for h in hits] == [(True, False)]
+
+
+def test_unreadable_files_are_named_and_the_rest_goes_in(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "good.txt").write_text("Orvale lies on the river Sem.", encoding="utf-8")
+    (folder / "empty.txt").write_text("", encoding="utf-8")
+    (folder / "binary.md").write_bytes(bytes(range(256)) * 8)
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.7 but no more")
+    shown = stack.cli("ingest", str(folder), "-c", "mixed")
+    assert shown.returncode == 1
+    assert "1 stored" in shown.stdout
+    for name in ("empty.txt: ", "binary.md: ", "broken.pdf: "):
+        assert name in shown.stdout
+
+
+def test_documents_are_listed_and_deleted(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "gone.txt").write_text("Soon this is gone.", encoding="utf-8")
+    stack.cli("ingest", str(tmp_path / "gone.txt"), "-c", "brief")
+    assert "gone.txt" in stack.cli("documents", "-c", "brief").stdout
+    assert "1 documents and 1 chunks removed" in stack.cli("delete", "gone.txt", "-c", "brief").stdout
+    assert "no documents" in stack.cli("documents", "-c", "brief").stdout
+    missing = stack.cli("delete", "gone.txt", "-c", "brief")
+    assert (missing.returncode, "gone.txt" in missing.stderr) == (3, True)
+
+
+def test_a_second_up_says_what_runs_and_where(stack: Stack) -> None:
+    shown = stack.cli("up")
+    assert shown.returncode != 0
+    assert "running already" in shown.stderr
+    assert stack.target in shown.stderr
+
+
+def test_a_port_that_is_taken_is_named_by_its_setting(stack: Stack, tmp_path: Path) -> None:
+    shown = stacks.cli(tmp_path / "other", "up", "--grpc-port", stack.target.rpartition(":")[2])
+    assert shown.returncode != 0
+    assert "grpc_port: port" in shown.stderr
+    assert "--grpc-port" in shown.stderr
+
+
+def test_an_unknown_collection_is_one_line_and_exit_code_three(stack: Stack) -> None:
+    shown = stack.cli("ask", "x", "-c", "nowhere")
+    assert shown.returncode == 3
+    assert len(shown.stderr.strip().splitlines()) == 1

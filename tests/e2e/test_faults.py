@@ -1,0 +1,90 @@
+"""Processes die; nothing is lost and nothing is half."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster.paths import DEMO_ASSETS
+from cluster.remote import ingest_client, rag_client
+from shared.answer import AnswerDone, AnswerEvent, RetrievalOptions
+from shared.clients.generation import GeneratedToken, Sampling
+from shared.errors import InternalError, KvquiltError, Unavailable
+from shared.request import RequestContext
+from tests.e2e.conftest import COLLECTION
+from tests.e2e.stack import Stack, command, environment
+
+pytestmark = pytest.mark.e2e
+QUESTION = "Which day is market day in Tambach?"
+RECOVERY_S = 90.0
+
+
+async def ask(stack: Stack, max_tokens: int, on_token: object = None) -> list[AnswerEvent]:
+    seen: list[AnswerEvent] = []
+    async with rag_client(stack.target) as client:
+        sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
+        ctx = RequestContext.create(deadline_ms=60_000)
+        async for event in client.answer(ctx, COLLECTION, QUESTION, sampling=sampling, retrieval=RetrievalOptions(k=3)):
+            seen.append(event)
+            if isinstance(event, GeneratedToken) and callable(on_token):
+                on_token()
+                on_token = None
+    return seen
+
+
+async def answers_again(stack: Stack) -> None:
+    async with asyncio.timeout(RECOVERY_S):
+        while True:
+            try:
+                assert isinstance((await ask(stack, 4))[-1], AnswerDone)
+                return
+            except (Unavailable, InternalError):  # a proxy that has just lost a replica calls it internal
+                await asyncio.sleep(0.5)
+
+
+async def test_a_generator_killed_while_answering_ends_the_stream_as_retryable_and_is_replaced(stack: Stack) -> None:
+    with pytest.raises(Unavailable) as failure:
+        await ask(stack, 600, on_token=lambda: stack.kill_replica("generator"))
+    assert failure.value.retryable
+    await answers_again(stack)
+
+
+async def test_a_gateway_killed_while_answering_is_replaced(stack: Stack) -> None:
+    with pytest.raises(KvquiltError):
+        await ask(stack, 600, on_token=lambda: stack.kill_replica("gateway"))
+    await answers_again(stack)
+
+
+async def test_ingestion_killed_in_mid_run_goes_on_with_the_same_command(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    shutil.copytree(DEMO_ASSETS / "documents", folder)
+    num_documents = sum(path.is_file() for path in folder.rglob("*"))
+    run = subprocess.Popen(
+        command(stack.data_dir, "ingest", str(folder), "-c", "many"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    async with ingest_client(stack.target) as client:
+
+        async def stored() -> int:
+            return len([d async for d in client.list(RequestContext.create(), "many")])
+
+        async with asyncio.timeout(60):
+            while not await stored():
+                await asyncio.sleep(0.05)
+        stack.kill_replica("ingestion")
+        _, told = await asyncio.to_thread(run.communicate, timeout=60)
+        assert run.returncode == 4, told
+        async with asyncio.timeout(RECOVERY_S):
+            while (again := await asyncio.to_thread(stack.cli, "ingest", str(folder), "-c", "many")).returncode == 4:
+                await asyncio.sleep(0.5)
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert await stored() == num_documents
+    hits = await asyncio.to_thread(stack.cli, "ask", QUESTION, "-c", "many", "-k", "64", "--json", "--max-tokens", "1")
+    assert hits.returncode == 0, hits.stderr

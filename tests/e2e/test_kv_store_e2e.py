@@ -1,0 +1,176 @@
+"""The kv_store application on a Ray cluster of two nodes: files on the reader's node, copies between nodes, an agent that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.serve.config import HTTPOptions, gRPCOptions
+
+from services.kv_store.app import DIRECTORY_VARIABLE, NAMESPACE, build
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.clients.serve_transport import ServeTransport
+from shared.errors import FailedPrecondition, NotFound, Unavailable
+from shared.kv_format import verify_chunk, write_chunk
+from shared.kv_types import PIECE_BYTES, DeletedChunks, Manifest, ManifestChunk
+from shared.request import RequestContext
+from tests.kv_chunks import chunk_id_of, header_of, kv_of
+from tests.kv_stores import in_pieces
+
+pytestmark = pytest.mark.e2e
+
+
+@dataclass(frozen=True)
+class System:
+    grpc_port: int
+    directories: dict[str, Path]
+    """By node id, the head's first."""
+
+    @property
+    def nodes(self) -> list[str]:
+        return list(self.directories)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as environment:
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyPatch) -> Iterator[System]:
+    roots = [tmp_path_factory.mktemp(name) for name in ("head", "worker")]
+    for name, value in {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }.items():
+        environment.setenv(name, value)
+    args = [{"num_cpus": 1, "env_vars": {DIRECTORY_VARIABLE: str(root)}} for root in roots]
+    cluster = Cluster(initialize_head=True, head_node_args={**args[0], "include_dashboard": False})
+    try:
+        worker = cluster.add_node(**args[1])
+        ray.init(address=cluster.address, log_to_driver=False)
+        http_port, grpc_port = _free_port(), _free_port()
+        servicers = ["protos.kvquilt.v1.kv_store_pb2_grpc.add_KvStoreServicer_to_server"]
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options=HTTPOptions(host="127.0.0.1", port=http_port),
+            grpc_options=gRPCOptions(port=grpc_port, grpc_servicer_functions=servicers),
+        )
+        serve.run(build({"directory": "/nowhere"}), name=APPLICATION, route_prefix="/kv_store")
+        yield System(grpc_port, {cluster.head_node.node_id: roots[0], worker.node_id: roots[1]})
+    finally:
+        if ray.is_initialized():
+            serve.shutdown()
+            ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+async def store(system: System) -> AsyncGenerator[KvStoreClient, None]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{system.grpc_port}", options=CHANNEL_OPTIONS) as channel:
+        yield KvStoreClient(GrpcTransport(channel, SERVICE, APPLICATION))
+
+
+def ctx() -> RequestContext:
+    return RequestContext.create(deadline_ms=60_000)
+
+
+def large_chunk(path: Path, n: int) -> str:
+    """A file of several stream pieces."""
+    header = header_of(layers=4, heads=2, tokens=700, head_dim=128, chunk_id=chunk_id_of(n))
+    assert write_chunk(path, header, *kv_of(header, n)) > 2 * PIECE_BYTES
+    return header.chunk_id
+
+
+async def test_a_chunk_adopted_on_one_node_is_read_as_a_file_on_the_other(store: KvStoreClient, system: System) -> None:
+    head, worker = system.nodes
+    staging = Path(await store.stage(ctx(), worker))
+    assert staging == system.directories[worker] / "staging"
+    chunk_id = large_chunk(staging / "mine", 1)
+    assert await store.adopt(ctx(), chunk_id, worker, str(staging / "mine")) is False
+
+    (there,) = await store.open(ctx(), [chunk_id], worker)
+    assert not list((system.directories[head] / "chunks").glob("*/*.arrow"))
+    here, *others = [(await store.open(ctx(), [chunk_id], head))[0] for _ in range(3)]
+    assert all(o == here for o in others)
+    assert Path(there.path).is_relative_to(system.directories[worker])
+    assert Path(here.path).is_relative_to(system.directories[head])
+    assert verify_chunk(here.path) == verify_chunk(there.path)
+
+
+async def test_bytes_go_in_and_out_as_streams(store: KvStoreClient, tmp_path: Path) -> None:
+    chunk_id = large_chunk(tmp_path / "mine", 2)
+    data = (tmp_path / "mine").read_bytes()
+    assert await store.put(ctx(), chunk_id, len(data), in_pieces(data, PIECE_BYTES)) is False
+    assert await store.put(ctx(), chunk_id, len(data), in_pieces(data, PIECE_BYTES)) is True
+    assert b"".join([piece async for piece in store.get(ctx(), chunk_id)]) == data
+    assert b"".join([piece async for piece in store.get(ctx(), chunk_id, 10, 20)]) == data[10:30]
+    assert chunk_id in [c.chunk_id async for c in store.list_chunks(ctx())]
+
+
+async def test_a_document_takes_its_chunks_with_it_on_every_node(store: KvStoreClient, system: System, tmp_path: Path) -> None:
+    head, worker = system.nodes
+    staging = Path(await store.stage(ctx(), worker))
+    chunk_id = large_chunk(staging / "mine", 3)
+    document = Manifest("default", "books", "a book", chunks=(ManifestChunk(chunk_id, (1, 2)),))
+    with pytest.raises(FailedPrecondition, match="1 of 1 chunks"):
+        await store.put_manifest(ctx(), document)
+    await store.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
+    await store.open(ctx(), [chunk_id], head)
+    await store.put_manifest(ctx(), document)
+    assert await store.get_manifest(ctx(), "books", "a book") == document
+    assert await store.delete(ctx(), [chunk_id]) == DeletedChunks((), (chunk_id,))
+
+    assert await store.delete_manifest(ctx(), "books", "a book") == [chunk_id]
+    for directory in system.directories.values():
+        assert not list(directory.glob(f"chunks/*/{chunk_id}.arrow"))
+
+
+async def test_other_services_reach_it_by_its_serve_handle(system: System) -> None:
+    store = KvStoreClient(ServeTransport(APPLICATION))
+    assert (await store.stat(ctx(), [chunk_id_of(99)]))[0].exists is False
+    with pytest.raises(NotFound, match="not a living node"):
+        await store.open(ctx(), [chunk_id_of(99)], "nobody")
+    health = await store.health(ctx())
+    assert (health.ready, health.facts["nodes"]) == (True, "2")
+
+
+async def test_an_agent_that_dies_is_started_again_and_has_everything(store: KvStoreClient, system: System) -> None:
+    worker = system.nodes[1]
+    staging = Path(await store.stage(ctx(), worker))
+    chunk_id = large_chunk(staging / "mine", 4)
+    await store.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
+
+    agent = ray.get_actor(f"kvquilt-kv-agent-{worker}", NAMESPACE)
+    os.kill(ray.get(agent.process_id.remote()), signal.SIGKILL)
+
+    async def opened() -> bool:
+        with contextlib.suppress(Unavailable):  # the only error that a caller may see meanwhile
+            return (await store.open(ctx(), [chunk_id], worker))[0].exists
+        return False
+
+    for _ in range(100):
+        if await opened():
+            return
+        await asyncio.sleep(0.2)
+    pytest.fail("the agent did not come back")
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

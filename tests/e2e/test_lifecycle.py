@@ -1,0 +1,94 @@
+"""Starting, stopping and starting again with another model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
+
+from cluster import launcher
+from cluster.paths import DEMO_MODEL
+from cluster.processes import session_members
+from cluster.state import RunDirectory
+from tests.e2e import stack as stacks
+from tests.e2e.stack import wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def ports() -> list[str]:
+    return ["--grpc-port", str(launcher.free_port()), "--http-port", str(launcher.free_port())]
+
+
+@pytest.fixture
+def other_model(tmp_path: Path) -> Path:
+    """The demo model with one weight changed: the same tokenizer, another fingerprint."""
+    path = tmp_path / "other-model"
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL)
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1
+    model.save_pretrained(path)
+    AutoTokenizer.from_pretrained(DEMO_MODEL).save_pretrained(path)
+    (path / "kvquilt.json").write_text((DEMO_MODEL / "kvquilt.json").read_text(encoding="utf-8"), encoding="utf-8")
+    return path
+
+
+def test_documents_survive_a_restart_and_another_model_is_refused_until_they_are_made_anew(
+    tmp_path: Path, documents: Path, other_model: Path
+) -> None:
+    data = tmp_path / "data"
+    try:
+        up = stacks.cli(data, "up", *ports())
+        assert up.returncode == 0, up.stderr
+        assert stacks.cli(data, "ingest", str(documents), "-c", "towns").returncode == 0
+        state = RunDirectory(data).running()
+        assert state is not None
+        assert stacks.cli(data, "down").returncode == 0
+        assert session_members(state.pid) == []
+        assert not Path(state.ray_dir).exists()
+        assert stacks.cli(data, "status").returncode == 3
+
+        assert stacks.cli(data, "up", "--model", str(other_model), *ports()).returncode == 0
+        refused = stacks.cli(data, "ask", "Who is the mayor of Almwick?", "-c", "towns")
+        assert refused.returncode == 1
+        assert "--re-encode" in refused.stderr
+        assert "made for another model" in stacks.cli(data, "documents").stdout
+        made_anew = stacks.cli(data, "ingest", "-c", "towns", "--re-encode")
+        assert made_anew.returncode == 0, made_anew.stdout + made_anew.stderr
+        answer = stacks.cli(data, "ask", "Who is the mayor of Almwick?", "-c", "towns", "--json")
+        assert json.loads(answer.stdout)["hits"]
+    finally:
+        launcher.stop(data)
+
+
+def test_a_killed_supervisor_takes_ray_with_it_and_the_next_up_starts(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    first = stacks.start(data)
+    try:
+        os.kill(first.state.pid, signal.SIGKILL)
+        wait_for(lambda: True if not session_members(first.state.pid) else None, "end of Ray's processes")
+        assert RunDirectory(data).running() is None
+        second = stacks.start(data)
+        assert not Path(first.state.ray_dir).exists()
+        assert second.cli("status").returncode == 0
+    finally:
+        launcher.stop(data)
+
+
+def test_a_model_that_is_no_causal_lm_stops_the_start_with_its_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    model = tmp_path / "bert"
+    BertForMaskedLM(
+        BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    ).save_pretrained(model)
+    AutoTokenizer.from_pretrained(DEMO_MODEL).save_pretrained(model)
+    data = tmp_path / "data"
+    shown = stacks.cli(data, "up", "--model", str(model), *ports())
+    assert shown.returncode == 4
+    assert "generator: " in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert RunDirectory(data).running() is None

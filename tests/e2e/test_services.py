@@ -1,0 +1,158 @@
+"""The services as a program from outside meets them: plain grpcio on Ray Serve's port."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from cluster.compose import APPLICATIONS
+from cluster.remote import ingest_client, rag_client
+from protos.kvquilt.v1 import common_pb2, rag_pb2, rag_pb2_grpc
+from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
+from shared.clients.generation import GeneratedToken, Sampling
+from shared.clients.grpc_transport import GrpcTransport
+from shared.clients.health import ServiceHealth, health
+from shared.errors import ContextTooLong, InvalidRequest, NotFound
+from shared.request import RequestContext
+from tests.e2e.conftest import COLLECTION
+from tests.e2e.stack import Stack
+
+pytestmark = pytest.mark.e2e
+QUESTION = "Which day is market day in Tambach?"
+SERVICES = dict(
+    zip(
+        ("kv_store", "retrieval", "generator", "ingestion", "gateway"),
+        ("KvStore", "Retrieval", "Generation", "Ingest", "Rag"),
+        strict=True,
+    )
+)
+SHORT = RetrievalOptions(k=3)
+
+
+async def ask(stack: Stack, question: str = QUESTION, **options: object) -> list[AnswerEvent]:
+    sampling = Sampling(max_tokens=8, ignore_eos=True)
+    async with rag_client(stack.target) as client:
+        events = client.answer(RequestContext.create("req-1"), COLLECTION, question, sampling=sampling, retrieval=SHORT, **options)  # type: ignore[arg-type]
+        async with aclosing(events):
+            return [event async for event in events]
+
+
+async def health_of(stack: Stack, application: str) -> ServiceHealth:
+    async with grpc.aio.insecure_channel(stack.target) as channel:
+        transport = GrpcTransport(channel, f"kvquilt.v1.{SERVICES[application]}", application)
+        return await health(transport, RequestContext.create())
+
+
+@pytest.mark.parametrize("application", APPLICATIONS)
+async def test_every_application_answers_its_own_health(stack: Stack, application: str) -> None:
+    answer = await health_of(stack, application)
+    assert (answer.service, answer.ready, answer.detail) == (application, True, "")
+
+
+def test_reflection_lists_every_service(stack: Stack) -> None:
+    with grpc.insecure_channel(stack.target) as channel:
+        listed = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+    assert {f"kvquilt.v1.{name}" for name in (*SERVICES.values(), "Admin")} <= listed
+
+
+def test_a_plain_grpcio_client_gets_a_whole_answer(stack: Stack) -> None:
+    request = rag_pb2.AnswerRequest(collection=COLLECTION, question=QUESTION, sampling=common_pb2.Sampling(max_tokens=4))
+    with grpc.insecure_channel(stack.target) as channel:
+        events = list(rag_pb2_grpc.RagStub(channel).Answer(request, metadata=(("application", "gateway"),)))
+    assert events[0].WhichOneof("event") == "retrieved"
+    assert events[-1].WhichOneof("event") == "done"
+
+
+async def test_an_answer_streams_context_tokens_text_cost_and_end(stack: Stack) -> None:
+    events = await ask(stack)
+    assert isinstance(events[0], Retrieved)
+    assert events[-1] == AnswerDone("req-1")
+    tokens = [e for e in events if isinstance(e, GeneratedToken)]
+    (text,) = [e for e in events if isinstance(e, AnswerText)]
+    assert len(tokens) == 8
+    assert text.finish_reason == "length"
+    (cost,) = [e for e in events if isinstance(e, AnswerUsage)]
+    assert cost.usage.prompt_tokens == cost.usage.reused_tokens + cost.usage.recomputed_tokens
+    assert cost.usage.generated_tokens == 8
+    assert 0 < cost.timings.retrieve_ms < cost.timings.first_token_ms <= cost.timings.total_ms
+
+
+async def test_full_computes_what_reordered_reuses(stack: Stack) -> None:
+    full, reordered = [
+        next(e.usage for e in await ask(stack, reuse=reuse) if isinstance(e, AnswerUsage)) for reuse in ("full", "reordered")
+    ]
+    assert full.prompt_tokens == reordered.prompt_tokens
+    assert reordered.reused_tokens > reordered.recomputed_tokens
+    assert full.recomputed_tokens > reordered.recomputed_tokens
+
+
+async def test_several_questions_share_one_context(stack: Stack) -> None:
+    questions = [QUESTION, "Who is the mayor of Almwick?"]
+    async with rag_client(stack.target) as client:
+        events = client.answer_many(RequestContext.create(), COLLECTION, questions, None, Sampling(max_tokens=6), SHORT)
+        collected = [event async for event in events]
+    assert sum(isinstance(e, Retrieved) for e in collected) == 1
+    assert {e.question for e in collected if isinstance(e, AnswerText)} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("collection", "question", "error", "says"),
+    [
+        ("nowhere", QUESTION, NotFound, "nowhere"),
+        (COLLECTION, "  ", InvalidRequest, "question"),
+        ("../up", QUESTION, InvalidRequest, "collection"),
+        (COLLECTION, "why " * 5000, ContextTooLong, "position"),
+    ],
+)
+async def test_bad_requests_raise_what_the_service_raised(
+    stack: Stack, collection: str, question: str, error: type[Exception], says: str
+) -> None:
+    async with rag_client(stack.target) as client:
+        with pytest.raises(error, match=says):
+            async for _ in client.answer(RequestContext.create(), collection, question):
+                pass
+
+
+async def test_an_error_names_its_reason_and_leaks_nothing(stack: Stack) -> None:
+    async with grpc.aio.insecure_channel(stack.target) as channel:
+        call = rag_pb2_grpc.RagStub(channel).Answer(
+            rag_pb2.AnswerRequest(collection="nowhere", question="x"), metadata=(("application", "gateway"),)
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await call.read()
+    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+    for leak in ("Traceback", "pid=", "ip=", "/"):
+        assert leak not in (failure.value.details() or "")
+    rich = status_pb2.Status.FromString(dict(failure.value.trailing_metadata() or ())["grpc-status-details-bin"])
+    info = error_details_pb2.ErrorInfo()
+    assert rich.details[0].Unpack(info)
+    assert (info.domain, info.reason) == ("kvquilt", "NOT_FOUND")
+
+
+async def test_a_client_that_leaves_in_mid_answer_frees_the_generator(stack: Stack) -> None:
+    async with rag_client(stack.target) as client:
+        endless = Sampling(max_tokens=400, ignore_eos=True)
+        events = client.answer(RequestContext.create(), COLLECTION, QUESTION, sampling=endless, retrieval=SHORT)
+        async for event in events:
+            if isinstance(event, GeneratedToken):
+                break
+        await events.aclose()
+    async with asyncio.timeout(20):
+        while (await health_of(stack, "generator")).facts["running_requests"] != "0":
+            await asyncio.sleep(0.05)
+
+
+async def test_tenants_do_not_see_each_others_documents(stack: Stack) -> None:
+    async with ingest_client(stack.target) as client:
+        other = [d async for d in client.list(RequestContext.create(tenant="other"))]
+        ours = [d async for d in client.list(RequestContext.create())]
+    assert (len(other), len(ours) > 0) == (0, True)
+    async with rag_client(stack.target) as client:
+        with pytest.raises(NotFound):
+            async for _ in client.answer(RequestContext.create(tenant="other"), COLLECTION, QUESTION):
+                pass

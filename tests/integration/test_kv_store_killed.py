@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process, create_subprocess_exec
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+
+from services.kv_store.chunk_files import ChunkFiles
+from services.kv_store.documents import Documents
+from shared.clients.grpc_transport import GrpcTransport
+from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.errors import KvquiltError
+from shared.kv_format import verify_chunk
+from shared.kv_types import Manifest, ManifestChunk
+from shared.request import RequestContext
+from tests.kv_chunks import chunk_bytes, chunk_id_of
+from tests.kv_stores import in_pieces
+
+NUM_ROUNDS = 4
+NUM_WRITERS = 6
+
+
+class Acknowledged:
+    """What the store said that it had made durable."""
+
+    def __init__(self) -> None:
+        self.chunks: set[str] = set()
+        self.documents: dict[str, str] = {}
+        self.deleted_documents: set[str] = set()
+        self.count = 0
+
+
+async def test_an_agent_killed_in_the_middle_of_writing_keeps_what_it_acknowledged_and_tears_nothing(tmp_path: Path) -> None:
+    acknowledged = Acknowledged()
+    for round in range(NUM_ROUNDS):
+        await _write_until_killed(tmp_path, acknowledged, kill_after=random.Random(round).randint(1, 25), round=round)
+
+        files, documents = ChunkFiles(tmp_path), Documents(tmp_path)
+        files.check_invariants()  # verifies every byte of every file
+        documents.check_invariants()
+        assert all(verify_chunk(o.path) for o in files.open(sorted(acknowledged.chunks)))
+        for document_id, chunk_id in acknowledged.documents.items():
+            assert documents.get("default", "books", document_id).chunks[0].chunk_id == chunk_id
+        found = {m.document_id for m in documents.page("default", "books", "", 1000, True).manifests}
+        assert not found & acknowledged.deleted_documents
+    assert acknowledged.count >= NUM_ROUNDS
+
+
+async def _write_until_killed(directory: Path, acknowledged: Acknowledged, kill_after: int, round: int) -> None:
+    process, address = await _start(directory)
+    async with grpc.aio.insecure_channel(address) as channel:
+        client = KvStoreClient(GrpcTransport(channel, SERVICE, APPLICATION))
+        writers = [asyncio.create_task(_write(client, acknowledged, round * NUM_WRITERS + w)) for w in range(NUM_WRITERS)]
+        already = acknowledged.count
+        while acknowledged.count < already + kill_after:
+            await asyncio.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        await asyncio.gather(*writers)
+
+
+async def _write(client: KvStoreClient, acknowledged: Acknowledged, writer: int) -> None:
+    """Chunks, documents over them, and now and then the end of a document, until the agent is gone."""
+    ctx = RequestContext.create(deadline_ms=30_000)
+    with suppress(KvquiltError):
+        for n in range(10_000):
+            chunk_id, document_id = chunk_id_of(writer * 10_000 + n), f"{writer}-{n}"
+            data = chunk_bytes(chunk_id)
+            await client.put(ctx, chunk_id, len(data), in_pieces(data, 300))
+            acknowledged.chunks.add(chunk_id)
+            acknowledged.count += 1
+            await client.put_manifest(ctx, Manifest("default", "books", document_id, chunks=(ManifestChunk(chunk_id, (1,)),)))
+            acknowledged.documents[document_id] = chunk_id
+            if n % 3 == 2:
+                acknowledged.chunks.discard(chunk_id)
+                del acknowledged.documents[document_id]
+                await client.delete_manifest(ctx, "books", document_id)
+                acknowledged.deleted_documents.add(document_id)
+
+
+async def _start(directory: Path) -> tuple[Process, str]:
+    process = await create_subprocess_exec(
+        sys.executable, "-m", "tests.integration.kv_agent_process", str(directory), stdout=PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert process.stdout is not None
+    return process, (await process.stdout.readline()).decode().strip()

@@ -1,0 +1,81 @@
+"""Stores to hold against the contract of ``shared.kv_types.KvStore``: one node's alone, one node's over gRPC, a cluster's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+from services.kv_store.agent import Agent
+from services.kv_store.chunk_files import ChunkFiles
+from services.kv_store.cluster_store import ClusterStore
+from services.kv_store.disk import Disk
+from services.kv_store.documents import Documents
+from services.kv_store.handlers import KvStoreHandlers, start_server
+from shared.clients.grpc_transport import GrpcTransport
+from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.errors import NotFound, Unavailable
+from shared.kv_types import KvStore
+
+
+class KnownNodes:
+    """``Nodes`` whose stores are given. The first is home."""
+
+    def __init__(self, stores: dict[str, KvStore] | None = None) -> None:
+        self.stores = stores or {}
+        self.down: set[str] = set()
+        self.suspected: list[str] = []
+
+    def home(self) -> str:
+        return next(iter(self.stores))
+
+    def ids(self) -> Sequence[str]:
+        return list(self.stores)
+
+    async def store(self, node_id: str) -> KvStore:
+        if node_id in self.down:
+            raise Unavailable(f"{node_id} is down")
+        if node_id not in self.stores:
+            raise NotFound(f"{node_id} is unknown")
+        return self.stores[node_id]
+
+    def suspect(self, node_id: str) -> None:
+        self.suspected.append(node_id)
+
+
+def agent_on(directory: Path, node_id: str, nodes: KnownNodes, disk: Disk | None = None) -> Agent:
+    agent = Agent(node_id, ChunkFiles(directory, disk), Documents(directory, disk), nodes)
+    nodes.stores[node_id] = agent
+    return agent
+
+
+@asynccontextmanager
+async def over_grpc(store: KvStore) -> AsyncGenerator[KvStoreClient, None]:
+    """A client of ``store`` through a real server."""
+    server, address = await start_server(KvStoreHandlers(store), "127.0.0.1")
+    channel = grpc.aio.insecure_channel(address)
+    try:
+        yield KvStoreClient(GrpcTransport(channel, SERVICE, APPLICATION))
+    finally:
+        await channel.close()
+        await server.stop(grace=None)
+
+
+@asynccontextmanager
+async def cluster(
+    directory: Path, node_ids: Sequence[str]
+) -> AsyncGenerator[tuple[ClusterStore, dict[str, Agent], KnownNodes], None]:
+    """Agents that reach each other over gRPC, as they do on Ray nodes, and the front's store over them."""
+    nodes = KnownNodes()
+    agents = {node_id: agent_on(directory / node_id, node_id, nodes) for node_id in node_ids}
+    async with AsyncExitStack() as stack:
+        for node_id, agent in agents.items():
+            nodes.stores[node_id] = await stack.enter_async_context(over_grpc(agent))
+        yield ClusterStore(nodes, node_ids[0]), agents, nodes
+
+
+async def in_pieces(data: bytes, size: int = 500) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]

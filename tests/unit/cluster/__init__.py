@@ -1,0 +1,1 @@
+"""Tests of configuration, composition and command line."""

@@ -1,0 +1,135 @@
+"""The command line without services: options, messages, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from cluster.asking import collect, show, show_json
+from cluster.cli import exit_code, main
+from cluster.ingesting import ingest_files
+from cluster.sources import SourceFile
+from shared import errors
+from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, Retrieved
+from shared.clients.generation import GeneratedToken, Timings, Usage
+from shared.documents import SourceDocument, Stage, UpsertProgress
+from shared.search import IndexedChunk, SearchHit, SearchMode
+
+HIT = SearchHit(IndexedChunk("c1", "Orla Venn built it", (1, 2)), "bridge.txt", "Bridge", "f", 0.5)
+COST = AnswerUsage(Usage(50, 40, 10, 2), Timings(retrieve_ms=3.2, first_token_ms=21.0, total_ms=40.0))
+
+
+def invoke(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, list(args), catch_exceptions=False)
+    return result.exit_code, result.output
+
+
+async def stream(*events: AnswerEvent) -> AsyncGenerator[AnswerEvent, None]:
+    for event in events:
+        yield event
+
+
+def text(question: int, words: str) -> AnswerText:
+    return AnswerText(question, 0, words, "stop", (Citation("bridge.txt", "Bridge", "c1", 0, "History"),))
+
+
+def whole(*texts: AnswerText, tokens: Sequence[str] = ()) -> list[AnswerEvent]:
+    told = [GeneratedToken(0, 0, 1, token, -0.1) for token in tokens]
+    return [Retrieved((HIT,), SearchMode.DENSE), *told, *texts, COST, AnswerDone("r1")]
+
+
+async def shown(events: list[AnswerEvent], questions: list[str], live: bool) -> str:
+    out = io.StringIO()
+    await show(Console(file=out, width=100), stream(*events), questions, len(questions), live)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("command", ["", "up", "down", "status", "ingest", "ask", "documents", "delete", "demo"])
+def test_every_command_explains_itself(command: str) -> None:
+    code, output = invoke(*filter(None, [command]), "--help")
+    assert code == 0
+    assert "Usage:" in output
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["status"], 3, "start it with `kvquilt up`"),
+        (["ask", "-c", "x"], 2, "give a QUESTION"),
+        (["ingest", "-c", "x"], 2, "PATHS"),
+        (["ingest", "nowhere", "-c", "x"], 2, "nowhere: no such file"),
+        (["delete", "-c", "x"], 2, "DOCUMENT_IDS"),
+        (["up", "--model", "/no/such/model"], 2, "model: there is no directory"),
+        (["up", "--grpc-port", "99999"], 2, "grpc_port: must be 1 to 65535"),
+    ],
+)
+def test_mistakes_are_one_line_and_an_exit_code(args: list[str], code: int, says: str, tmp_path: Path) -> None:
+    got, output = invoke("--data-dir", str(tmp_path), *args)
+    assert (got, len(output.strip().splitlines())) == (code, 1)
+    assert says in output
+
+
+def test_exit_codes_tell_wrong_absent_and_retryable_apart() -> None:
+    assert [exit_code(e("x")) for e in (errors.ConfigError, errors.NotFound, errors.Unavailable, errors.InternalError)] == [
+        2,
+        3,
+        4,
+        1,
+    ]
+
+
+async def test_a_streamed_answer_is_written_once_with_sources_and_cost() -> None:
+    output = await shown(whole(text(0, " Orla Venn."), tokens=[" Orla", " Venn"]), ["Who?"], live=True)
+    assert output.count("Orla Venn.") == 1
+    assert "sources: bridge.txt (History) [1]" in output
+    assert "50 prompt tokens: 40 reused, 10 computed; 2 generated" in output
+    assert "3.2" in output
+
+
+async def test_several_answers_each_follow_their_question() -> None:
+    output = await shown(whole(text(1, "in 1874"), text(0, "Orla")), ["Who?", "When?"], live=True)
+    assert output.index("When?") < output.index("in 1874") < output.index("Who?") < output.index("Orla")
+
+
+async def test_an_answer_that_breaks_off_is_an_error_not_an_answer() -> None:
+    with pytest.raises(errors.Unavailable, match="broke off"):
+        await collect(stream(*whole(text(0, "Orla"))[:-1]))
+
+
+async def test_json_has_answers_hits_usage_and_times_in_milliseconds() -> None:
+    answer = json.loads(show_json(await collect(stream(*whole(text(0, " Orla Venn")))), ["Who?"]))
+    assert answer["answers"][0]["text"] == "Orla Venn"
+    assert answer["answers"][0]["citations"][0]["document_id"] == "bridge.txt"
+    assert answer["hits"][0]["chunk_id"] == "c1"
+    assert answer["usage"]["reused_tokens"] == 40
+    assert answer["timings_ms"]["first_token"] == 21.0
+
+
+async def test_ingesting_goes_on_after_a_failure_and_names_it(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.txt", tmp_path / "bad.pdf"
+    good.write_text("text", encoding="utf-8")
+    bad.write_text("not a pdf", encoding="utf-8")
+    sources = [SourceFile(tmp_path / "gone.txt", "gone.txt"), SourceFile(bad, "bad.pdf"), SourceFile(good, "good.txt")]
+
+    async def upsert(documents: Sequence[SourceDocument]) -> AsyncGenerator[UpsertProgress, None]:
+        for d in documents:
+            if d.document_id == "bad.pdf":
+                yield UpsertProgress("bad.pdf", Stage.FAILED, error="no PDF", error_code="DOCUMENT_UNREADABLE")
+            else:
+                yield UpsertProgress(d.document_id, Stage.PARSED, 2)
+                yield UpsertProgress(d.document_id, Stage.STORED, 2, 2, 80, 1)
+
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    summary = await ingest_files(console, upsert, sources)
+    summary.print(console)
+    assert (summary.num_stored, summary.num_chunks, summary.num_tokens, summary.num_chunks_reused) == (1, 2, 80, 1)
+    assert set(summary.failed) == {"gone.txt", "bad.pdf"}
+    assert "bad.pdf: no PDF" in out.getvalue()
+    assert "gone.txt: cannot be read" in out.getvalue()

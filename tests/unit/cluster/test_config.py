@@ -1,0 +1,92 @@
+"""One YAML for everything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.config import QuiltConfig, load_quilt
+from cluster.paths import DEMO_MODEL, default_data_dir
+from shared.config import load, to_dict
+from shared.errors import ConfigError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}", encoding="utf-8")
+    return directory
+
+
+def test_nothing_given_is_the_demo_model_in_the_users_data_directory(tmp_path: Path) -> None:
+    config = load_quilt({}, {"XDG_DATA_HOME": str(tmp_path)})
+    assert config.model == str(DEMO_MODEL)
+    assert config.data_dir == str(tmp_path / "kvquilt")
+
+
+def test_shared_values_reach_the_sections_that_need_them(tmp_path: Path, model: Path) -> None:
+    config = load_quilt({"data_dir": str(tmp_path), "model": str(model)}, {})
+    assert config.generator.model == config.ingestion.model == str(model)
+    assert config.kv_store.directory == str(tmp_path / "kv")
+    assert config.retrieval.milvus_uri == str(tmp_path / "index.db")
+
+
+def test_a_section_wins_over_the_shared_value(tmp_path: Path) -> None:
+    config = load_quilt({"data_dir": str(tmp_path), "retrieval": {"milvus_uri": "http://milvus:19530"}}, {})
+    assert config.retrieval.milvus_uri == "http://milvus:19530"
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    environ = {"KVQUILT_GRPC_PORT": "9100", "KVQUILT_GATEWAY__K": "3", "KVQUILT_DATA_DIR": str(tmp_path / "b")}
+    config = load_quilt({"grpc_port": 9200, "data_dir": str(tmp_path / "a"), "gateway": {"k": 5}}, environ)
+    assert (config.grpc_port, config.gateway.k, config.data_dir) == (9100, 3, str(tmp_path / "b"))
+
+
+def test_log_settings_reach_every_service_and_one_service_may_differ(tmp_path: Path) -> None:
+    values = {"data_dir": str(tmp_path), "log": {"level": "DEBUG"}, "gateway": {"deployment": {"log": {"level": "ERROR"}}}}
+    config = load_quilt(values, {})
+    assert config.kv_store.deployment.log.level == "DEBUG"
+    assert config.gateway.deployment.log.level == "ERROR"
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"grcp_port": 1}, r"grcp_port: unknown setting; did you mean 'grpc_port'"),
+        ({"generator": {"reuze": "full"}}, r"generator\.reuze: unknown setting; did you mean 'generator.reuse'"),
+        ({"gateway": {"k": "many"}}, r"gateway\.k: expected int"),
+        ({"gateway": 3}, "gateway: expected a section"),
+        ({"grpc_port": 0}, "grpc_port: must be 1 to 65535"),
+        ({"grpc_port": 8000}, "http_port: is 8000, like grpc_port"),
+        ({"log": {"level": "LOUD"}}, r"log\.level"),
+        ({"model": "/does/not/exist"}, "model: there is no directory"),
+    ],
+)
+def test_what_is_wrong_is_named(values: dict[str, object], names: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=names):
+        load_quilt({"data_dir": str(tmp_path), **values}, {})
+
+
+def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+        load_quilt({"model": str(tmp_path)}, {})
+
+
+def test_a_hub_id_is_left_alone_and_a_relative_directory_made_absolute(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
+    assert load_quilt({"model": "Qwen/Qwen2.5-0.5B"}, {}).model == "Qwen/Qwen2.5-0.5B"
+    assert load_quilt({"model": "./model"}, {}).model == str(model)
+
+
+def test_a_config_survives_json(tmp_path: Path) -> None:
+    config = load_quilt({"data_dir": str(tmp_path)}, {})
+    assert load(QuiltConfig, json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_the_data_directory_is_the_chosen_one_else_xdgs_else_the_homes() -> None:
+    assert default_data_dir({"KVQUILT_DATA_DIR": "/x", "XDG_DATA_HOME": "/y"}) == Path("/x")
+    assert default_data_dir({"XDG_DATA_HOME": "/y"}) == Path("/y/kvquilt")
+    assert default_data_dir({}) == Path.home() / ".local" / "share" / "kvquilt"

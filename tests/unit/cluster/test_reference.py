@@ -1,0 +1,22 @@
+"""The configuration's documentation is what the configuration says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.config import SECTIONS
+from cluster.reference import reference
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_committed_reference_is_fresh() -> None:
+    assert (DOCS / "configuration.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def test_every_section_and_nested_setting_is_in_it() -> None:
+    text = reference()
+    for section in SECTIONS:
+        assert f"\n## {section}\n" in text
+    for setting in ("grpc_port", "gateway.rrf_constant", "generator.engine.dtype", "SERVICE.deployment.num_replicas", "log.level"):
+        assert f"| `{setting}` |" in text

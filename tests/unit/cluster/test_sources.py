@@ -1,0 +1,48 @@
+"""Which files `kvquilt ingest` takes, and what it calls them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.sources import find_sources
+from shared.errors import InvalidRequest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.txt", "a/x.md", "a/y.PDF", "a/z.html", "a/image.png", ".hidden/no.txt", "a/.no.txt"):
+        path = tmp_path / "docs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("text", encoding="utf-8")
+    return tmp_path / "docs"
+
+
+def test_folders_are_searched_through_for_known_endings_without_hidden_files_in_a_stable_order(folder: Path) -> None:
+    assert [s.document_id for s in find_sources([folder])] == ["a/x.md", "a/y.PDF", "a/z.html", "b.txt"]
+
+
+def test_a_named_file_is_taken_whatever_its_ending_and_called_by_its_name(folder: Path) -> None:
+    assert [s.document_id for s in find_sources([folder / "a" / "image.png"])] == ["image.png"]
+
+
+def test_the_same_file_named_twice_is_one_document(folder: Path) -> None:
+    assert len(find_sources([folder, folder])) == 4
+
+
+def test_different_files_that_would_be_one_document_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "b.txt"
+    other.write_text("other", encoding="utf-8")
+    with pytest.raises(InvalidRequest, match=r"would both be 'b\.txt'"):
+        find_sources([folder, other])
+
+
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="nowhere: no such file"):
+        find_sources([tmp_path / "nowhere"])
+
+
+def test_a_folder_without_documents_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"\.txt \.md"):
+        find_sources([tmp_path])

@@ -1,0 +1,96 @@
+"""A retriever and a generator that do what they are told, and remember what they were asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from shared.clients.generation import (
+    BranchDone,
+    ChunkRef,
+    GeneratedToken,
+    GenerationDone,
+    GenerationEvent,
+    ModelDescription,
+    Reuse,
+    Sampling,
+    Timings,
+    Usage,
+)
+from shared.errors import KvquiltError
+from shared.request import RequestContext
+from shared.search import Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
+
+FINGERPRINT = "f" * 32
+
+
+def hit(name: str, text: str, document: str = "", fingerprint: str = FINGERPRINT, heading: str = "") -> SearchHit:
+    chunk = IndexedChunk(name, text, tuple(range(1, 1 + len(text.split()))), heading)
+    return SearchHit(chunk, document or f"{name}.txt", name, fingerprint, 1.0)
+
+
+@dataclass
+class FakeRetriever:
+    """``rankings``: query → its hits."""
+
+    rankings: dict[str, list[SearchHit]]
+    error: KvquiltError | None = None
+    asked: list[tuple[str, tuple[str, ...], int, SearchMode, tuple[Filter, ...]]] = field(default_factory=list)
+
+    async def search(
+        self, ctx: RequestContext, collection: str, queries: Sequence[str], k: int, mode: SearchMode, filters: Sequence[Filter]
+    ) -> SearchResult:
+        self.asked.append((collection, tuple(queries), k, mode, tuple(filters)))
+        if self.error:
+            raise self.error
+        return SearchResult(tuple(tuple(self.rankings[q][:k]) for q in queries), SearchMode.DENSE)
+
+
+@dataclass
+class FakeGenerator:
+    """Answers every question with its entry in ``answers``, a token per word. ``failures``: before which event of which attempt
+    to raise what."""
+
+    answers: dict[str, str]
+    failures: list[tuple[int, KvquiltError] | None] = field(default_factory=list)
+    fingerprint: str = FINGERPRINT
+    asked: list[tuple[tuple[ChunkRef, ...], tuple[str, ...], Reuse | None, Sampling | None]] = field(default_factory=list)
+    closed: int = 0
+    hang_after: int | None = None
+
+    async def describe(self, ctx: RequestContext) -> ModelDescription:
+        return ModelDescription("tiny", self.fingerprint, "", (), "", "", 1024, "float32", 64, "cpu", (0,))
+
+    async def generate(
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[ChunkRef],
+        questions: Sequence[str],
+        reuse: Reuse | None,
+        sampling: Sampling | None,
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        self.asked.append((tuple(chunks), tuple(questions), reuse, sampling))
+        failure = self.failures.pop(0) if self.failures else None
+        try:
+            for position, event in enumerate(self._events(questions)):
+                if failure and failure[0] == position:
+                    raise failure[1]
+                if self.hang_after == position:
+                    await asyncio.Event().wait()
+                yield event
+        finally:
+            self.closed += 1
+
+    def _events(self, questions: Sequence[str]) -> list[GenerationEvent]:
+        events: list[GenerationEvent] = []
+        words = {i: self.answers[q].split(" ") for i, q in enumerate(questions)}
+        for step in range(max(map(len, words.values()))):
+            events += [
+                GeneratedToken(i, 0, step + 5, (" " if step else "") + ws[step], -0.5, ((step + 5, -0.5),))
+                for i, ws in words.items()
+                if step < len(ws)
+            ]
+        events += [BranchDone(i, 0, "stop", "", len(ws)) for i, ws in words.items()]
+        num_tokens = sum(map(len, words.values()))
+        return [*events, GenerationDone(Usage(100, 90, 10, num_tokens), Timings(queue_ms=1.0, prefill_ms=5.0, engine_ttft_ms=4.0))]

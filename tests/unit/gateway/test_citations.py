@@ -1,0 +1,49 @@
+"""Which documents an answer is said to be read from."""
+
+from __future__ import annotations
+
+from services.gateway.citations import MAX_CITATIONS, cite
+from tests.unit.gateway.fakes import hit
+
+QUESTION = "Who built the Orla bridge?"
+
+
+def documents(answer: str, *texts: str) -> list[str]:
+    return [c.document_id for c in cite(answer, QUESTION, [hit(f"h{i}", text) for i, text in enumerate(texts)])]
+
+
+def test_the_chunk_with_the_answers_words_is_cited() -> None:
+    assert documents("Tam Reed", "The Orla bridge was built by Kell.", "The bridge was built by Tam Reed.") == ["h1.txt"]
+
+
+def test_rare_words_weigh_more_than_words_found_everywhere() -> None:
+    assert documents("the mason Tam Reed", "the mason", "the mason", "the mason", "Tam Reed") == ["h3.txt"]
+
+
+def test_words_of_the_question_alone_do_not_make_a_source_while_the_answer_has_others() -> None:
+    assert documents("Orla bridge Reed", "Orla bridge Orla bridge", "Reed") == ["h1.txt"]
+
+
+def test_an_answer_in_the_questions_own_words_is_cited_by_them() -> None:
+    assert documents("Orla", "Orla", "nothing") == ["h0.txt"]
+
+
+def test_equal_support_goes_to_the_chunk_closer_to_the_question_then_to_the_better_hit() -> None:
+    assert documents("Reed", "Reed", "Reed built the Orla bridge", "Reed") == ["h1.txt", "h0.txt", "h2.txt"]
+
+
+def test_words_that_occur_nowhere_have_no_source() -> None:
+    assert documents("Zanzibar", "Orla bridge", "Reed") == []
+    assert documents("", "Orla bridge") == []
+
+
+def test_a_document_is_cited_once_and_no_more_than_the_maximum() -> None:
+    same = [hit("x", "Reed", "one.txt"), hit("y", "Reed", "one.txt")]
+    assert [c.chunk_id for c in cite("Reed", QUESTION, same)] == ["x"]
+    many = [hit(f"h{i}", "Reed") for i in range(9)]
+    assert len(cite("Reed", QUESTION, many)) == MAX_CITATIONS
+
+
+def test_a_citation_says_where_in_the_context_its_chunk_stands() -> None:
+    (citation,) = cite("Reed", QUESTION, [hit("a", "no"), hit("b", "Reed", heading="History")])
+    assert (citation.hit, citation.chunk_id, citation.heading) == (1, "b", "History")

@@ -1,0 +1,198 @@
+"""The life of a request at the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import aclosing
+
+import pytest
+
+from services.gateway.config import GatewayConfig
+from services.gateway.pipeline import Inquiry, Pipeline
+from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
+from shared.clients.generation import ChunkRef, GeneratedToken, Sampling
+from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, KvquiltError, ModelMismatch, NotFound, Unavailable
+from shared.request import RequestContext
+from shared.search import Filter, FilterOp, SearchMode
+from tests.unit.gateway.fakes import FakeGenerator, FakeRetriever, hit
+
+WHO, WHEN = "Who built the bridge?", "When was the bridge built?"
+HITS = [hit("a", "Orla Venn built it"), hit("b", "It was built in 1874"), hit("c", "Nothing to see")]
+
+
+def pipeline(generator: FakeGenerator | None = None, retriever: FakeRetriever | None = None, **settings: int) -> Pipeline:
+    ticks = itertools.count()
+    return Pipeline(
+        retriever or FakeRetriever({WHO: HITS, WHEN: [HITS[1], HITS[0]]}),
+        generator or FakeGenerator({WHO: "Orla Venn", WHEN: "in 1874"}),
+        GatewayConfig(**settings),  # type: ignore[arg-type]
+        clock=lambda: float(next(ticks)),
+    )
+
+
+async def ask(p: Pipeline, inquiry: Inquiry, ctx: RequestContext | None = None) -> list[AnswerEvent]:
+    async with aclosing(p.answer(ctx or RequestContext.create("r1"), inquiry)) as events:
+        return [event async for event in events]
+
+
+def inquiry(*questions: str, **changes: object) -> Inquiry:
+    return Inquiry("handbook", questions or (WHO,), **changes)  # type: ignore[arg-type]
+
+
+async def test_events_come_as_context_then_tokens_then_text_then_cost_then_done() -> None:
+    events = await ask(pipeline(), inquiry())
+    kinds = [type(event) for event in events]
+    assert kinds == [Retrieved, GeneratedToken, GeneratedToken, AnswerText, AnswerUsage, AnswerDone]
+    assert events[-1] == AnswerDone("r1")
+    text = events[3]
+    assert isinstance(text, AnswerText)
+    assert text.text == "Orla Venn"
+    assert [c.document_id for c in text.citations] == ["a.txt"]
+
+
+async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_order() -> None:
+    generator = FakeGenerator({WHO: "Orla"})
+    await ask(pipeline(generator), inquiry(reuse="composite", sampling=Sampling(max_tokens=7)))
+    chunks, questions, reuse, sampling = generator.asked[0]
+    assert chunks == tuple(ChunkRef(h.chunk.chunk_id, h.chunk.token_ids) for h in HITS)
+    assert (questions, reuse, sampling) == ((WHO,), "composite", Sampling(max_tokens=7))
+
+
+async def test_the_configured_reuse_applies_where_the_request_names_none() -> None:
+    generator = FakeGenerator({WHO: "Orla"})
+    await ask(pipeline(generator), inquiry())
+    assert generator.asked[0][2] == "reordered"
+
+
+async def test_retrieval_options_reach_the_retriever_and_zero_k_means_the_default() -> None:
+    retriever = FakeRetriever({WHO: HITS})
+    options = RetrievalOptions(2, SearchMode.BM25, (Filter("title", FilterOp.EQ, ("x",)),))
+    await ask(pipeline(retriever=retriever), inquiry(retrieval=options))
+    await ask(pipeline(retriever=retriever, k=3), inquiry())
+    assert retriever.asked == [
+        ("handbook", (WHO,), 2, SearchMode.BM25, options.filters),
+        ("handbook", (WHO,), 3, SearchMode.AUTO, ()),
+    ]
+
+
+async def test_k_beyond_the_collection_takes_what_there_is() -> None:
+    events = await ask(pipeline(), inquiry(retrieval=RetrievalOptions(k=60)))
+    assert isinstance(events[0], Retrieved)
+    assert len(events[0].hits) == 3
+
+
+async def test_several_questions_share_one_context_fused_by_reciprocal_rank_with_each_chunk_once() -> None:
+    generator = FakeGenerator({WHO: "Orla Venn", WHEN: "in 1874"})
+    events = await ask(pipeline(generator), inquiry(WHO, WHEN))
+    assert isinstance(events[0], Retrieved)
+    assert [h.chunk.chunk_id for h in events[0].hits] == ["a", "b", "c"]
+    assert generator.asked[0][1] == (WHO, WHEN)
+    texts = {e.question: e.text for e in events if isinstance(e, AnswerText)}
+    assert texts == {0: "Orla Venn", 1: "in 1874"}
+
+
+async def test_times_run_from_arrival_and_the_generators_own_stages_are_kept() -> None:
+    events = await ask(pipeline(), inquiry())
+    usage = next(e for e in events if isinstance(e, AnswerUsage))
+    timings = usage.timings
+    assert (timings.queue_ms, timings.prefill_ms, timings.engine_ttft_ms) == (1.0, 5.0, 4.0)
+    assert 0 < timings.retrieve_ms < timings.first_token_ms < timings.total_ms
+
+
+@pytest.mark.parametrize(
+    ("bad", "names"),
+    [
+        (Inquiry("", (WHO,)), "collection"),
+        (Inquiry("../x", (WHO,)), "collection"),
+        (Inquiry("handbook", ("  ",)), "question"),
+        (Inquiry("handbook", (WHO, "")), r"questions\[1\]"),
+        (Inquiry("handbook", ()), "questions"),
+        (Inquiry("handbook", (WHO,), retrieval=RetrievalOptions(k=65)), "retrieval.k"),
+    ],
+)
+async def test_wrong_requests_name_the_field_and_reach_no_service(bad: Inquiry, names: str) -> None:
+    retriever = FakeRetriever({WHO: HITS})
+    with pytest.raises(InvalidRequest, match=names):
+        await ask(pipeline(retriever=retriever), bad)
+    assert retriever.asked == []
+
+
+async def test_an_unknown_collection_is_not_found() -> None:
+    with pytest.raises(NotFound, match="no collection"):
+        await ask(pipeline(retriever=FakeRetriever({}, error=NotFound("no collection 'handbook'"))), inquiry())
+
+
+async def test_a_search_that_finds_nothing_is_not_answered_from_nothing() -> None:
+    generator = FakeGenerator({WHO: "Orla"})
+    with pytest.raises(NotFound, match="matches"):
+        await ask(pipeline(generator, FakeRetriever({WHO: []})), inquiry())
+    assert generator.asked == []
+
+
+async def test_chunks_of_another_model_are_refused_with_the_remedy() -> None:
+    stale = FakeRetriever({WHO: [HITS[0], hit("old", "old text", "old.md", fingerprint="0" * 32)]})
+    with pytest.raises(ModelMismatch, match=r"'old.md'.*kvquilt ingest --collection handbook --re-encode"):
+        await ask(pipeline(retriever=stale), inquiry())
+
+
+async def test_a_generator_that_dies_before_its_first_token_is_asked_once_more_unnoticed() -> None:
+    generator = FakeGenerator({WHO: "Orla Venn"}, failures=[(0, Unavailable("died"))])
+    events = await ask(pipeline(generator), inquiry())
+    assert isinstance(events[-1], AnswerDone)
+    assert len(generator.asked) == 2
+    assert [e.text for e in events if isinstance(e, GeneratedToken)] == ["Orla", " Venn"]
+
+
+async def test_a_generator_that_dies_twice_is_unavailable() -> None:
+    generator = FakeGenerator({WHO: "Orla"}, failures=[(0, Unavailable("died")), (0, Unavailable("died again"))])
+    with pytest.raises(Unavailable, match="died again"):
+        await ask(pipeline(generator), inquiry())
+
+
+async def test_a_generator_that_dies_in_mid_answer_is_never_asked_again_and_the_answer_is_not_called_whole() -> None:
+    generator = FakeGenerator({WHO: "Orla Venn"}, failures=[(1, Unavailable("died"))])
+    events = pipeline(generator).answer(RequestContext.create(), inquiry())
+    assert [type(await anext(events)) for _ in range(2)] == [Retrieved, GeneratedToken]
+    with pytest.raises(Unavailable, match="not an answer") as failure:
+        await anext(events)
+    assert failure.value.retryable
+    assert len(generator.asked) == 1
+
+
+@pytest.mark.parametrize("error", [ContextTooLong("question: too long"), DeadlineExceeded("late")])
+async def test_errors_that_would_come_again_are_not_retried(error: KvquiltError) -> None:
+    generator = FakeGenerator({WHO: "Orla"}, failures=[(0, error)])
+    with pytest.raises(type(error)):
+        await ask(pipeline(generator), inquiry())
+    assert len(generator.asked) == 1
+
+
+async def test_nothing_is_begun_anew_after_the_deadline() -> None:
+    generator = FakeGenerator({WHO: "Orla"}, failures=[(0, Unavailable("died"))])
+    late = RequestContext("r", "default", deadline_s=0.0)
+    with pytest.raises(DeadlineExceeded):
+        await ask(pipeline(generator), inquiry(), late)
+    assert len(generator.asked) == 1
+
+
+async def test_a_caller_that_leaves_closes_the_generation() -> None:
+    generator = FakeGenerator({WHO: "Orla Venn"})
+    events = pipeline(generator).answer(RequestContext.create(), inquiry())
+    async for event in events:
+        if isinstance(event, GeneratedToken):
+            break
+    await events.aclose()
+    assert generator.closed == 1
+
+
+async def test_cancelling_the_request_while_the_generator_thinks_closes_the_generation() -> None:
+    generator = FakeGenerator({WHO: "Orla Venn"}, hang_after=1)
+    task = asyncio.create_task(ask(pipeline(generator), inquiry()))
+    while not generator.asked:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert generator.closed == 1

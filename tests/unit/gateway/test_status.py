@@ -1,0 +1,35 @@
+"""The state of the system."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.gateway.status import system_status
+from shared.clients.health import ServiceHealth
+from shared.errors import Unavailable
+from shared.request import RequestContext
+
+
+class Well:
+    async def health(self, ctx: RequestContext) -> ServiceHealth:
+        return ServiceHealth("well", True, facts={"chunks": "3"})
+
+
+class Dead:
+    async def health(self, ctx: RequestContext) -> ServiceHealth:
+        raise Unavailable("not available; retry")
+
+
+class Silent:
+    async def health(self, ctx: RequestContext) -> ServiceHealth:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_every_application_is_reported_in_order_whatever_became_of_the_others() -> None:
+    sources = {"well": Well(), "dead": Dead(), "silent": Silent()}
+    report = await system_status(sources, RequestContext.create(), timeout_s=0.01)
+    assert [(s.service, s.ready) for s in report] == [("well", True), ("dead", False), ("silent", False)]
+    assert report[0].facts == {"chunks": "3"}
+    assert "retry" in report[1].detail
+    assert "no answer" in report[2].detail

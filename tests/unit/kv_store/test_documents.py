@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.kv_store.documents import Documents
+from shared.errors import CorruptData, InvalidRequest, NotFound, StorageFull
+from shared.kv_types import Manifest, ManifestChunk
+from tests.kv_chunks import chunk_id_of
+from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
+
+A, B, C = (chunk_id_of(n) for n in range(3))
+
+
+def document(document_id: str, *chunk_ids: str, collection: str = "books", tenant: str = "default", text: str = "päge") -> Manifest:
+    chunks = tuple(ManifestChunk(c, (1, 2, 3), 0, 9, text, "Part > Chapter") for c in chunk_ids)
+    return Manifest(tenant, collection, document_id, "Title", "hash", "model", (5,), chunks, {"author": "N. N."}, 1.5)
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Documents:
+    return Documents(tmp_path, QuickDisk())
+
+
+def test_a_document_comes_back_as_it_was_stored(documents: Documents) -> None:
+    stored = document("file:///a b/ü.pdf", A, B)
+    assert documents.put(stored) is None
+    assert documents.get("default", "books", "file:///a b/ü.pdf") == stored
+
+
+def test_its_file_is_json_for_whoever_wants_to_read_it(documents: Documents, tmp_path: Path) -> None:
+    documents.put(document("d", A))
+    (path,) = (tmp_path / "manifests" / "default" / "books").iterdir()
+    assert json.loads(path.read_bytes())["manifest"]["document_id"] == "d"
+
+
+def test_references_are_counted_once_per_document(documents: Documents) -> None:
+    documents.put(document("1", A, A, B))
+    documents.put(document("2", A))
+    documents.put(document("3", A, tenant="other"))
+    assert [documents.references(c) for c in (A, B, C)] == [3, 1, 0]
+    removal = documents.remove("default", "books", "1")
+    assert [documents.references(c) for c in (A, B, C)] == [2, 0, 0]
+    assert removal.chunk_ids == (A, B)
+    documents.check_invariants()
+
+
+def test_what_was_replaced_or_removed_stays_pending_until_its_chunks_are_gone(documents: Documents, tmp_path: Path) -> None:
+    documents.put(document("1", A))
+    replaced = documents.put(document("1", B))
+    removed = documents.remove("default", "books", "1")
+    assert replaced is not None
+    assert {r.path: r.chunk_ids for r in Documents(tmp_path, QuickDisk()).pending()} == {replaced.path: (A,), removed.path: (B,)}
+    documents.finish(replaced)
+    documents.finish(removed)
+    assert Documents(tmp_path, QuickDisk()).pending() == documents.pending() == []
+
+
+def test_tenants_do_not_see_each_other(documents: Documents) -> None:
+    documents.put(document("1", A))
+    with pytest.raises(NotFound):
+        documents.get("other", "books", "1")
+    with pytest.raises(NotFound):
+        documents.remove("other", "books", "1")
+    assert documents.page("other", "", "", 0, False).manifests == ()
+
+
+def test_names_and_ids_that_could_escape_are_refused(documents: Documents) -> None:
+    for bad in ({"collection": "../x"}, {"collection": ""}, {"tenant": ".."}, {"tenant": "a/b"}):
+        with pytest.raises(InvalidRequest):
+            documents.put(document("1", A, **bad))
+    for bad_id in ("", "x" * 3000):
+        with pytest.raises(InvalidRequest, match="document_id"):
+            documents.put(document(bad_id, A))
+    documents.put(document("../../../etc/passwd", A))
+    documents.check_invariants()
+
+
+@pytest.mark.parametrize("collection", ["", "books"])
+def test_pages_follow_each_other_in_order(documents: Documents, collection: str) -> None:
+    ids = ["", "0", "a", "b/c", "ü", "zz"]
+    keys = [(c, f"d{i}") for c in ("atlas", "books", "books-2") for i in ids]
+    for c, document_id in reversed(keys):
+        documents.put(document(document_id, A, collection=c))
+    documents.put(document("d", A, tenant="zebra"))
+
+    seen: list[Manifest] = []
+    truncated = True
+    while truncated:
+        page = documents.page("default", collection, seen[-1].cursor(collection) if seen else "", 4, summary=True)
+        seen += page.manifests
+        truncated = page.truncated
+    assert [(m.collection, m.document_id) for m in seen] == [k for k in sorted(keys) if collection in ("", k[0])]
+
+
+def test_a_page_ends_early_when_it_becomes_large(documents: Documents) -> None:
+    for i in range(4):
+        documents.put(document(str(i), A, text="x" * 600_000))
+    assert [len(documents.page("default", "books", "", 0, summary).manifests) for summary in (False, True)] == [2, 4]
+
+
+def test_a_summary_leaves_text_and_ids_out(documents: Documents) -> None:
+    documents.put(document("1", A))
+    (chunk,) = documents.page("default", "books", "", 0, summary=True).manifests[0].chunks
+    assert chunk == ManifestChunk(A, (), 0, 9, "", "Part > Chapter")
+
+
+def test_a_damaged_manifest_is_reported_and_set_aside_by_the_next_life(documents: Documents, tmp_path: Path) -> None:
+    documents.put(document("1", A))
+    documents.put(document("2", B))
+    for path in (tmp_path / "manifests").glob("*/*/*.json"):
+        raw = path.read_bytes()
+        if b'"document_id":"1"' in raw:
+            path.write_bytes(raw.replace(b"Title", b"Tytle"))
+    assert documents.put(document("2", B)) is not None  # others are not concerned
+    with pytest.raises(CorruptData, match="ingest the document again"):
+        documents.get("default", "books", "1")
+    assert [m.document_id for m in documents.page("default", "", "", 0, True).manifests] == ["2"]
+
+    reborn = Documents(tmp_path, QuickDisk())
+    assert [m.document_id for m in reborn.page("default", "", "", 0, True).manifests] == ["2"]
+    assert len(list((tmp_path / "manifests").glob("*/*/*.damaged"))) == 1
+    reborn.put(document("1", A))
+    reborn.check_invariants()
+
+
+def test_a_damaged_or_lost_manifest_can_be_replaced_and_removed(documents: Documents, tmp_path: Path) -> None:
+    for harm in (Path.unlink, lambda path: path.write_bytes(b"{}")):
+        documents.put(document("1", A))
+        (path,) = (tmp_path / "manifests").glob("*/*/*.json")
+        harm(path)
+        documents.put(document("1", B))
+        assert documents.get("default", "books", "1") == document("1", B)
+        assert (documents.references(A), documents.references(B)) == (0, 1)
+        path.write_bytes(b"")
+        documents.remove("default", "books", "1")
+        assert documents.num_documents == documents.references(B) == 0
+
+
+def test_a_disk_that_is_full_at_any_moment_leaves_the_old_document_or_the_new_one(tmp_path: Path) -> None:
+    old, new = document("1", A), document("1", B)
+    for full_at in range(100):
+        directory = tmp_path / str(full_at)
+        Documents(directory, QuickDisk()).put(old)
+        documents = Documents(directory, FullDisk(full_at))
+        try:
+            documents.put(new)
+        except StorageFull:
+            documents.check_invariants()
+            assert documents.get("default", "books", "1") in (old, new)
+            assert not list((directory / "staging").iterdir())
+            assert Documents(directory, QuickDisk()).get("default", "books", "1") == documents.get("default", "books", "1")
+        else:
+            assert full_at >= 4
+            return
+    pytest.fail("the operations never end")
+
+
+@pytest.mark.parametrize("change", ["put", "remove"])
+def test_a_crash_at_any_moment_leaves_the_state_before_or_after(tmp_path: Path, change: str) -> None:
+    old, new = document("1", A), document("1", B)
+    for dies_at in range(100):
+        directory = tmp_path / str(dies_at)
+        Documents(directory, QuickDisk()).put(old)
+        try:
+            documents = Documents(directory, DyingDisk(dies_at))
+            if change == "put":
+                documents.put(new)
+            else:
+                documents.remove("default", "books", "1")
+        except Crash:
+            reborn = Documents(directory, QuickDisk())
+            reborn.check_invariants()
+            left = reborn.page("default", "", "", 0, False).manifests
+            assert left in ((old,), (new,), ())
+            assert left == (old,) or (A,) in [r.chunk_ids for r in reborn.pending()]  # its chunks are not forgotten
+        else:
+            assert dies_at >= 2
+            return
+    pytest.fail("the operations never end")

@@ -1,0 +1,58 @@
+"""Rules of the house that no import contract can say."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import protos
+import services
+import shared
+
+ROOT = Path(__file__).resolve().parents[2]
+WIRE = {"ray", "grpc", "protos", "google"}
+DOORS = {"app.py": WIRE, "handlers.py": {"grpc", "protos", "google"}}
+# Adapters of foreign libraries that speak gRPC themselves: they translate its errors.
+ADAPTERS = {"services/retrieval/milvus.py": {"grpc"}}
+# The training room runs as a job, not as a service: it has no RPCs.
+ROOMS = sorted(p.parent for p in (ROOT / "services").glob("*/app.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level packages that the module imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", [services, shared, protos])
+def test_generic_package_names_are_ours(package: object) -> None:
+    assert Path(str(package.__file__)).is_relative_to(ROOT)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_every_room_has_four_doors_and_a_docstring(room: Path) -> None:
+    assert {"__init__.py", "app.py", "handlers.py", "config.py"} <= {p.name for p in room.iterdir()}
+    assert ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_only_the_doors_of_a_room_know_ray_grpc_and_protos(room: Path) -> None:
+    for path in room.rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        forbidden = WIRE - DOORS.get(path.name, set()) - ADAPTERS.get(name, set())
+        assert not imports(path) & forbidden, f"{name} imports {imports(path) & forbidden}"
+
+
+@pytest.mark.parametrize("module", ["services.gateway.app", "services.kv_store.app", "shared.clients.rag", "shared.kv_format"])
+def test_torch_stays_out_of_what_does_not_compute(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,57 @@
+"""Structured logs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from shared import log
+from shared.request import RequestContext
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield io.StringIO()
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def test_a_json_line_names_service_request_tenant_and_extras(stream: io.StringIO) -> None:
+    log.configure("gateway", "INFO", "json", stream)
+    log.bind(RequestContext.create("r-7", "acme"))
+    logging.getLogger("here").info("searched %d", 3, extra={"took_ms": 1.5})
+    line = json.loads(stream.getvalue())
+    assert line["message"] == "searched 3"
+    assert (line["service"], line["level"], line["logger"]) == ("gateway", "INFO", "here")
+    assert (line["request_id"], line["tenant"], line["took_ms"]) == ("r-7", "acme", 1.5)
+
+
+def test_an_exception_stays_within_one_json_line(stream: io.StringIO) -> None:
+    log.configure("gateway", "INFO", "json", stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("here").exception("failed")
+    (line,) = stream.getvalue().splitlines()
+    assert "ValueError: broken" in json.loads(line)["error"]
+
+
+def test_text_has_the_same_for_eyes(stream: io.StringIO) -> None:
+    log.configure("kv_store", "DEBUG", "text", stream)
+    logging.getLogger("here").debug("opened", extra={"chunks": 2})
+    assert "DEBUG   kv_store: opened" in stream.getvalue()
+    assert stream.getvalue().rstrip().endswith("chunks=2")
+
+
+def test_configuring_again_replaces_the_first_setup(stream: io.StringIO) -> None:
+    log.configure("a", "INFO", "text", stream)
+    log.configure("b", "WARNING", "text", stream)
+    logging.getLogger("here").info("quiet")
+    logging.getLogger("here").warning("loud")
+    assert [line.split()[2] for line in stream.getvalue().splitlines()] == ["b:"]
