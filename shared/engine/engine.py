@@ -19,18 +19,18 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine import admission
-from shared.engine.attention import Lane, StepPlan, kernel_for
 from shared.engine.config import EngineConfig
+from shared.engine.forest import chunk_branch, fork, plant, runnable
 from shared.engine.jobs import Answer, BranchWork, ChunkWork, GenerateJob, Job, PrefillJob, Question, Sink
-from shared.engine.loader import Loaded, Loader, Saved
+from shared.engine.loader import Checked, Loaded, Loader, Saved
 from shared.engine.model import LoadedModel
+from shared.engine.passes import PassRunner
 from shared.engine.residency import Entry, Pool, State
-from shared.engine.rope import Rotation
 from shared.engine.sampling import sample
 from shared.engine.scheduler import Demand, Scheduler, Slice
-from shared.engine.segment import Branch, Placement
+from shared.engine.segment import Branch
 from shared.engine.source import NoSource, SegmentSource
-from shared.engine.text import Decode, TextStream
+from shared.engine.text import Decode
 from shared.engine.types import (
     BranchDoneEvent,
     ChunkStoredEvent,
@@ -87,8 +87,7 @@ class Engine:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         self._scheduler = Scheduler(self.config)
-        self._rotation = Rotation(model.spec.rope, model.spec.device)
-        self._kernel = kernel_for(self.config.backend, model.spec.device)
+        self._passes = PassRunner(model, self.config)
         self._pool = Pool(self.config.resident_bytes)
         self._jobs: dict[str, Job] = {}
         self._waiting: deque[Job] = deque()
@@ -110,7 +109,7 @@ class Engine:
         admission.check(request, self.model.spec, self.config, has_text=self._decode is not None)
         if self._closed:
             raise Unavailable("the engine is shutting down; retry")
-        if len(self._waiting) >= self.config.max_waiting:
+        if len(self._waiting) + self._inbox.qsize() >= self.config.max_waiting:
             raise Overloaded(f"{self.config.max_waiting} requests wait already; retry later")
         job: Job
         if isinstance(request, GenerateRequest):
@@ -263,9 +262,10 @@ class Engine:
         except InvalidRequest as error:
             self._fail(job, error)
             return
-        if to_load:
-            prefill = job if isinstance(job, PrefillJob) else None
-            self._loader.load(to_load, lambda loaded: self._inbox.put(lambda: self._on_loaded(loaded, prefill)))
+        if to_load and isinstance(job, PrefillJob):
+            self._loader.verify(to_load, lambda checked: self._inbox.put(lambda: self._on_checked(checked, job)))
+        elif to_load:
+            self._loader.load(to_load, lambda loaded: self._inbox.put(lambda: self._on_loaded(loaded)))
 
     def _acquire_chunks(self, job: GenerateJob) -> dict[str, int]:
         """References to all chunks of the context; answers which of them must be loaded."""
@@ -282,10 +282,7 @@ class Engine:
 
     # --- stored KV -------------------------------------------------------------------------------------------------------
 
-    def _on_loaded(self, loaded: Loaded, prefill: PrefillJob | None) -> None:
-        if prefill is not None:
-            self._on_checked(loaded, prefill)
-            return
+    def _on_loaded(self, loaded: Loaded) -> None:
         entry = self._pool.get(loaded.key)
         if entry is None or entry.state is not State.LOADING:
             return
@@ -298,15 +295,15 @@ class Engine:
             self._missing.append(entry)
             next(job for job in self._holders(entry)).lost.add(entry.key)
 
-    def _on_checked(self, loaded: Loaded, job: PrefillJob) -> None:
+    def _on_checked(self, checked: Checked, job: PrefillJob) -> None:
         """A chunk of a prefill request was looked for in the store and, where found, read and verified."""
         if job.request.request_id not in self._jobs:
             return
-        work = job.works[loaded.key]
-        if loaded.segment is not None:
+        work = job.works[checked.key]
+        if checked.intact:
             self._stored(job, work, existed=True)
         else:
-            work.broken = loaded.broken
+            work.broken = checked.broken
             job.to_compute.append(work)
 
     def _on_saved(self, saved: Saved, job: PrefillJob) -> None:
@@ -344,44 +341,21 @@ class Engine:
                 self._missing.append(entry)
             else:
                 entry.prefix_ids = holder.request.prefix_ids
-                self._pool.compute(entry, self._chunk_branch(holder.prefix, entry.token_ids))
+                self._pool.compute(entry, chunk_branch(self.model.spec, holder.prefix, entry.token_ids))
         for job in self._running:
             if not isinstance(job, PrefillJob) or (job.prefix is not None and job.prefix.state is not State.READY):
                 continue
             while job.to_compute and len(job.in_flight) < _MAX_CHUNKS_IN_FLIGHT:
                 work = job.to_compute.popleft()
-                work.branch = self._chunk_branch(job.prefix, work.chunk.token_ids)
+                work.branch = chunk_branch(self.model.spec, job.prefix, work.chunk.token_ids)
                 job.in_flight[work.chunk.chunk_id] = work
-
-    def _chunk_branch(self, prefix: Entry | None, token_ids: tuple[int, ...]) -> Branch:
-        """A chunk is computed directly behind the prefix; its keys are kept at local positions from 0 on."""
-        if prefix is None or prefix.segment is None:
-            return Branch(self.model.spec, token_ids, 0)
-        return Branch(self.model.spec, token_ids, prefix.segment.length, (Placement(prefix.segment, 0),))
 
     def _start_placed(self) -> None:
         for job in self._running:
             if isinstance(job, GenerateJob) and not job.started and job.placed:
                 job.clock.placed = time.monotonic()
                 job.started = True
-                self._plant(job)
-
-    def _plant(self, job: GenerateJob) -> None:
-        """Makes the request's forest: a branch per question, on the placed context or, under ``full``, on a private one."""
-        request, spec = job.request, self.model.spec
-        placements, end = _place(job)
-        job.num_open = len(request.questions) * request.sampling.n
-        chunk_ids = tuple(t for chunk in request.chunks for t in chunk.token_ids)
-        parent = None
-        if request.reuse is ReuseMode.FULL and chunk_ids:
-            if len(request.questions) == 1:  # nothing to share: one ordinary causal prefill
-                job.questions.append(Question(0, Branch(spec, chunk_ids + request.questions[0], end, placements)))
-                return
-            parent = Branch(spec, chunk_ids, end, placements)
-            job.questions.append(Question(None, parent))
-            end = parent.end
-        for index, question in enumerate(request.questions):
-            job.questions.append(Question(index, Branch(spec, question, end, placements, parent)))
+                plant(job, self.model.spec)
 
     def _works(self) -> list[BranchWork]:
         """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks of prefills."""
@@ -389,7 +363,7 @@ class Engine:
         for job in self._running:
             if isinstance(job, GenerateJob):
                 owners: list[Question | Answer] = [*job.questions, *job.answers]
-                works += [BranchWork(o.branch, o, job) for o in owners if _runnable(o.branch)]
+                works += [BranchWork(o.branch, o, job) for o in owners if runnable(o.branch)]
         for job in self._running:
             if isinstance(job, PrefillJob):
                 works += [BranchWork(w.branch, w, job) for w in job.in_flight.values() if w.branch and w.branch.pending]
@@ -399,32 +373,13 @@ class Engine:
 
     def _run_pass(self, slices: list[Slice[BranchWork]]) -> None:
         try:
-            hidden_RE, lanes = self._forward(slices)
+            ended = self._passes.run(slices)
         except Exception:
             log.exception("a step of %d branches failed", len(slices))
             self._fail_works([s.work for s in slices])
             return
-        ended = []
-        for piece, lane in zip(slices, lanes, strict=True):
-            lane.branch.segment.length += lane.num_rows
-            del lane.branch.pending[: lane.num_rows]
-            if not lane.branch.pending:
-                ended.append((piece.work, lane.start + lane.num_rows - 1))
-        rows = [row for work, row in ended if _needs_logits(work)]
-        logits_RV = iter(self.model.logits(hidden_RE[rows])) if rows else iter(())
-        for work, _ in ended:
-            self._on_computed(work, next(logits_RV) if _needs_logits(work) else None)
-
-    def _forward(self, slices: list[Slice[BranchWork]]) -> tuple[torch.Tensor, list[Lane]]:
-        lanes: list[Lane] = []
-        ids: list[int] = []
-        for piece in slices:
-            branch = piece.work.branch
-            branch.segment.reserve(piece.num_rows)
-            lanes.append(Lane(branch, len(ids), piece.num_rows))
-            ids += branch.pending[: piece.num_rows]
-        plan = StepPlan(lanes, self._rotation, self._kernel, self.model.spec.device)
-        return self.model.forward(torch.tensor(ids, device=self.model.spec.device), plan), lanes
+        for work, logits_V in ended:
+            self._on_computed(work, logits_V)
 
     def _on_computed(self, work: BranchWork, logits_V: torch.Tensor | None) -> None:
         owner, job = work.owner, work.job
@@ -455,28 +410,9 @@ class Engine:
     def _on_logits(self, job: GenerateJob, owner: Question | Answer, logits_V: torch.Tensor) -> None:
         if job.request.request_id not in self._jobs:
             return  # failed earlier in this very pass
-        answers = [owner] if isinstance(owner, Answer) else self._fork(job, owner)
+        answers = [owner] if isinstance(owner, Answer) else fork(job, owner, self.model.spec, self._decode)
         for answer in answers:
             self._next_token(job, answer, logits_V)
-
-    def _fork(self, job: GenerateJob, question: Question) -> list[Answer]:
-        """The samples of a question: branches on its last token."""
-        assert question.index is not None
-        job.clock.last_first_token = time.monotonic()
-        job.clock.first_token = job.clock.first_token or job.clock.last_first_token
-        params = job.request.sampling
-        capacity = min(params.max_tokens, 64)
-        answers = [
-            Answer(
-                question.index,
-                s,
-                Branch(self.model.spec, (), question.branch.end, parent=question.branch, capacity=capacity),
-                TextStream(self._decode, params.stop),
-            )
-            for s in range(params.n)
-        ]
-        job.answers += answers
-        return answers
 
     def _next_token(self, job: GenerateJob, answer: Answer, logits_V: torch.Tensor) -> None:
         params = job.request.sampling
@@ -555,36 +491,6 @@ class Engine:
             waiting=len(self._waiting),
             num_steps=self._stats.num_steps + (num_passes > 0),
         )
-
-
-def _place(job: GenerateJob) -> tuple[tuple[Placement, ...], int]:
-    """Placements of prefix and chunks by the request's mode, and the position where the private tokens begin::
-
-    reordered   [prefix][chunk 0][chunk 1][question      cumulative offsets
-    composite   [prefix][chunk 0]        [question       every chunk right after the prefix, the question
-                        [chunk 1]                        where it would stand behind all of them
-    full        [prefix][chunk 0 chunk 1 question        all private
-    """
-    placements = []
-    start = len(job.request.prefix_ids)
-    if job.prefix is not None and job.prefix.segment is not None:
-        placements.append(Placement(job.prefix.segment, 0))
-    end = start
-    if job.request.reuse is not ReuseMode.FULL:
-        for chunk in job.request.chunks:
-            segment = job.entries[chunk.chunk_id].segment
-            assert segment is not None
-            placements.append(Placement(segment, end if job.request.reuse is ReuseMode.REORDERED else start))
-            end += len(chunk.token_ids)
-    return tuple(placements), end
-
-
-def _runnable(branch: Branch) -> bool:
-    return bool(branch.pending) and (branch.parent is None or not branch.parent.pending)
-
-
-def _needs_logits(work: BranchWork) -> bool:
-    return isinstance(work.owner, Answer) or (isinstance(work.owner, Question) and work.owner.index is not None)
 
 
 def _move(job: GenerateJob, device: torch.device) -> None:

@@ -25,6 +25,15 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """``intact``: the chunk is stored and every layer of it reads right."""
+
+    key: str
+    intact: bool
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     key: str
     error: KvquiltError | None
@@ -42,6 +51,10 @@ class Loader:
     def load(self, chunk_lens: Mapping[str, int], done: Callable[[Loaded], None]) -> None:
         """Calls ``done`` once per chunk."""
         self._readers.submit(self._open, chunk_lens, done)
+
+    def verify(self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None]) -> None:
+        """Calls ``done`` once per chunk; reads everything and keeps nothing."""
+        self.load(chunk_lens, lambda loaded: done(Checked(loaded.key, loaded.segment is not None, loaded.broken)))
 
     def save(
         self,

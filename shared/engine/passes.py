@@ -1,0 +1,49 @@
+"""One forward pass over slices of many branches. Shapes: R rows, E hidden size, V vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shared.engine.attention import Lane, StepPlan, kernel_for
+from shared.engine.config import EngineConfig
+from shared.engine.forest import needs_logits
+from shared.engine.jobs import BranchWork
+from shared.engine.model import LoadedModel
+from shared.engine.rope import Rotation
+from shared.engine.scheduler import Slice
+
+
+class PassRunner:
+    """Runs slices through the model together and moves their tokens from pending to computed."""
+
+    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+        self._model = model
+        self._rotation = Rotation(model.spec.rope, model.spec.device)
+        self._kernel = kernel_for(config.backend, model.spec.device)
+
+    def run(self, slices: Sequence[Slice[BranchWork]]) -> list[tuple[BranchWork, torch.Tensor | None]]:
+        """The works that have nothing pending any more, with the logits [V] of their last row where those are wanted."""
+        hidden_RE, lanes = self._forward(slices)
+        ended = []
+        for piece, lane in zip(slices, lanes, strict=True):
+            lane.branch.segment.length += lane.num_rows
+            del lane.branch.pending[: lane.num_rows]
+            if not lane.branch.pending:
+                ended.append((piece.work, lane.start + lane.num_rows - 1))
+        rows = [row for work, row in ended if needs_logits(work)]
+        logits_RV = iter(self._model.logits(hidden_RE[rows])) if rows else iter(())
+        return [(work, next(logits_RV) if needs_logits(work) else None) for work, _ in ended]
+
+    def _forward(self, slices: Sequence[Slice[BranchWork]]) -> tuple[torch.Tensor, list[Lane]]:
+        device = self._model.spec.device
+        lanes: list[Lane] = []
+        ids: list[int] = []
+        for piece in slices:
+            branch = piece.work.branch
+            branch.segment.reserve(piece.num_rows)
+            lanes.append(Lane(branch, len(ids), piece.num_rows))
+            ids += branch.pending[: piece.num_rows]
+        plan = StepPlan(lanes, self._rotation, self._kernel, device)
+        return self._model.forward(torch.tensor(ids, device=device), plan), lanes
