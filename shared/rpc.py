@@ -18,7 +18,7 @@ from shared import errors
 from shared import log as logs
 from shared.errors import KvquiltError
 from shared.request import RequestContext
-from shared.status import DETAILS_KEY, to_status
+from shared.status import DETAILS_KEY, to_status, with_code
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,12 @@ def unary(
 def server_stream(
     handler: Callable[[SelfT, RequestT, RequestContext], AsyncIterator[ResponseT]],
 ) -> Callable[..., AsyncIterator[ResponseT]]:
-    """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away."""
+    """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away.
+
+    Serve hands its copy of the context over with each message, so a status set after the last one would be lost and a broken
+    stream would look whole: there it travels by an exception, which keeps code and details but no trailing metadata. Hence the
+    error's code in the details.
+    """
 
     async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> AsyncIterator[ResponseT]:
         responses: Any = None
@@ -81,8 +86,11 @@ def server_stream(
                 yield response
         except asyncio.CancelledError:
             raise
-        except Exception as error:
-            _fail(handler.__name__, error, grpc_context)
+        except Exception as failure:
+            error = _fail(handler.__name__, failure, grpc_context)
+            if grpc_context is not None and not hasattr(grpc_context, "abort"):
+                grpc_context.set_details(with_code(error))
+                raise error from None
         finally:
             if responses is not None:
                 await responses.aclose()
@@ -120,8 +128,8 @@ def _context(request: _Request) -> RequestContext:
     return ctx
 
 
-def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> None:
-    """Tells the caller; nothing but ``KvquiltError.detail`` leaves the process."""
+def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> KvquiltError:
+    """Tells the caller; nothing but ``KvquiltError.detail`` leaves the process. Returns what the caller is told."""
     if not isinstance(error, KvquiltError):
         log.exception("unexpected error in %s", method)
         error = errors.InternalError(f"{method} failed unexpectedly; the service's log has the reason")
@@ -133,6 +141,7 @@ def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> No
     grpc_context.set_code(grpc.StatusCode[name])
     grpc_context.set_details(error.detail)
     grpc_context.set_trailing_metadata([(DETAILS_KEY, details)])  # Serve appends it to a list of its own
+    return error
 
 
 def _named_like(call: CallT, handler: Any) -> CallT:

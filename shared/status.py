@@ -59,6 +59,11 @@ def to_status(error: KvquiltError) -> tuple[str, bytes]:
     return name, status.SerializeToString()
 
 
+def with_code(error: KvquiltError) -> str:
+    """The detail for a way on which trailing metadata is lost; ``from_status`` finds the class again."""
+    return f"{error.code}: {error.detail}"
+
+
 def from_status(status_name: str, message: str, details: bytes | None) -> KvquiltError:
     """The error a service raised, from what its client received."""
     if details:
@@ -67,4 +72,7 @@ def from_status(status_name: str, message: str, details: bytes | None) -> Kvquil
             info = error_details_pb2.ErrorInfo()
             if packed.Unpack(info) and info.domain == DOMAIN and info.reason in _CLASS_OF_CODE:
                 return _CLASS_OF_CODE[info.reason](status.message)
+    code, _, detail = message.partition(": ")
+    if code in _CLASS_OF_CODE and STATUS_OF[_CLASS_OF_CODE[code]] == status_name:
+        return _CLASS_OF_CODE[code](detail)
     return _CLASS_OF_STATUS.get(status_name, errors.InternalError)(message)

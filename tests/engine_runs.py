@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from shared.engine import Engine, EngineConfig, wrap_model
+from shared.engine.source import StoredSegment
 from shared.engine.types import (
     BranchDoneEvent,
     Chunk,
@@ -23,6 +24,7 @@ from shared.engine.types import (
     SamplingParams,
     TokenEvent,
 )
+from shared.errors import CorruptData, KvquiltError
 from shared.identity import chunk_identity
 from tests.oracles import ORACLES, VOCAB, Generated, assert_same_generation, tiny_model
 
@@ -159,3 +161,47 @@ def assert_alike(ours: Generated, other: Generated, tolerance: float = 1e-4) -> 
     """Equal tokens and, within ``tolerance``, equal log-probabilities."""
     assert ours.token_ids == other.token_ids
     torch.testing.assert_close(torch.tensor(ours.logprobs), torch.tensor(other.logprobs), atol=tolerance, rtol=0)
+
+
+class Shelf:
+    """A ``SegmentSource`` in memory whose contents can be spoilt."""
+
+    def __init__(self) -> None:
+        self.kv: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self.saves: list[tuple[str, bool]] = []
+        self.corrupt: set[str] = set()
+        self.failure: KvquiltError | None = None
+
+    def open(self, chunk_lens: Mapping[str, int]) -> Mapping[str, StoredSegment]:
+        return {i: _Book(*self.kv[i], i in self.corrupt) for i in chunk_lens if i in self.kv}
+
+    def save(
+        self,
+        chunk_id: str,
+        prefix_ids: Sequence[int],
+        token_ids: Sequence[int],
+        k_LHTD: Sequence[torch.Tensor],
+        v_LHTD: Sequence[torch.Tensor],
+        replace: bool,
+    ) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.saves.append((chunk_id, replace))
+        if chunk_id not in self.kv or replace:
+            self.kv[chunk_id] = ([k.clone() for k in k_LHTD], [v.clone() for v in v_LHTD])
+            self.corrupt.discard(chunk_id)
+
+
+class _Book:
+    def __init__(self, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor], corrupt: bool) -> None:
+        self._k_LHTD, self._v_LHTD, self._corrupt = k_LHTD, v_LHTD, corrupt
+
+    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        if self._corrupt and layer == 1:  # the first layer is good: the engine must take everything back
+            k_out_HTD.fill_(float("nan"))
+            raise CorruptData("layer 1 fails its checksum")
+        k_out_HTD.copy_(self._k_LHTD[layer])
+        v_out_HTD.copy_(self._v_LHTD[layer])
+
+    def close(self) -> None:
+        pass

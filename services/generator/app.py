@@ -14,6 +14,7 @@ from ray import serve
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
+from shared import log as logs
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.serve_transport import ServeTransport
 from shared.config import load
@@ -26,6 +27,7 @@ class GenerationApp(GenerationServicer):
     """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says what is wrong."""
 
     def __init__(self, config: GeneratorConfig) -> None:
+        logs.configure("generator", config.deployment.log.level, config.deployment.log.format)
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1: right for a hundred actors, wrong for an engine.
         torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))
         store = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None

@@ -12,4 +12,5 @@ looks into KV, knows no model and imports no torch.
 
 Durable means: written to ``staging/``, fsynced, renamed, directory fsynced. A crash at any point leaves what was acknowledged.
 Start reading at ``chunk_files``, then ``documents``, ``agent``, ``cluster_store``; ``handlers`` and ``app`` put them on the wire.
+``disk`` and ``nodes`` are the seams where tests put full disks and silent nodes.
 """

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from services.kv_store.chunk_files import ChunkFiles, check_chunk_id
 from services.kv_store.documents import Documents, Removal
+from services.kv_store.nodes import Nodes, ask
 from shared.clients.health import ServiceHealth
-from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, KvquiltError, NotFound, Unavailable
+from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
 from shared.kv_types import ChunkPage, ChunkStat, DeletedChunks, KvStore, Manifest, ManifestPage, OpenedChunk
 from shared.request import RequestContext, check_name
 
@@ -23,37 +24,6 @@ ResultT = TypeVar("ResultT")
 SERVICE = "kv_store"
 _MOST_COPIES_AT_ONCE = 4
 _PEER_TIMEOUT_S = 5.0
-
-
-class Nodes(Protocol):
-    """The nodes of the cluster and the agents on them."""
-
-    def home(self) -> str:
-        """Node that keeps the documents: the same answer everywhere."""
-        ...
-
-    def ids(self) -> Sequence[str]: ...
-
-    async def store(self, node_id: str) -> KvStore:
-        """
-        Raises:
-            NotFound: no such node.
-            Unavailable: its agent cannot be reached now.
-        """
-        ...
-
-    def suspect(self, node_id: str) -> None:
-        """Its agent did not answer: ask anew where it is."""
-        ...
-
-
-async def on_node(nodes: Nodes, node_id: str, call: Callable[[KvStore], Awaitable[ResultT]]) -> ResultT:
-    """``call`` of the agent on ``node_id``. Raises like ``Nodes.store`` and the call."""
-    try:
-        return await call(await nodes.store(node_id))
-    except Unavailable:
-        nodes.suspect(node_id)
-        raise
 
 
 class Agent:
@@ -67,7 +37,7 @@ class Agent:
         self._copy_slots = asyncio.Semaphore(_MOST_COPIES_AT_ONCE)
 
     async def recover(self, ctx: RequestContext) -> None:
-        """Finishes what a former life of the home agent began to delete."""
+        """Deletes what was left to delete: the agent died in between, or a node did not answer."""
         async with self._catalog_lock:
             await self._delete_pending(ctx)
 
@@ -217,7 +187,7 @@ class Agent:
         return unreferenced
 
     async def _delete_pending(self, ctx: RequestContext) -> None:
-        """What a node that does not answer still has is deleted after the next change of a document."""
+        """What a node that does not answer still has stays pending."""
         for removal in self._documents.pending():
             _, unreachable = await self._delete_everywhere(ctx, self._unreferenced(removal))
             if not unreachable:
@@ -247,23 +217,6 @@ class Agent:
     def _check_home(self) -> None:
         if self._nodes.home() != self._node_id:
             raise FailedPrecondition("documents are kept by the agent of the home node only")
-
-
-async def ask(
-    nodes: Nodes, node_ids: Iterable[str], call: Callable[[KvStore], Awaitable[ResultT]]
-) -> tuple[dict[str, ResultT], int]:
-    """The answers of these nodes, and how many of them cannot be reached. Other errors are raised."""
-    asked = list(node_ids)
-    results = await asyncio.gather(*(on_node(nodes, n, call) for n in asked), return_exceptions=True)
-    answers: dict[str, ResultT] = {}
-    for node_id, result in zip(asked, results, strict=True):
-        if isinstance(result, (Unavailable, DeadlineExceeded, NotFound)):
-            log.warning("node %s does not answer: %s", node_id, result.detail)
-        elif isinstance(result, BaseException):
-            raise result
-        else:
-            answers[node_id] = result
-    return answers, len(asked) - len(answers)
 
 
 def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:

@@ -34,6 +34,7 @@ DIRECTORY_VARIABLE = "KVQUILT_KV_STORE__DIRECTORY"
 _HEAD_RESOURCE = "node:__internal_head__"
 _START_TIMEOUT_S = 30.0
 _GRACE_S = 60.0
+_TIDY_S = 30.0
 FindAgent = Callable[[str], Any]
 """Handle of the agent actor of a node. Raises ``ValueError`` or ``RayError`` when there is none."""
 
@@ -82,15 +83,15 @@ class AgentActor:
         nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))
         files = await asyncio.to_thread(ChunkFiles, directory, stale_staging_s=self._config.stale_staging_s)
         agent = Agent(self._node_id, files, await asyncio.to_thread(Documents, directory), nodes)
-        host = self._config.host or ray.util.get_node_ip_address()
+        host = self._config.host or _node_address(self._node_id)
         self._server, self._address = await start_server(KvStoreHandlers(agent), host)
         self._reconciling = asyncio.create_task(nodes.keep_up(self._config.reconcile_s, connect=False))
-        self._recovering = asyncio.create_task(agent.recover(RequestContext.create()))
+        self._tidying = asyncio.create_task(_tidy(agent))
         log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
 
 
 class RayNodes:
-    """The living nodes of the Ray cluster, and a client of each one's agent (``services.kv_store.agent.Nodes``)."""
+    """The living nodes of the Ray cluster, and a client of each one's agent (``services.kv_store.nodes.Nodes``)."""
 
     def __init__(self, find_agent: FindAgent) -> None:
         self._find_agent = find_agent
@@ -166,6 +167,20 @@ class RayNodes:
             if isinstance(error, ActorDiedError):
                 del self._agents[node_id]
             raise Unavailable("the store's agent on a node is not running yet; retry") from None
+
+
+async def _tidy(agent: Agent) -> None:
+    """Deletes, for ever, what could not be deleted because a node did not answer or an agent died."""
+    while True:
+        try:
+            await agent.recover(RequestContext.create())
+        except Exception:
+            log.exception("deleting leftovers failed")
+        await asyncio.sleep(_TIDY_S)
+
+
+def _node_address(node_id: str) -> str:
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == node_id)
 
 
 def _living_nodes() -> tuple[str, tuple[str, ...]]:

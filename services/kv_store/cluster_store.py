@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from heapq import merge
 
-from services.kv_store.agent import SERVICE, Nodes, ask, on_node
+from services.kv_store.agent import SERVICE
 from services.kv_store.chunk_files import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id
+from services.kv_store.nodes import Nodes, ask, on_node
 from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
 from shared.kv_types import ChunkPage, ChunkStat, DeletedChunks, Manifest, ManifestPage, OpenedChunk

@@ -10,22 +10,19 @@ document and deleting its chunks leaves no chunk behind. Reference counts are ne
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 import uuid
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import xxhash
 
 from services.kv_store.disk import Disk, storing
+from services.kv_store.manifest_json import decode, encode
 from shared.errors import CorruptData, InvalidRequest, NotFound
-from shared.kv_types import Manifest, ManifestChunk, ManifestPage
+from shared.kv_types import Manifest, ManifestPage
 from shared.request import check_name
 
 log = logging.getLogger(__name__)
@@ -33,7 +30,6 @@ log = logging.getLogger(__name__)
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20
 LONGEST_DOCUMENT_ID = 2048
-_OPENING, _MIDDLE, _CLOSING = b'{"xxh3_64":"', b'","manifest":', b"}\n"
 Key = tuple[str, str, str]
 
 
@@ -90,7 +86,7 @@ class Documents:
         with storing(), self._lock:
             try:
                 removal = self._keep_as_removed(key, path)
-                self._place(_encode(manifest), path)
+                self._place(encode(manifest), path)
             finally:
                 self._reload(key)
             return removal
@@ -122,7 +118,7 @@ class Documents:
         """
         key = (tenant, collection, document_id)
         try:
-            return _decode(self._path(key).read_bytes())
+            return decode(self._path(key).read_bytes())
         except FileNotFoundError:
             raise _absent(key) from None
         except ValueError as error:
@@ -194,7 +190,7 @@ class Documents:
         self._sorted = None
         if path.exists():
             try:
-                self._chunks_of[key] = _chunk_ids(_decode(path.read_bytes()))
+                self._chunks_of[key] = _chunk_ids(decode(path.read_bytes()))
             except ValueError as error:
                 log.error("manifest %s is damaged (%s); the document is lost", path, error)
             else:
@@ -217,15 +213,15 @@ class Documents:
         return self._manifests / tenant / collection / f"{name}.json"
 
     def _scan(self) -> tuple[dict[Key, tuple[str, ...]], dict[Path, Removal]]:
-        live = (_decode(path.read_bytes()) for path in self._manifests.glob("*/*/*.json"))
-        removed = ((path, _decode(path.read_bytes())) for path in self._removed.glob("*.json"))
+        live = (decode(path.read_bytes()) for path in self._manifests.glob("*/*/*.json"))
+        removed = ((path, decode(path.read_bytes())) for path in self._removed.glob("*.json"))
         return {_key(m): _chunk_ids(m) for m in live}, {path: Removal(path, _chunk_ids(m)) for path, m in removed}
 
     def _set_damaged_aside(self) -> None:
         """A manifest that fails its checksum is kept for the operator under another name; the document must be ingested again."""
         for path in [*self._manifests.glob("*/*/*.json"), *self._removed.glob("*.json")]:
             try:
-                _decode(path.read_bytes())
+                decode(path.read_bytes())
             except ValueError as error:
                 log.error("manifest %s is damaged (%s); set aside", path, error)
                 self._disk.move(path, path.with_suffix(".damaged"))
@@ -253,27 +249,3 @@ def _summary(manifest: Manifest) -> Manifest:
 def _absent(key: Iterable[str]) -> NotFound:
     _, collection, document_id = key
     return NotFound(f"document {document_id!r}: not in collection {collection!r}")
-
-
-def _encode(manifest: Manifest) -> bytes:
-    """JSON with a checksum over the manifest's bytes in it."""
-    body = json.dumps(asdict(manifest), separators=(",", ":")).encode()
-    return _OPENING + _checksum(body) + _MIDDLE + body + _CLOSING
-
-
-def _decode(data: bytes) -> Manifest:
-    """
-    Raises:
-        ValueError: the bytes are not those that were written.
-    """
-    start = len(_OPENING) + 16 + len(_MIDDLE)
-    body = data[start : -len(_CLOSING)]
-    if data != _OPENING + _checksum(body) + _MIDDLE + body + _CLOSING:
-        raise ValueError("it fails its checksum")
-    fields: dict[str, Any] = json.loads(body)
-    chunks = tuple(ManifestChunk(**{**c, "token_ids": tuple(c["token_ids"])}) for c in fields["chunks"])
-    return Manifest(**{**fields, "prefix_ids": tuple(fields["prefix_ids"]), "chunks": chunks})
-
-
-def _checksum(body: bytes) -> bytes:
-    return f"{xxhash.xxh3_64_intdigest(body):016x}".encode()

@@ -148,7 +148,7 @@ class MilvusIndex:
                 filter=expression,
                 timeout=_CALL_S,
             )
-        return [[(hit["row_id"], float(hit["distance"])) for hit in hits] for hits in found]
+        return [list(zip(map(str, hits.ids), map(float, hits.distances), strict=True)) for hits in found]
 
     def _existing(self, tenant: str, collection: str) -> str:
         name = self._open(tenant, collection)

@@ -22,7 +22,7 @@ logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 _BM25_SINCE = (2, 5)
 _COLLECTION_NOT_FOUND = 100
-_LOCK_RETRY_S = 0.5
+_RETRY_S = 0.5
 
 
 class Lexical(enum.Enum):
@@ -54,12 +54,18 @@ def connect(uri: str, token: str, timeout_s: float) -> Milvus:
 
 
 def _connect_server(uri: str, token: str, timeout_s: float) -> Milvus:
-    try:
-        client = MilvusClient(uri=uri, token=token, timeout=timeout_s)
-        version = str(client.get_server_version())
-    except (MilvusException, grpc.RpcError) as error:
-        log.error("no Milvus at %s: %s", uri, error)
-        raise Unavailable("the Milvus server at milvus_uri does not answer") from None
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            client = MilvusClient(uri=uri, token=token, timeout=timeout_s)
+            version = str(client.get_server_version(timeout=timeout_s))
+            break
+        except (MilvusException, grpc.RpcError) as error:
+            if time.monotonic() >= deadline:
+                log.error("no Milvus at %s: %s", uri, error)
+                raise Unavailable("the Milvus server at milvus_uri does not answer, or refuses milvus_token") from None
+            log.info("waiting for Milvus at %s", uri)
+            time.sleep(_RETRY_S)
     lexical = Lexical.SERVER if _numbers(version) >= _BM25_SINCE else Lexical.NONE
     if lexical is Lexical.NONE:
         needed = ".".join(map(str, _BM25_SINCE))
@@ -84,7 +90,7 @@ def _open_embedded(directory: str, timeout_s: float) -> Milvus:
                     "the index is open in another process; one process at a time can own an embedded Milvus"
                 ) from None
             log.info("waiting for the previous owner of the embedded Milvus to let go")
-            time.sleep(_LOCK_RETRY_S)
+            time.sleep(_RETRY_S)
         except OSError as error:
             raise ConfigError(f"milvus_uri: cannot keep an index there: {error.strerror}") from error
     client = MilvusClient(uri=f"http://127.0.0.1:{port}")
@@ -111,7 +117,7 @@ def translated(doing: str) -> Iterator[None]:
         raise
     except MilvusException as error:
         if error.code == _COLLECTION_NOT_FOUND:
-            raise NotFound("the collection does not exist") from None
+            raise NotFound(f"the collection was removed while {doing}") from None
         log.error("Milvus failed while %s: %s", doing, error)
         if isinstance(error.__cause__ or error.__context__, grpc.RpcError) or "unavailable" in str(error).lower():
             raise Unavailable(f"the index is not available while {doing}; retry") from None

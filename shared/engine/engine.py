@@ -321,6 +321,7 @@ class Engine:
     def _stored(self, job: PrefillJob, work: ChunkWork, existed: bool) -> None:
         for index in work.indices:
             _emit(job, ChunkStoredEvent(index, existed))
+        work.branch = None  # its KV returns now, not when the last chunk of a long request is stored
         job.num_open -= 1
         if job.num_open == 0:
             self._finish(job)

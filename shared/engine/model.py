@@ -161,6 +161,8 @@ def _read_config(path: str) -> Any:
     try:
         return AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
+        if Path(path).is_absolute() and not Path(path).exists():
+            raise InvalidRequest(f"model: there is no directory {path!r}") from error
         if Path(path).exists() and not Path(path).is_dir():
             raise InvalidRequest(f"model: {path!r} is a file; give the model's directory or its hub id") from error
         raise InvalidRequest(f"model: no usable model configuration at {path!r}: {error}") from error

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
-from services.retrieval.milvus import connect
+from services.retrieval.milvus import Lexical, connect
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable
 from shared.search import Filter, FilterOp, IndexedChunk, IndexedDocument, SearchHit
 
@@ -225,6 +225,20 @@ def test_another_embedder_is_refused_until_the_collection_is_gone(tmp_path: Path
     _put(new, "c", _document("e", "two"))
     assert [hit.chunk.text for hit in _dense(new, "c")] == ["two"]
     new.close()
+
+
+def test_a_bm25_function_of_the_server_is_used_where_there_is_one(tmp_path: Path) -> None:
+    milvus = replace(connect(str(tmp_path / "index"), "", 5), lexical=Lexical.SERVER)
+    index = MilvusIndex(milvus, "embedder", DIM)
+    _put(index, "c", _document("d", "a red apple", "a blue whale"))
+    assert _bm25(index, "c", "whale") == ["a blue whale"]
+    assert {f["name"] for f in milvus.client.describe_collection(milvus.client.list_collections()[0])["functions"]} == {"bm25"}
+    index.close()
+
+
+def test_a_server_that_does_not_answer_is_told(unused_tcp_port: int) -> None:
+    with pytest.raises(Unavailable, match="does not answer"):
+        connect(f"http://127.0.0.1:{unused_tcp_port}", "", 0.1)
 
 
 def _write_until_killed(directory: str, acknowledged: "multiprocessing.Queue[int]") -> None:

@@ -370,7 +370,8 @@ class TestFaults:
             with pytest.raises(KvquiltError) as refusal:
                 await generate(served, [], [ids(1, 5)])
             assert refusal.value.detail == health.detail
-            assert {"not causal": "causal", "absolute positions": "gpt2"}.get(kind, "model") in health.detail
+            words = {"absent": "no directory", "not causal": "causal", "absolute positions": "gpt2", "not a model": "configuration"}
+            assert words[kind] in health.detail
 
 
 _IDS = generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=[5, 6]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, BloomConfig, CohereConfig, GPT2Config, GPTJConfig, LlamaConfig, Phi3Config
 
 from shared.engine import wrap_model
-from shared.engine.source import StoredSegment
 from shared.engine.types import ChunkStoredEvent, PrefillRequest, ReuseMode
-from shared.errors import ContextTooLong, CorruptData, DeadlineExceeded, InvalidRequest, KvquiltError, ModelUnsupported, StorageFull
-from tests.engine_runs import Prompts, Run, assert_equals_oracle, engine_of, run
+from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, ModelUnsupported, StorageFull
+from tests.engine_runs import Prompts, Run, Shelf, assert_equals_oracle, engine_of, run
 from tests.oracles import VOCAB, tiny_config, tiny_model
 
 _SMALL: dict[str, Any] = {
@@ -139,50 +137,6 @@ class TestRequests:
         engine = engine_of("qwen2")
         (one,) = run(engine, Prompts(engine, seed=34).request(prefix=(), chunks=(), questions=(1,)))
         assert_equals_oracle(one, tiny_model("qwen2"))
-
-
-class Shelf:
-    """A ``SegmentSource`` in memory whose contents can be spoilt."""
-
-    def __init__(self) -> None:
-        self.kv: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        self.saves: list[tuple[str, bool]] = []
-        self.corrupt: set[str] = set()
-        self.failure: KvquiltError | None = None
-
-    def open(self, chunk_lens: Mapping[str, int]) -> Mapping[str, StoredSegment]:
-        return {i: _Book(*self.kv[i], i in self.corrupt) for i in chunk_lens if i in self.kv}
-
-    def save(
-        self,
-        chunk_id: str,
-        prefix_ids: Sequence[int],
-        token_ids: Sequence[int],
-        k_LHTD: Sequence[torch.Tensor],
-        v_LHTD: Sequence[torch.Tensor],
-        replace: bool,
-    ) -> None:
-        if self.failure is not None:
-            raise self.failure
-        self.saves.append((chunk_id, replace))
-        if chunk_id not in self.kv or replace:
-            self.kv[chunk_id] = ([k.clone() for k in k_LHTD], [v.clone() for v in v_LHTD])
-            self.corrupt.discard(chunk_id)
-
-
-class _Book:
-    def __init__(self, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor], corrupt: bool) -> None:
-        self._k_LHTD, self._v_LHTD, self._corrupt = k_LHTD, v_LHTD, corrupt
-
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        if self._corrupt and layer == 1:  # the first layer is good: the engine must take everything back
-            k_out_HTD.fill_(float("nan"))
-            raise CorruptData("layer 1 fails its checksum")
-        k_out_HTD.copy_(self._k_LHTD[layer])
-        v_out_HTD.copy_(self._v_LHTD[layer])
-
-    def close(self) -> None:
-        pass
 
 
 def stored_events(one: Run) -> list[ChunkStoredEvent]:
