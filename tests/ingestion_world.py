@@ -113,6 +113,7 @@ class World:
     async def manifest_page(
         self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0, summary: bool = False
     ) -> ManifestPage:
+        self._effect("manifest_page")
         mine = [m for (tenant, name, _), m in sorted(self.manifests.items()) if tenant == ctx.tenant and collection in ("", name)]
         rest = [m for m in mine if m.cursor(collection) > start_after]
         size = limit or self.page_size

@@ -12,6 +12,7 @@ from services.ingestion.handlers import IngestHandlers
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
+from shared import log
 from shared.clients import generation, kv_store, retrieval
 from shared.clients.serve_transport import ServeTransport
 from shared.config import load, to_dict
@@ -23,6 +24,7 @@ class Ingestion(IngestHandlers):
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(IngestionConfig, args)
+        log.configure("ingestion", config.deployment.log.level, config.deployment.log.format)
         super().__init__(build_service(config), config.run_deadline_s)
 
     def __del__(self) -> None:

@@ -46,18 +46,23 @@ class IngestionService:
         _check_ids([d.document_id for d in documents])
         recipe, model = await self._prepare(ctx)
         sources = {d.document_id: d for d in documents}
-        others = _StaleDocuments(self._store, collection, model, frozenset(sources))
+        known = {m.document_id: m for m in await _summaries(ctx, self._store, collection)}
+        stale = [d for d, m in known.items() if d not in sources and not is_current(m, model)]
+
+        def unchanged(stored: Manifest | None, source: SourceDocument) -> bool:
+            return stored is not None and stored.source_hash == recipe.source_hash(source) and is_current(stored, model)
 
         async def work(document_id: str, report: Report) -> None:
             source = sources[document_id]
             check_metadata(source.metadata)
             self._check_size(source)
             async with self._lock(ctx, collection, document_id):
-                stored = await self._store.stored(ctx, collection, document_id)
-                if stored is None:
-                    await others.refuse_mixing(ctx)
-                elif stored.source_hash == recipe.source_hash(source) and is_current(stored, model):
-                    return await self._store.keep(ctx, stored, report)
+                if stale and document_id not in known:
+                    raise _mixing(collection, len(stale))
+                if unchanged(known.get(document_id), source):
+                    stored = await self._store.stored(ctx, collection, document_id)
+                    if stored is not None and unchanged(stored, source):  # still: others may have changed it meanwhile
+                        return await self._store.keep(ctx, stored, report)
                 draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.cut, source)
                 return await self._store.put(ctx, collection, model, draft, report)
 
@@ -161,34 +166,6 @@ class IngestionService:
         return self._locks.setdefault((ctx.tenant, collection, document_id), asyncio.Lock())
 
 
-class _StaleDocuments:
-    """Documents of a collection of another model that this run does not renew; looked up once, when first needed."""
-
-    def __init__(self, store: DocumentStore, collection: str, model: ModelDescription, renewed: frozenset[str]) -> None:
-        self._store = store
-        self._collection = collection
-        self._model = model
-        self._renewed = renewed
-        self._lock = asyncio.Lock()
-        self._count: int | None = None
-
-    async def refuse_mixing(self, ctx: RequestContext) -> None:
-        """
-        Raises:
-            ModelMismatch: there are such documents; says how to get out of this.
-        """
-        async with self._lock:
-            if self._count is None:
-                found = await _summaries(ctx, self._store, self._collection)
-                self._count = sum(not is_current(m, self._model) and m.document_id not in self._renewed for m in found)
-        if self._count:
-            raise ModelMismatch(
-                f"collection {self._collection!r} has {self._count} documents made for another model than the one being served; "
-                "new ones are not mixed in. Re-encode the collection first: "
-                f"kvquilt ingest --re-encode --collection {self._collection}"
-            )
-
-
 async def _summaries(ctx: RequestContext, store: DocumentStore, collection: str) -> list[Manifest]:
     found: list[Manifest] = []
 
@@ -222,6 +199,13 @@ def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
         model_fingerprint=manifest.model_fingerprint,
         current=is_current(manifest, model),
         created_s=manifest.created_s,
+    )
+
+
+def _mixing(collection: str, num_stale: int) -> ModelMismatch:
+    return ModelMismatch(
+        f"collection {collection!r} has {num_stale} documents made for another model than the one being served; new ones are not "
+        f"mixed in. Re-encode the collection first: kvquilt ingest --re-encode --collection {collection}"
     )
 
 

@@ -12,6 +12,7 @@ from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import connect
 from services.retrieval.service import RetrievalService
 from services.retrieval.transformer_embedder import load_embedder
+from shared import log
 from shared.config import load, to_dict
 
 
@@ -20,6 +21,7 @@ class Retrieval(RetrievalHandlers):
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(RetrievalConfig, args)
+        log.configure("retrieval", config.deployment.log.level, config.deployment.log.format)
         super().__init__(build_service(config))
 
     def __del__(self) -> None:

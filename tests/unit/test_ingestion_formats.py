@@ -43,7 +43,7 @@ def make_pdf(*pages: str, title: str = "", password: str = "") -> bytes:
 
 
 def test_plain_text_keeps_its_words_and_gets_its_name_as_title() -> None:
-    assert _parse("notes/day one.txt", b"first\r\nsecond") == ParsedDocument("first\nsecond", "day one")
+    assert _parse("notes/day_one.txt", b"first\r\nsecond") == ParsedDocument("first\nsecond", "day one")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

@@ -2,6 +2,7 @@ import asyncio
 import gc
 import itertools
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from shared.errors import (
 from tests.ingestion_world import Crash, World, context, fail_once, outcome, text, upsert
 
 LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
-STEPS = ["describe", "get_manifest", "prefill", "prefilled", "put_manifest", "manifest_put", "index", "indexed"]
+STEPS = ["describe", "manifest_page", "prefill", "prefilled", "put_manifest", "manifest_put", "index", "indexed"]
 
 
 async def test_a_document_is_parsed_prefilled_stored_and_found() -> None:
@@ -77,7 +78,7 @@ async def test_other_chunk_sizes_cut_the_document_anew() -> None:
     world.check_settled()
 
 
-@pytest.mark.parametrize(("step", "occurrence"), [("describe", 1), *itertools.product(STEPS[1:], [1, 2, 3])])
+@pytest.mark.parametrize(("step", "occurrence"), [("describe", 1), ("manifest_page", 1), *itertools.product(STEPS[2:], [1, 2, 3])])
 async def test_a_run_that_crashed_at_any_step_goes_on_where_it_stopped(step: str, occurrence: int) -> None:
     world = World()
     await upsert(world.service(), text("a.txt", "The old text."), text("b.txt", "Another. The old text."))
@@ -209,7 +210,7 @@ async def test_a_full_disk_stops_the_run_and_keeps_what_was_done(step: str) -> N
     assert world.texts() == {"0.txt": "Document 0."}
 
 
-@pytest.mark.parametrize("step", ["describe", "get_manifest", "prefill", "prefilled", "put_manifest", "index"])
+@pytest.mark.parametrize("step", ["describe", "manifest_page", "prefill", "prefilled", "put_manifest", "index"])
 @pytest.mark.parametrize("error", [Unavailable("restarting"), Conflict("again")])
 async def test_a_service_that_comes_back_is_waited_for(step: str, error: Unavailable | Conflict) -> None:
     world = World(step=fail_once(step, error))
@@ -254,6 +255,20 @@ async def test_chunks_that_existed_are_counted_as_reused() -> None:
     await upsert(world.service(), text("a.txt", "Same words here."))
     events = await upsert(world.service(), text("b.txt", "Same words here."))
     assert (events[-1].num_chunks_reused, world.num_prefilled) == (1, 1)
+
+
+async def test_a_document_that_another_run_changed_meanwhile_is_made_anew() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "One."))
+
+    def change(name: str) -> None:
+        if name == "get_manifest":
+            key = ("default", "c", "a.txt")
+            world.manifests[key] = replace(world.manifests[key], source_hash="other")
+
+    world.step = change
+    assert outcome(await upsert(world.service(), text("a.txt", "One."))) == {"a.txt": Stage.STORED}
+    world.check_settled()
 
 
 async def test_new_documents_are_not_mixed_with_those_of_another_model() -> None:

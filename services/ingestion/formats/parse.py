@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -53,7 +54,12 @@ def parse(document: SourceDocument) -> ParsedDocument:
         raise UnreadableDocument("the document is nested too deeply") from None
     if not parsed.text.strip():
         raise UnreadableDocument("the document holds no text")
-    return replace(parsed, title=parsed.title or PurePosixPath(document.document_id).stem)
+    return replace(parsed, title=parsed.title or _title_of_name(document.document_id))
+
+
+def _title_of_name(document_id: str) -> str:
+    stem = PurePosixPath(document_id).stem
+    return " ".join(re.split(r"[\s_-]+", stem)).strip() or stem
 
 
 def media_type_of(document: SourceDocument) -> tuple[str, str]:
