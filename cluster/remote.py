@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
-from shared.clients.ingest import IngestClient
 
 from shared.clients import ingest, rag
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.ingest import IngestClient
 from shared.clients.rag import RagClient
 
 
