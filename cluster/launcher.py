@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.paths import PROJECT_ROOT
-from cluster.processes import end_session
+from cluster.processes import end_orphans, end_session
 from cluster.state import RunDirectory, StackState
 from shared.config import to_dict
 from shared.errors import Conflict, Unavailable
@@ -43,6 +43,7 @@ def start(config: QuiltConfig, on_progress: Callable[[StackState], None] = lambd
         raise Conflict(
             f"kvquilt is running already{where} on {config.data_dir}; stop it with `kvquilt down`, or use another --data-dir"
         )
+    _clear_dead(run)
     check_ports(config)
     process = _spawn(config, run)
     try:
@@ -57,6 +58,7 @@ def stop(data_dir: Path, process: subprocess.Popen[bytes] | None = None) -> bool
     run = RunDirectory(data_dir)
     state = run.running()
     if process is None and state is None:
+        _clear_dead(run)
         return False
     pid = process.pid if process else state.pid if state else 0
     _signal(pid, signal.SIGTERM)
@@ -92,10 +94,17 @@ def free_port() -> int:
         return port
 
 
+def _clear_dead(run: RunDirectory) -> None:
+    """What a supervisor that was killed could not take with it: two of Ray's agents, scratch files, the state."""
+    state = run.read()
+    if state is not None and not run.is_locked():
+        end_orphans(state.pid, "ray::")
+        run.clear()
+
+
 def _spawn(config: QuiltConfig, run: RunDirectory) -> subprocess.Popen[bytes]:
     run.path.mkdir(parents=True, exist_ok=True)
     run.log_path.parent.mkdir(parents=True, exist_ok=True)
-    run.clear()
     run.config_path.write_text(json.dumps(to_dict(config), indent=1), encoding="utf-8")
     if run.log_path.exists():
         os.replace(run.log_path, run.log_path.with_suffix(".previous.log"))

@@ -32,6 +32,16 @@ def end_session(session_id: int) -> None:
     _signal_all(session_id, signal.SIGKILL)
 
 
+def end_orphans(session_id: int, title: str) -> None:
+    """Ends processes whose command begins with ``title`` of a session whose leader was killed. While members live, the kernel gives
+    the leader's number to nobody else."""
+    if not Path(f"/proc/{session_id}").exists():
+        for pid in session_members(session_id):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").startswith(title):
+                    os.kill(pid, signal.SIGKILL)
+
+
 def _signal_all(session_id: int, number: signal.Signals) -> None:
     for pid in session_members(session_id):
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,8 @@
 """The process that owns a local stack: a private Ray, Ray Serve, the five applications; started and stopped by ``launcher``.
 
 ``python -m cluster.supervisor DATA_DIR`` reads ``run/config.json`` there, reports in ``run/state.json``, and lives until SIGTERM.
-Ray's processes die with it: head processes by the kernel (PDEATHSIG), workers when they lose the raylet.
+If it is killed, Ray's head processes die with it (PDEATHSIG) and workers when they lose the raylet; two of Ray's agents stay behind
+until the next ``up`` or ``down``.
 """
 
 from __future__ import annotations

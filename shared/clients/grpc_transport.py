@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -14,6 +15,9 @@ from shared.clients.transport import ResponseT
 from shared.status import DETAILS_KEY, from_status
 
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+# Ray Serve's proxy reports the death of a replica as internal, in Ray's words.
+_DIED = re.compile(r"actor (died|is dead|is (temporarily )?unavailable)", re.IGNORECASE)
 
 
 class GrpcTransport:
@@ -74,7 +78,10 @@ class GrpcTransport:
 def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
     """The error that the service raised, or that gRPC reports in its place."""
     details: Any = dict(error.trailing_metadata() or ()).get(DETAILS_KEY)
-    return from_status(error.code().name, error.details() or error.code().name, details)
+    text = error.details() or error.code().name
+    if details is None and error.code() is grpc.StatusCode.INTERNAL and _DIED.search(text):
+        return errors.Unavailable("the service died while it was answering; retry")
+    return from_status(error.code().name, text, details)
 
 
 async def _noting_failure(requests: AsyncIterator[Message], failures: list[Exception]) -> AsyncIterator[Message]:

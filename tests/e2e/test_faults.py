@@ -13,7 +13,7 @@ from cluster.paths import DEMO_ASSETS
 from cluster.remote import ingest_client, rag_client
 from shared.answer import AnswerDone, AnswerEvent, RetrievalOptions
 from shared.clients.generation import GeneratedToken, Sampling
-from shared.errors import InternalError, KvquiltError, Unavailable
+from shared.errors import InternalError, KvquiltError, NotFound, Unavailable
 from shared.request import RequestContext
 from tests.e2e.conftest import COLLECTION
 from tests.e2e.stack import Stack, command, environment
@@ -73,7 +73,10 @@ async def test_ingestion_killed_in_mid_run_goes_on_with_the_same_command(stack: 
     async with ingest_client(stack.target) as client:
 
         async def stored() -> int:
-            return len([d async for d in client.list(RequestContext.create(), "many")])
+            try:
+                return len([d async for d in client.list(RequestContext.create(), "many")])
+            except NotFound:
+                return 0
 
         async with asyncio.timeout(60):
             while not await stored():

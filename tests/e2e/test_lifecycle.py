@@ -66,14 +66,14 @@ def test_documents_survive_a_restart_and_another_model_is_refused_until_they_are
         launcher.stop(data)
 
 
-def test_a_killed_supervisor_takes_ray_with_it_and_the_next_up_starts(tmp_path: Path) -> None:
+def test_a_killed_supervisor_leaves_no_lock_and_the_next_up_clears_what_it_left(tmp_path: Path) -> None:
     data = tmp_path / "data"
     first = stacks.start(data)
     try:
         os.kill(first.state.pid, signal.SIGKILL)
-        wait_for(lambda: True if not session_members(first.state.pid) else None, "end of Ray's processes")
-        assert RunDirectory(data).running() is None
+        wait_for(lambda: True if RunDirectory(data).running() is None else None, "end of the supervisor")
         second = stacks.start(data)
+        assert session_members(first.state.pid) == []
         assert not Path(first.state.ray_dir).exists()
         assert second.cli("status").returncode == 0
     finally:
