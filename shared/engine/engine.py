@@ -12,7 +12,7 @@ import contextlib
 import logging
 import queue
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,13 +22,14 @@ from shared.engine import admission
 from shared.engine.config import EngineConfig
 from shared.engine.forest import chunk_branch, fork, plant, runnable
 from shared.engine.jobs import Answer, BranchWork, ChunkWork, GenerateJob, Job, PrefillJob, Question, Sink
-from shared.engine.loader import Checked, Loaded, Loader, Saved
+from shared.engine.library import Library
+from shared.engine.loader import Checked, Loader, Saved
 from shared.engine.model import LoadedModel
 from shared.engine.passes import PassRunner
-from shared.engine.residency import Entry, Pool, State
+from shared.engine.residency import Entry, State
+from shared.engine.roster import Roster
 from shared.engine.sampling import sample
-from shared.engine.scheduler import Demand, Scheduler, Slice
-from shared.engine.segment import Branch
+from shared.engine.scheduler import Scheduler, Slice
 from shared.engine.source import NoSource, SegmentSource
 from shared.engine.text import Decode
 from shared.engine.types import (
@@ -40,15 +41,12 @@ from shared.engine.types import (
     FinishReason,
     GenerateRequest,
     PrefillRequest,
-    ReuseMode,
     TokenEvent,
 )
 from shared.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, KvquiltError, Overloaded, Unavailable
-from shared.identity import ids_hash
 
 log = logging.getLogger(__name__)
 
-_MAX_PREFILL_JOBS = 4
 _MAX_CHUNKS_IN_FLIGHT = 8
 _POLL_S = 0.1
 
@@ -88,12 +86,8 @@ class Engine:
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         self._scheduler = Scheduler(self.config)
         self._passes = PassRunner(model, self.config)
-        self._pool = Pool(self.config.resident_bytes)
-        self._jobs: dict[str, Job] = {}
-        self._waiting: deque[Job] = deque()
-        self._running: list[Job] = []
-        self._paused: list[GenerateJob] = []
-        self._missing: list[Entry] = []
+        self._roster = Roster(self._scheduler)
+        self._library = Library(model.spec, self.config, self._loader, self._roster.holders)
         self._closed = False
 
     # --- from any thread -------------------------------------------------------------------------------------------------
@@ -109,7 +103,7 @@ class Engine:
         admission.check(request, self.model.spec, self.config, has_text=self._decode is not None)
         if self._closed:
             raise Unavailable("the engine is shutting down; retry")
-        if len(self._waiting) + self._inbox.qsize() >= self.config.max_waiting:
+        if len(self._roster.waiting) + self._inbox.qsize() >= self.config.max_waiting:
             raise Overloaded(f"{self.config.max_waiting} requests wait already; retry later")
         job: Job
         if isinstance(request, GenerateRequest):
@@ -147,7 +141,7 @@ class Engine:
         """After the last step: fails what is alive and waits for the loader. Called by ``run``; by hand without it."""
         self._closed = True
         self._drain()
-        for job in list(self._jobs.values()):
+        for job in self._roster:
             self._fail(job, Unavailable("the engine shut down; retry"))
         self._loader.close()
 
@@ -179,8 +173,9 @@ class Engine:
         """One scheduling step. False: nothing could run (requests may still wait for their KV)."""
         self._drain()
         self._expire()
-        self._pause_and_admit()
-        self._start_missing()
+        self._balance()
+        self._library.start_missing()
+        self._start_prefills()
         self._start_placed()
         passes = self._scheduler.pick(self._works())
         for slices in passes:
@@ -190,19 +185,14 @@ class Engine:
 
     def check_invariants(self) -> None:
         """Recounts references and states from the requests alive. For tests, between steps."""
-        refs = Counter(entry.key for job in (*self._running, *self._paused) for entry in job.held)
-        self._pool.check_invariants(refs)
-        assert sorted(self._jobs) == sorted(j.request.request_id for j in (*self._waiting, *self._running, *self._paused))
-        for job in self._running:
-            for branch in job.branches():
-                assert branch.segment.length <= branch.segment.capacity, "a branch outgrew its buffer"
-        assert all(entry.state is State.LOADING for entry in self._missing), "a missing chunk is not waiting"
+        self._roster.check_invariants()
+        self._library.check_invariants(self._roster.admitted())
 
     # --- arrivals --------------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
         with contextlib.suppress(queue.Empty):
-            self._inbox.get(timeout=_POLL_S if self._jobs else None)()
+            self._inbox.get(timeout=_POLL_S if self._roster else None)()
 
     def _drain(self) -> None:
         while True:
@@ -213,91 +203,43 @@ class Engine:
 
     def _arrive(self, job: Job) -> None:
         request_id = job.request.request_id
-        if request_id in self._jobs:
+        if self._roster.get(request_id) is not None:
             _emit(job, FailedEvent(InvalidRequest(f"request_id {request_id!r} is in use by another request")))
-            return
-        self._jobs[request_id] = job
-        self._waiting.append(job)
+        else:
+            self._roster.add(job)
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for job in [j for j in self._jobs.values() if j.request.deadline_s is not None and now >= j.request.deadline_s]:
-            self._fail(job, DeadlineExceeded("the deadline passed before the answer was complete; set meta.deadline_ms higher"))
+        for job in self._roster:
+            if job.request.deadline_s is not None and now >= job.request.deadline_s:
+                self._fail(job, DeadlineExceeded("the deadline passed before the answer was complete; set meta.deadline_ms higher"))
 
-    def _pause_and_admit(self) -> None:
-        generating = [job for job in self._running if isinstance(job, GenerateJob)]
-        for job in generating[len(generating) - self._scheduler.num_to_pause([j.demand() for j in generating]) :]:
-            self._running.remove(job)
-            self._paused.append(job)
+    def _balance(self) -> None:
+        """Pauses, resumes and admits, as room allows."""
+        for job in self._roster.pause_overgrown():
             _move(job, torch.device("cpu"))
-        while self._paused and self._fits(self._paused[0]):
-            job = self._paused.pop(0)
-            _move(job, self.model.spec.device)
-            self._running.append(job)
-        for waiting in list(self._waiting):
-            if isinstance(waiting, PrefillJob):
-                fits = sum(isinstance(j, PrefillJob) for j in self._running) < _MAX_PREFILL_JOBS
-            else:
-                fits = not self._paused and self._fits(waiting)
-            if fits:
-                self._waiting.remove(waiting)
-                self._admit(waiting)
-            elif isinstance(waiting, GenerateJob):
-                break  # first come, first served
-
-    def _fits(self, job: GenerateJob) -> bool:
-        running: list[Demand] = [j.demand() for j in self._running if isinstance(j, GenerateJob)]
-        return self._scheduler.fits(job.demand(), running)
+        while resumed := self._roster.resume_next():
+            _move(resumed, self.model.spec.device)
+        while admitted := self._roster.admit_next():
+            self._admit(admitted)
 
     def _admit(self, job: Job) -> None:
         job.clock.admitted = time.monotonic()
-        self._running.append(job)
-        prefix_ids = job.request.prefix_ids
-        if prefix_ids:
-            job.prefix, new = self._pool.acquire(f"prefix:{ids_hash(prefix_ids)}", prefix_ids)
-            if new:
-                self._pool.compute(job.prefix, Branch(self.model.spec, prefix_ids, 0))
+        self._library.acquire_prefix(job)
+        if isinstance(job, PrefillJob):
+            lens = {key: len(work.chunk.token_ids) for key, work in job.works.items()}
+            self._loader.verify(lens, lambda checked: self._inbox.put(lambda: self._on_checked(checked, job)))
+            return
         try:
-            to_load = self._acquire_chunks(job) if isinstance(job, GenerateJob) else self._lens(job)
+            self._library.acquire_chunks(job, lambda loaded: self._inbox.put(lambda: self._library.on_loaded(loaded)))
         except InvalidRequest as error:
             self._fail(job, error)
-            return
-        if to_load and isinstance(job, PrefillJob):
-            self._loader.verify(to_load, lambda checked: self._inbox.put(lambda: self._on_checked(checked, job)))
-        elif to_load:
-            self._loader.load(to_load, lambda loaded: self._inbox.put(lambda: self._on_loaded(loaded)))
 
-    def _acquire_chunks(self, job: GenerateJob) -> dict[str, int]:
-        """References to all chunks of the context; answers which of them must be loaded."""
-        to_load = {}
-        if job.request.reuse is not ReuseMode.FULL:
-            for chunk in {c.chunk_id: c for c in job.request.chunks}.values():
-                job.entries[chunk.chunk_id], new = self._pool.acquire(chunk.chunk_id, chunk.token_ids)
-                if new:
-                    to_load[chunk.chunk_id] = len(chunk.token_ids)
-        return to_load
-
-    def _lens(self, job: PrefillJob) -> dict[str, int]:
-        return {key: len(work.chunk.token_ids) for key, work in job.works.items()}
-
-    # --- stored KV -------------------------------------------------------------------------------------------------------
-
-    def _on_loaded(self, loaded: Loaded) -> None:
-        entry = self._pool.get(loaded.key)
-        if entry is None or entry.state is not State.LOADING:
-            return
-        if loaded.segment is not None:
-            self._pool.fill(entry, loaded.segment)
-        elif entry.refs == 0:
-            self._pool.discard(entry)
-        else:
-            entry.broken = loaded.broken
-            self._missing.append(entry)
-            next(job for job in self._holders(entry)).lost.add(entry.key)
+    # --- prefill of chunks -----------------------------------------------------------------------------------------------
 
     def _on_checked(self, checked: Checked, job: PrefillJob) -> None:
         """A chunk of a prefill request was looked for in the store and, where found, read and verified."""
-        if job.request.request_id not in self._jobs:
+        if job not in self._roster:
             return
         work = job.works[checked.key]
         if checked.intact:
@@ -307,7 +249,7 @@ class Engine:
             job.to_compute.append(work)
 
     def _on_saved(self, saved: Saved, job: PrefillJob) -> None:
-        if job.request.request_id not in self._jobs:
+        if job not in self._roster:
             return
         work = job.in_flight.pop(saved.key)
         if saved.error is not None:
@@ -323,50 +265,32 @@ class Engine:
         if job.num_open == 0:
             self._finish(job)
 
-    def _holders(self, entry: Entry) -> Iterator[GenerateJob]:
-        for job in (*self._running, *self._paused):
-            if isinstance(job, GenerateJob) and entry.key in job.entries:
-                yield job
-
-    # --- what can run ----------------------------------------------------------------------------------------------------
-
-    def _start_missing(self) -> None:
-        """Chunks that are stored nowhere are computed, as soon as the prefix they stand behind is there."""
-        waiting, self._missing = self._missing, []
-        for entry in waiting:
-            holder = next(self._holders(entry), None)
-            if holder is None:
-                self._pool.discard(entry)
-            elif holder.prefix is not None and holder.prefix.state is not State.READY:
-                self._missing.append(entry)
-            else:
-                entry.prefix_ids = holder.request.prefix_ids
-                self._pool.compute(entry, chunk_branch(self.model.spec, holder.prefix, entry.token_ids))
-        for job in self._running:
-            if not isinstance(job, PrefillJob) or (job.prefix is not None and job.prefix.state is not State.READY):
+    def _start_prefills(self) -> None:
+        for job in self._roster.prefilling():
+            if job.prefix is not None and job.prefix.state is not State.READY:
                 continue
             while job.to_compute and len(job.in_flight) < _MAX_CHUNKS_IN_FLIGHT:
                 work = job.to_compute.popleft()
                 work.branch = chunk_branch(self.model.spec, job.prefix, work.chunk.token_ids)
                 job.in_flight[work.chunk.chunk_id] = work
 
+    # --- what can run ----------------------------------------------------------------------------------------------------
+
     def _start_placed(self) -> None:
-        for job in self._running:
-            if isinstance(job, GenerateJob) and not job.started and job.placed:
+        for job in self._roster.generating():
+            if not job.started and job.placed:
                 job.clock.placed = time.monotonic()
                 job.started = True
                 plant(job, self.model.spec)
 
     def _works(self) -> list[BranchWork]:
         """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks of prefills."""
-        works = [BranchWork(entry.branch, entry) for entry in self._pool.computing() if entry.branch]
-        for job in self._running:
-            if isinstance(job, GenerateJob):
-                owners: list[Question | Answer] = [*job.questions, *job.answers]
-                works += [BranchWork(o.branch, o, job) for o in owners if runnable(o.branch)]
-        for job in self._running:
-            if isinstance(job, PrefillJob):
-                works += [BranchWork(w.branch, w, job) for w in job.in_flight.values() if w.branch and w.branch.pending]
+        works = self._library.works()
+        for job in self._roster.generating():
+            owners: list[Question | Answer] = [*job.questions, *job.answers]
+            works += [BranchWork(o.branch, o, job) for o in owners if runnable(o.branch)]
+        for prefill in self._roster.prefilling():
+            works += [BranchWork(w.branch, w, prefill) for w in prefill.in_flight.values() if w.branch and w.branch.pending]
         return works
 
     # --- a forward pass --------------------------------------------------------------------------------------------------
@@ -384,7 +308,7 @@ class Engine:
     def _on_computed(self, work: BranchWork, logits_V: torch.Tensor | None) -> None:
         owner, job = work.owner, work.job
         if isinstance(owner, Entry):
-            self._on_entry_computed(owner)
+            self._library.on_computed(owner)
         elif isinstance(owner, ChunkWork):
             assert isinstance(job, PrefillJob)
             assert owner.branch is not None
@@ -400,15 +324,8 @@ class Engine:
             assert isinstance(job, GenerateJob)
             self._on_logits(job, owner, logits_V)
 
-    def _on_entry_computed(self, entry: Entry) -> None:
-        assert entry.branch is not None
-        segment = entry.branch.segment
-        self._pool.fill(entry, segment)
-        if not entry.key.startswith("prefix:"):
-            self._loader.save(entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken)
-
     def _on_logits(self, job: GenerateJob, owner: Question | Answer, logits_V: torch.Tensor) -> None:
-        if job.request.request_id not in self._jobs:
+        if job not in self._roster:
             return  # failed earlier in this very pass
         answers = [owner] if isinstance(owner, Answer) else fork(job, owner, self.model.spec, self._decode)
         for answer in answers:
@@ -451,7 +368,7 @@ class Engine:
             _emit(job, DoneEvent(admission.prefill_usage(total), job.clock.timings(now)))
 
     def _fail_by_id(self, request_id: str, error: KvquiltError) -> None:
-        job = self._jobs.get(request_id)
+        job = self._roster.get(request_id)
         if job is not None:
             self._fail(job, error)
 
@@ -463,8 +380,7 @@ class Engine:
         jobs: dict[str, Job] = {}
         for work in works:
             if isinstance(work.owner, Entry):
-                held = [j for j in (*self._running, *self._paused) if work.owner in j.held]
-                jobs |= {j.request.request_id: j for j in held}
+                jobs |= {job.request.request_id: job for job in self._roster.admitted() if work.owner in job.held}
             elif work.job is not None:
                 jobs[work.job.request.request_id] = work.job
         for job in jobs.values():
@@ -472,23 +388,18 @@ class Engine:
 
     def _forget(self, job: Job) -> None:
         """Takes the request out and returns what it held."""
-        del self._jobs[job.request.request_id]
-        for jobs in (self._running, self._paused, self._waiting):
-            if job in jobs:
-                jobs.remove(job)  # type: ignore[arg-type]
-                if jobs is not self._waiting:
-                    for entry in job.held:
-                        self._pool.release(entry)
+        if self._roster.remove(job):
+            self._library.release(job)
 
     def _snapshot(self, num_passes: int) -> EngineStats:
-        branches = [b for job in (*self._running, *self._paused) for b in job.branches()]
+        branches = [branch for job in self._roster.admitted() for branch in job.branches()]
         return EngineStats(
-            resident_chunk_ids=tuple(key for key in self._pool.ready_keys() if not key.startswith("prefix:")),
-            resident_bytes=self._pool.num_bytes,
+            resident_chunk_ids=self._library.chunk_ids(),
+            resident_bytes=self._library.num_bytes,
             private_bytes=sum(branch.segment.num_bytes for branch in branches),
-            running=len(self._running),
-            paused=len(self._paused),
-            waiting=len(self._waiting),
+            running=len(self._roster.running),
+            paused=len(self._roster.paused),
+            waiting=len(self._roster.waiting),
             num_steps=self._stats.num_steps + (num_passes > 0),
         )
 

@@ -33,7 +33,7 @@ class BranchWork:
         return self.branch.segment.length
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Question:
     """A question's branch; its samples grow from its last token. ``index`` None: the shared context of ``full``."""
 
@@ -41,7 +41,7 @@ class Question:
     branch: Branch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Answer:
     """One sample: the private branch of its generated tokens."""
 
@@ -74,7 +74,7 @@ class Clock:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class GenerateJob:
     """``entries``: prefix (if any) and chunks in the pool, one reference each; ``recomputed``: tokens of lost chunks."""
 
@@ -125,7 +125,7 @@ class GenerateJob:
         return Usage(prompt, prompt - recomputed, recomputed, self.generated)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ChunkWork:
     """A distinct chunk of a prefill request and where it stands in the request's list."""
 
@@ -135,7 +135,7 @@ class ChunkWork:
     branch: Branch | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PrefillJob:
     """``to_compute`` waits for one of few places in flight, so that a large request holds little KV at a time."""
 

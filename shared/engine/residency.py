@@ -21,7 +21,7 @@ class State(enum.Enum):
     READY = "ready"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """``branch`` computes it, behind ``prefix_ids``, while COMPUTING; ``broken``: a stored copy failed its checksum and must be
     replaced."""
