@@ -89,5 +89,5 @@ async def test_ingestion_killed_in_mid_run_goes_on_with_the_same_command(stack: 
                 await asyncio.sleep(0.5)
         assert again.returncode == 0, again.stdout + again.stderr
         assert await stored() == num_documents
-    hits = await asyncio.to_thread(stack.cli, "ask", QUESTION, "-c", "many", "-k", "64", "--json", "--max-tokens", "1")
+    hits = await asyncio.to_thread(stack.cli, "ask", QUESTION, "-c", "many", "-k", "5", "--json", "--max-tokens", "1")
     assert hits.returncode == 0, hits.stderr
