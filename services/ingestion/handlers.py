@@ -54,10 +54,10 @@ class IngestHandlers:
     @unary(common_pb2.HealthResponse)
     async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:
         try:
-            await self._service.check_ready(ctx)
+            note = await self._service.check_ready(ctx)
         except KvquiltError as error:
             return health_to_pb(ServiceHealth("ingestion", False, error.detail))
-        return health_to_pb(ServiceHealth("ingestion", True))
+        return health_to_pb(ServiceHealth("ingestion", True, note))
 
     def _run_context(self, meta: common_pb2.RequestMeta) -> RequestContext:
         return RequestContext.create(meta.request_id, meta.tenant, meta.deadline_ms, self._run_deadline_ms)

@@ -21,6 +21,7 @@ from shared.request import RequestContext, check_name
 from shared.search import check_metadata
 
 MAX_ID_LEN = 1024
+_NO_TOKENIZER = "the model has no tokenizer: it serves requests by token ids, and documents cannot be ingested for it"
 
 
 class IngestionService:
@@ -129,21 +130,23 @@ class IngestionService:
             raise _unknown(collection)
         return DocumentPage(tuple(_info(m, model) for m in page.manifests), page.truncated)
 
-    async def check_ready(self, ctx: RequestContext) -> None:
-        """
+    async def check_ready(self, ctx: RequestContext) -> str:
+        """What an operator should know of a service that does all it can: a model without a tokenizer takes no documents.
+
         Raises:
             KvquiltError: why documents cannot be ingested now.
         """
+        if self._recipe is None:
+            return _NO_TOKENIZER
         await self._prepare(ctx)
+        return ""
 
     def close(self) -> None:
         self._cutting.shutdown(wait=False, cancel_futures=True)
 
     async def _prepare(self, ctx: RequestContext) -> tuple[Recipe, ModelDescription]:
         if self._recipe is None:
-            raise FailedPrecondition(
-                "the model has no tokenizer: it serves requests by token ids, and documents cannot be ingested for it"
-            )
+            raise FailedPrecondition(_NO_TOKENIZER)
         model = await self._store.policy.run(ctx, self._store.generator.describe)
         self._recipe.check_model(model)
         return self._recipe, model

@@ -11,7 +11,7 @@ from shared.request import RequestContext
 
 @dataclass(frozen=True, slots=True)
 class ServiceHealth:
-    """``facts`` are for display. ``detail`` says why a service is not ready."""
+    """``facts`` are for display. ``detail`` says why a service is not ready, or what a ready one cannot do."""
 
     service: str
     ready: bool

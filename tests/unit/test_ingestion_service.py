@@ -347,6 +347,7 @@ async def test_a_model_without_tokenizer_cannot_be_ingested_for() -> None:
     service._recipe = None
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await upsert(service, text("a.txt", "One."))
+    assert "no tokenizer" in await service.check_ready(context()), "such a model is served all the same"
 
 
 @pytest.mark.parametrize(
