@@ -55,7 +55,7 @@ def citation_line(citations: Sequence[Citation]) -> str:
 
 def stages_table(*first: str) -> Table:
     """Columns ``first``, then one per stage."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")  # all of it in 80 columns
     for name in first:
         table.add_column(name, no_wrap=True)
     for name, _ in STAGES:

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -132,16 +133,18 @@ async def _ingest(console: Console, target: str) -> None:
 def show_answers(console: Console, asked: Sequence[Asked]) -> None:
     console.rule("the same question, without and with stored KV")
     for a in asked:
-        text = a.answers["reordered"].text()
-        console.print(Text.assemble((a.question.question, "bold"), "  ", (text.text.strip(), "green")))
-        console.print(Text(f"sources: {citation_line(text.citations)}", "dim"), soft_wrap=True)
+        console.print(Text(a.question.question, "bold"))
         table = stages_table("tokens, ms", "reused", "computed")
         for mode, answer in a.answers.items():
             assert answer.usage is not None
+            text = answer.text()
+            console.print(
+                Text.assemble(f"  {mode:<10}", (text.text.strip(), "green" if a.is_correct(mode) else "red")), soft_wrap=True
+            )
+            console.print(Text(f"  {'':<10}sources: {citation_line(text.citations)}", "dim"), soft_wrap=True)
             usage, timings = answer.usage.usage, answer.usage.timings
             table.add_row(mode, str(usage.reused_tokens), str(usage.recomputed_tokens), *stage_cells(timings))
-        console.print(table)
-        console.print()
+        console.print(Padding(table, (0, 0, 1, 2)))
 
 
 def show_many(console: Console, many: WholeAnswer, questions: Sequence[Question]) -> None:

@@ -21,6 +21,7 @@ from services.kv_store.cluster_store import ClusterStore
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents import Documents
 from services.kv_store.handlers import KvStoreHandlers, start_server
+from shared import log as logs
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.config import load, to_dict
@@ -54,6 +55,7 @@ class KvStoreFront(KvStoreHandlers):
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(KvStoreConfig, args)
+        logs.configure("kv_store", config.deployment.log.level, config.deployment.log.format)
         nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
         super().__init__(ClusterStore(nodes, ray.get_runtime_context().get_node_id()))
         self._reconciling = asyncio.get_running_loop().create_task(nodes.keep_up(config.reconcile_s, connect=True))
@@ -64,6 +66,7 @@ class AgentActor:
 
     def __init__(self, args: dict[str, Any], node_id: str) -> None:
         self._config, self._node_id = load(KvStoreConfig, args), node_id
+        logs.configure("kv_store", self._config.deployment.log.level, self._config.deployment.log.format)
         self._lock = asyncio.Lock()
         self._address = ""
 
