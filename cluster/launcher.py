@@ -95,10 +95,10 @@ def free_port() -> int:
 
 
 def _clear_dead(run: RunDirectory) -> None:
-    """What a supervisor that was killed could not take with it: two of Ray's agents, scratch files, the state."""
+    """What a supervisor that was killed could not take with it: some of Ray's processes, scratch files, the state."""
     state = run.read()
     if state is not None and not run.is_locked():
-        end_orphans(state.pid, "ray::")
+        end_orphans(state.pid, "ray::", state.ray_dir)
         run.clear()
 
 

@@ -32,14 +32,24 @@ def end_session(session_id: int) -> None:
     _signal_all(session_id, signal.SIGKILL)
 
 
-def end_orphans(session_id: int, title: str) -> None:
-    """Ends processes whose command begins with ``title`` of a session whose leader was killed. While members live, the kernel gives
-    the leader's number to nobody else."""
-    if not Path(f"/proc/{session_id}").exists():
-        for pid in session_members(session_id):
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").startswith(title):
-                    os.kill(pid, signal.SIGKILL)
+def end_orphans(session_id: int, *marks: str) -> None:
+    """Ends processes whose command holds one of ``marks``, of a session whose leader was killed. While members live, the kernel
+    gives the leader's number to nobody else."""
+    if _is_alive(session_id):
+        return
+    for pid in session_members(session_id):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+            if any(mark in command for mark in marks):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    """A process that ended and was not waited for is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _signal_all(session_id: int, number: signal.Signals) -> None:

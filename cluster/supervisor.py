@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 100 * 2**20  # KV never travels through it
 POLL_S = 0.3
-HEALTH_TIMEOUT_S = 15.0  # models are loaded by then; what is wrong now stays wrong
+HEALTH_TIMEOUT_S = 40.0  # models are loaded by then; what is wrong now stays wrong
 
 
 def main() -> int:
