@@ -1,7 +1,8 @@
 """The one YAML that configures the whole system.
 
 Top-level settings are what several services share; each section is that service's own configuration. ``load_quilt`` fills the
-shared values into the sections, so that a section only needs what differs from the rule.
+shared values into the sections, so that a section only needs what differs from the rule. A model directory may bring a
+``quilt.yaml`` of its own with the settings that suit the model; whatever the operator says is stronger.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from services.generator.config import GeneratorConfig
 from services.ingestion.config import IngestionConfig
 from services.kv_store.config import KvStoreConfig
 from services.retrieval.config import RetrievalConfig
-from shared.config import load, merge_env
+from shared.config import load, merge_env, read_yaml
 from shared.errors import ConfigError
 from shared.log import LogConfig
 
 DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
 SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator")
+MODEL_SETTINGS_FILE = "quilt.yaml"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -59,7 +61,7 @@ class QuiltConfig:
 
 
 def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str]) -> QuiltConfig:
-    """Defaults < ``values`` (the YAML) < ``KVQUILT_*`` of ``environ``.
+    """Defaults < the model's own ``quilt.yaml`` < ``values`` (the operator's YAML) < ``KVQUILT_*`` of ``environ``.
 
     Raises:
         ConfigError: names the setting.
@@ -67,11 +69,12 @@ def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str]) -> QuiltCo
     merged = merge_env(values, environ)
     merged["data_dir"] = str(Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute())
     merged["model"] = resolve_model(str(merged.get("model") or DEMO_MODEL))
+    suited = _model_settings(merged["model"])
     for section, shared in _shared_values(merged).items():
         given = merged.get(section) or {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"{section}: expected a section, got {given!r}")
-        merged[section] = _under(given, shared)
+        merged[section] = _under(given, _under(suited.get(section, {}), shared))
     return load(QuiltConfig, merged)
 
 
@@ -91,6 +94,22 @@ def resolve_model(model: str) -> str:
             f"model: there is no directory {model}; give a model directory or a Hugging Face id such as Qwen/Qwen2.5-0.5B"
         )
     return model
+
+
+def _model_settings(model: str) -> dict[str, dict[str, Any]]:
+    """Sections of the settings that suit the model.
+
+    Raises:
+        ConfigError: the model's file holds something else.
+    """
+    path = Path(model) / MODEL_SETTINGS_FILE
+    if not path.is_file():
+        return {}
+    settings = read_yaml(path.read_text(encoding="utf-8"), f"the model's {MODEL_SETTINGS_FILE}")
+    for section, values in settings.items():
+        if section not in SECTIONS or not isinstance(values, dict):
+            raise ConfigError(f"the model's {MODEL_SETTINGS_FILE}: {section}: expected a section among {', '.join(SECTIONS)}")
+    return settings
 
 
 def _shared_values(merged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

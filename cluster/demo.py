@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import track
@@ -41,15 +40,6 @@ MODES: tuple[Reuse, ...] = ("full", "reordered")
 
 
 @dataclass(frozen=True, slots=True)
-class DemoSettings:
-    """How the demo model wants to be used."""
-
-    chunk_tokens: int
-    k: int
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     question: str
     answer: str
@@ -72,13 +62,12 @@ def run_demo(console: Console, report_path: Path, keep: bool) -> None:
     Raises:
         KvquiltError: a service failed; everything has been taken down.
     """
-    settings = DemoSettings(**yaml.safe_load((DEMO_ASSETS / "settings.yaml").read_text(encoding="utf-8")))
     questions = [Question(**q) for q in json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))]
     launcher.stop(DATA_DIR.absolute())
     shutil.rmtree(DATA_DIR, ignore_errors=True)
     try:
-        target = _start(console, settings)
-        asked, many = asyncio.run(_use(console, target, settings, questions))
+        target = _start(console)
+        asked, many = asyncio.run(_use(console, target, questions))
     finally:
         if not keep:
             with console.status("taking everything down"):
@@ -92,19 +81,17 @@ def run_demo(console: Console, report_path: Path, keep: bool) -> None:
     console.print(f"\nreport: {report_path}", style="dim")
 
 
-def _start(console: Console, settings: DemoSettings) -> str:
+def _start(console: Console) -> str:
     console.rule("five services on this machine")
     with start_progress(console) as on_progress:
-        state = launcher.start(demo_config(settings), on_progress)
+        state = launcher.start(demo_config(), on_progress)
     console.print(f"ready at {state.target}; log in {state.log_path}", soft_wrap=True)
     return state.target
 
 
-async def _use(
-    console: Console, target: str, settings: DemoSettings, questions: Sequence[Question]
-) -> tuple[list[Asked], WholeAnswer]:
+async def _use(console: Console, target: str, questions: Sequence[Question]) -> tuple[list[Asked], WholeAnswer]:
     await _ingest(console, target)
-    sampling, retrieval = Sampling(max_tokens=settings.max_tokens), RetrievalOptions(settings.k)
+    sampling, retrieval = Sampling(), RetrievalOptions()
     async with rag_client(target) as client:
 
         async def answer(question: str, mode: Reuse) -> WholeAnswer:
@@ -179,13 +166,12 @@ def measure_engine(console: Console) -> tuple[Measurement, dict[str, float]]:
     return result.measurement, asdict(result.rates)
 
 
-def demo_config(settings: DemoSettings) -> QuiltConfig:
+def demo_config() -> QuiltConfig:
     """A data directory and ports of its own, so that it disturbs nothing."""
     values: dict[str, Any] = {
         "data_dir": str(DATA_DIR.absolute()),
         "grpc_port": launcher.free_port(),
         "http_port": launcher.free_port(),
-        "ingestion": {"chunk_tokens": settings.chunk_tokens},
     }
     return load_quilt(values, {})
 

@@ -18,7 +18,8 @@ HEAD = """# Configuration
 One YAML file, `quilt.yaml`, configures everything: `kvquilt up --config quilt.yaml` on one machine,
 `python -m cluster.compose --config quilt.yaml > serve.yaml && serve deploy serve.yaml` on a Ray cluster.
 
-- Defaults < the file < environment variables < command-line options.
+- Defaults < `quilt.yaml` in the model's directory (sections that suit the model) < the file < environment variables <
+  command-line options.
 - `KVQUILT_` plus the setting's name sets it: `KVQUILT_GRPC_PORT=9100`, and `KVQUILT_GENERATOR__ENGINE__DTYPE=float32` for
   `generator.engine.dtype`.
 - An unknown setting or a bad value stops the start and is named.

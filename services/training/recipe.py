@@ -17,6 +17,15 @@ from shared.prompt import PromptTemplate
 TEMPLATE = PromptTemplate(
     prefix="Answer the question from the documents below.\n\n", chunk="{text}\n\n", question="Question: {question}\nAnswer:"
 )
+SUITABLE_SETTINGS = """\
+# What this model reads best. Three passages: each further one is about something else, which it may mistake for what was asked.
+ingestion:
+  chunk_tokens: 96
+gateway:
+  k: 3
+generator:
+  max_tokens: 48
+"""
 
 
 @dataclass(frozen=True, slots=True)

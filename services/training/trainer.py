@@ -16,7 +16,7 @@ from services.training.contexts import ContextShape, draw_context
 from services.training.corpus import Worlds
 from services.training.names import Split
 from services.training.optimizers import Optimizers
-from services.training.recipe import TEMPLATE, Recipe, build_model, draw_batch, sample_texts
+from services.training.recipe import SUITABLE_SETTINGS, TEMPLATE, Recipe, build_model, draw_batch, sample_texts
 from services.training.rows import Batch, RowMaker, collate
 from services.training.tokenizer import save_tokenizer, train_tokenizer
 from shared.errors import ConfigError
@@ -115,3 +115,4 @@ def save_model(model: Any, tokenizer: Any, directory: Path) -> None:
     stored.save_pretrained(directory)
     save_tokenizer(tokenizer, directory)
     (directory / TEMPLATE_FILE).write_text(json.dumps(asdict(TEMPLATE), indent=2) + "\n", encoding="utf-8")
+    (directory / "quilt.yaml").write_text(SUITABLE_SETTINGS, encoding="utf-8")

@@ -115,7 +115,7 @@ def test_names_have_the_same_tokens_wherever_they_stand(shipped: Reader) -> None
 
 
 def test_every_shipped_document_makes_several_chunks(shipped: Reader) -> None:
-    chunk_tokens = yaml.safe_load((ASSETS / "settings.yaml").read_text(encoding="utf-8"))["chunk_tokens"]
+    chunk_tokens = yaml.safe_load((ASSETS / "model" / "quilt.yaml").read_text(encoding="utf-8"))["ingestion"]["chunk_tokens"]
     splitter = TextSplitter.from_huggingface_tokenizer(shipped.prompt.backend, chunk_tokens)
     for entry in demo_documents():
         chunks = splitter.chunks(to_text(entry.document).decode())

@@ -39,6 +39,16 @@ def test_a_section_wins_over_the_shared_value(tmp_path: Path) -> None:
     assert config.retrieval.milvus_uri == "http://milvus:19530"
 
 
+def test_what_suits_the_model_applies_until_the_operator_says_otherwise(tmp_path: Path, model: Path) -> None:
+    (model / "quilt.yaml").write_text("ingestion: {chunk_tokens: 96}\ngateway: {k: 3}\n", encoding="utf-8")
+    config = load_quilt({"data_dir": str(tmp_path), "model": str(model), "gateway": {"k": 5}}, {})
+    assert config.ingestion.chunk_tokens == 96
+    assert config.gateway.k == 5
+    (model / "quilt.yaml").write_text("data_dir: /elsewhere\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="data_dir"):
+        load_quilt({"model": str(model)}, {})
+
+
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     environ = {"KVQUILT_GRPC_PORT": "9100", "KVQUILT_GATEWAY__K": "3", "KVQUILT_DATA_DIR": str(tmp_path / "b")}
     config = load_quilt({"grpc_port": 9200, "data_dir": str(tmp_path / "a"), "gateway": {"k": 5}}, environ)
