@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.progress import track
 from rich.table import Table
 from rich.text import Text
@@ -121,7 +120,7 @@ def show_answers(console: Console, asked: Sequence[Asked]) -> None:
     console.rule("the same question, without and with stored KV")
     for a in asked:
         console.print(Text(a.question.question, "bold"))
-        table = stages_table("tokens, ms", "reused", "computed")
+        table = stages_table("tokens,ms", "reused", "computed")
         for mode, answer in a.answers.items():
             assert answer.usage is not None
             text = answer.text()
@@ -131,7 +130,8 @@ def show_answers(console: Console, asked: Sequence[Asked]) -> None:
             console.print(Text(f"  {'':<10}sources: {citation_line(text.citations)}", "dim"), soft_wrap=True)
             usage, timings = answer.usage.usage, answer.usage.timings
             table.add_row(mode, str(usage.reused_tokens), str(usage.recomputed_tokens), *stage_cells(timings))
-        console.print(Padding(table, (0, 0, 1, 2)))
+        console.print(table)
+        console.print()
 
 
 def show_many(console: Console, many: WholeAnswer, questions: Sequence[Question]) -> None:
@@ -156,7 +156,8 @@ def measure_answers(console: Console, asked: Sequence[Asked]) -> Measurement:
 def measure_engine(console: Console) -> tuple[Measurement, dict[str, float]]:
     from load_tests.engine import CHUNK_LEN, NUM_CHUNKS, compare_ttft
 
-    console.rule(f"what reuse buys at the size of Qwen2-0.5B: {NUM_CHUNKS} chunks of {CHUNK_LEN} tokens, random weights")
+    console.rule("what reuse buys at a real model's size")
+    console.print(f"Qwen2-0.5B's shape with random weights, {NUM_CHUNKS} chunks of {CHUNK_LEN} tokens", style="dim")
     with console.status("building the model") as status:
         result = compare_ttft(on_step=status.update)
     table = Table("engine, placements known to first token", "ms", "", box=None, pad_edge=False, header_style="dim")

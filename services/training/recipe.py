@@ -31,7 +31,7 @@ generator:
 @dataclass(frozen=True, slots=True)
 class Recipe:
     seed: int = 0
-    steps: int = 5500
+    steps: int = 9000
     vocab_size: int = 1536
     tokenizer_documents: int = 4000
     hidden_size: int = 128
