@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from pymilvus import MilvusException
 
 from services.retrieval.embedder import Vectors
 from services.retrieval.layout import collection_in, create_missing_indexes, milvus_name, schema_of, tenant_prefix
@@ -23,6 +26,8 @@ from shared.search import CollectionInfo, IndexedDocument, SearchHit
 log = logging.getLogger(__name__)
 
 MAX_K = 16_384  # Milvus' own limit for one ranking
+_NOT_LOADED = 101  # Milvus' error code
+_LOAD_ATTEMPTS, _LOAD_PAUSE_S = 10, 0.1
 _CALL_S = 30.0  # without a limit pymilvus retries for minutes when a server is gone
 _ROWS_PER_WRITE = 256
 _ROWS_PER_READ = 1024
@@ -37,7 +42,7 @@ class MilvusIndex:
         self._client = milvus.client
         self._embedder = embedder_identity
         self._dim = dim
-        self._load_lock = threading.Lock()
+        self._load_lock = threading.RLock()
         self._lexicons: dict[str, Lexicon] = {}  # of every loaded collection; empty ones unless BM25 is ours
 
     @property
@@ -54,6 +59,8 @@ class MilvusIndex:
             names = sorted(
                 name for name in self._client.list_collections(timeout=_CALL_S) if name.startswith(tenant_prefix(tenant))
             )
+            for name in names:
+                self._load(name)
             return [CollectionInfo(collection_in(name), self._count(name)) for name in names]
 
     def is_current(self, tenant: str, collection: str, document: IndexedDocument) -> bool:
@@ -161,7 +168,9 @@ class MilvusIndex:
     def _open(self, tenant: str, collection: str) -> str | None:
         """Milvus' name of the collection, ready for use; None if it does not exist."""
         name = self._name(tenant, collection)
-        if name not in self._lexicons:
+        with self._load_lock:  # also while looking: milvus-lite opens a collection twice when it is listed while it is loaded
+            if name in self._lexicons:
+                return name
             names = self._names_of(tenant, collection)
             if not names:
                 return None
@@ -175,14 +184,24 @@ class MilvusIndex:
 
     def _load(self, name: str) -> None:
         with self._load_lock, translated("opening a collection"):
-            if name in self._lexicons:
-                return
-            create_missing_indexes(self._milvus, name, _CALL_S)
+            if name not in self._lexicons:
+                create_missing_indexes(self._milvus, name, _CALL_S)
+                self._lexicons[name] = self._loaded_lexicon(name)
+
+    def _loaded_lexicon(self, name: str) -> Lexicon:
+        """Loads the collection and reads its terms; once more when another call opened it in between and undid the loading."""
+        for attempt in range(_LOAD_ATTEMPTS):
             self._client.load_collection(name, timeout=_CALL_S)
             lexicon = Lexicon()
-            if self._milvus.lexical is Lexical.OWN:
-                lexicon.add(row["sparse"] for row in self._all_rows(name, ["sparse"]))
-            self._lexicons[name] = lexicon
+            try:
+                if self._milvus.lexical is Lexical.OWN:
+                    lexicon.add(row["sparse"] for row in self._all_rows(name, ["sparse"]))
+                return lexicon
+            except MilvusException as error:
+                if error.code != _NOT_LOADED or attempt == _LOAD_ATTEMPTS - 1:
+                    raise
+                time.sleep(_LOAD_PAUSE_S)
+        raise AssertionError("the loop returns or raises")
 
     def _create(self, tenant: str, collection: str) -> str:
         name = self._name(tenant, collection)
