@@ -18,15 +18,14 @@ from pymilvus import MilvusException
 from services.retrieval.embedder import Vectors
 from services.retrieval.layout import collection_in, create_missing_indexes, milvus_name, schema_of, tenant_prefix
 from services.retrieval.lexicon import Lexicon, row_vector
-from services.retrieval.milvus import Lexical, Milvus, translated
+from services.retrieval.milvus import NOT_LOADED, Lexical, Milvus, translated
 from services.retrieval.rows import MAX_ROWS_PER_DOCUMENT, OUTPUT_FIELDS, document_key, hit_of, revision_of, rows_of
-from shared.errors import Conflict, FailedPrecondition, NotFound
+from shared.errors import Conflict, FailedPrecondition, NotFound, Unavailable
 from shared.search import CollectionInfo, IndexedDocument, SearchHit
 
 log = logging.getLogger(__name__)
 
 MAX_K = 16_384  # Milvus' own limit for one ranking
-_NOT_LOADED = 101  # Milvus' error code
 _LOAD_ATTEMPTS, _LOAD_PAUSE_S = 10, 0.1
 _CALL_S = 30.0  # without a limit pymilvus retries for minutes when a server is gone
 _ROWS_PER_WRITE = 256
@@ -55,7 +54,7 @@ class MilvusIndex:
             return str(self._client.get_server_version(timeout=_CALL_S))
 
     def collections(self, tenant: str) -> list[CollectionInfo]:
-        with translated("listing collections"):
+        with self._load_lock, translated("listing collections"):
             names = sorted(
                 name for name in self._client.list_collections(timeout=_CALL_S) if name.startswith(tenant_prefix(tenant))
             )
@@ -198,7 +197,7 @@ class MilvusIndex:
                     lexicon.add(row["sparse"] for row in self._all_rows(name, ["sparse"]))
                 return lexicon
             except MilvusException as error:
-                if error.code != _NOT_LOADED or attempt == _LOAD_ATTEMPTS - 1:
+                if error.code != NOT_LOADED or attempt == _LOAD_ATTEMPTS - 1:
                     raise
                 time.sleep(_LOAD_PAUSE_S)
         raise AssertionError("the loop returns or raises")
@@ -224,13 +223,13 @@ class MilvusIndex:
 
     @contextlib.contextmanager
     def _using(self, name: str, doing: str, changing: bool = False) -> Iterator[None]:
-        """Milvus' errors as ours. A collection that vanished is forgotten, and so is one whose change failed midway: its lexicon is
-        in doubt and read anew with the next use."""
+        """Milvus' errors as ours. A collection that vanished or is not loaded any more is forgotten, and so is one whose change
+        failed midway: its lexicon is in doubt and read anew with the next use."""
         try:
             with translated(doing):
                 yield
         except BaseException as error:
-            if changing or isinstance(error, NotFound):
+            if changing or isinstance(error, (NotFound, Unavailable)):
                 self._lexicons.pop(name, None)
             raise
 

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 _BM25_SINCE = (2, 5)
+NOT_LOADED = 101
 _COLLECTION_NOT_FOUND = 100
 _RETRY_S = 0.5
 
@@ -118,6 +119,9 @@ def translated(doing: str) -> Iterator[None]:
     except MilvusException as error:
         if error.code == _COLLECTION_NOT_FOUND:
             raise NotFound(f"the collection was removed while {doing}") from None
+        if error.code == NOT_LOADED:
+            log.warning("a collection was not loaded while %s: %s", doing, error)
+            raise Unavailable(f"the collection was not loaded while {doing}; retry") from None
         log.error("Milvus failed while %s: %s", doing, error)
         if isinstance(error.__cause__ or error.__context__, grpc.RpcError) or "unavailable" in str(error).lower():
             raise Unavailable(f"the index is not available while {doing}; retry") from None

@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,6 +226,22 @@ def test_another_embedder_is_refused_until_the_collection_is_gone(tmp_path: Path
     _put(new, "c", _document("e", "two"))
     assert [hit.chunk.text for hit in _dense(new, "c")] == ["two"]
     new.close()
+
+
+def test_a_reopened_index_answers_whoever_asks_first_and_all_at_once(tmp_path: Path) -> None:
+    for attempt in range(4):
+        index = MilvusIndex(connect(str(tmp_path / "index"), "", 5), "embedder", DIM)
+        if attempt:
+            with ThreadPoolExecutor(8) as threads:
+                found = [threads.submit(_dense, index, f"c{i % 2}") for i in range(4)]
+                listed = [threads.submit(index.collections, "t") for _ in range(2)]
+                found += [threads.submit(_dense, index, f"c{i % 2}") for i in range(4)]
+            assert [hit.chunk.text for f in found for hit in f.result()] == ["one"] * 8
+            assert all(sum(info.num_chunks for info in f.result()) == 2 for f in listed)
+        else:
+            for name in ("c0", "c1"):
+                _put(index, name, _document("d", "one"))
+        index.close()
 
 
 def test_a_bm25_function_of_the_server_is_used_where_there_is_one(tmp_path: Path) -> None:
