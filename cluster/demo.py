@@ -102,7 +102,8 @@ async def _use(console: Console, target: str, questions: Sequence[Question]) -> 
             for q in track(questions, "asking", console=console, transient=True)
         ]
         texts = [q.question for q in questions[:SHOWN]]
-        many = await collect(client.answer_many(RequestContext.create(), COLLECTION, texts, None, sampling, retrieval))
+        shared = RetrievalOptions(k=5)  # several questions need more passages between them than one
+        many = await collect(client.answer_many(RequestContext.create(), COLLECTION, texts, None, sampling, shared))
     return asked, many
 
 
