@@ -25,13 +25,19 @@ class ChunkStat:
 
 @dataclass(frozen=True, slots=True)
 class OpenedChunk:
-    """``path`` is valid on the reader's node; ``layers`` are (offset, length) of the record batches in the file."""
+    """``path`` is valid on the reader's node; ``layers`` are (offset, length) of the record batches in the file.
+
+    ``progress`` not empty: the file is still arriving; that file beside it says which layers are there
+    (``shared.kv_format.progress``). ``tier``: where it is read from, "memory" or "disk".
+    """
 
     chunk_id: str
     exists: bool
     path: str = ""
     size_bytes: int = 0
     layers: tuple[tuple[int, int], ...] = ()
+    progress: str = ""
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,87 @@ class ManifestPage:
     truncated: bool
 
 
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """``tier``: memory, disk, pending (durable here, not yet in the object store) or objects. ``capacity_bytes`` 0: no limit."""
+
+    tier: str
+    num_chunks: int
+    num_bytes: int
+    capacity_bytes: int = 0
+    pinned_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStats:
+    """``counters``: since the agent started."""
+
+    node_id: str
+    home: bool
+    tiers: tuple[TierStats, ...]
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """``num_bytes`` of the distinct chunks that its documents refer to; ``quota_bytes`` 0: no limit."""
+
+    tenant: str
+    num_documents: int
+    num_bytes: int
+    quota_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """``objects`` None: no object store is configured. ``num_unreachable``: nodes that did not answer."""
+
+    nodes: tuple[NodeStats, ...]
+    objects: TierStats | None = None
+    tenants: tuple[TenantStats, ...] = ()
+    num_unreachable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedCopy:
+    """A copy that is not what was stored. ``restored``: a good one took its place."""
+
+    chunk_id: str
+    node_id: str
+    tier: str
+    reason: str
+    restored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyProgress:
+    """Copies and bytes verified so far, damage found since the last message. ``missing``, in the last one: chunks that documents
+    refer to and of which no good copy is left."""
+
+    num_copies: int
+    num_bytes: int
+    damaged: tuple[DamagedCopy, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedGarbage:
+    """``num_kept``: unreferenced ones that are too young, or being read."""
+
+    num_chunks: int
+    num_bytes: int
+    num_kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedDocuments:
+    """``document_id`` empty: the whole collection."""
+
+    collection: str
+    document_id: str
+    num_bytes: int
+
+
 class KvStore(Protocol):
     """The store as its callers see it: one node's, the whole cluster's, or a client of either. All raise ``shared.errors``."""
 
@@ -95,11 +182,17 @@ class KvStore(Protocol):
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
 
-    async def adopt(self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False) -> bool:
-        """Whether the chunk was stored already. The file at ``path`` is gone afterwards, whatever happens."""
+    async def adopt(
+        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+    ) -> bool:
+        """Whether the chunk was stored already. The file at ``path`` is gone afterwards, whatever happens.
+
+        ``behind``: acknowledged once durable on this node's disk; it reaches the object store later."""
         ...
 
-    async def put(self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes]) -> bool: ...
+    async def put(
+        self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes], replace: bool = False
+    ) -> bool: ...
 
     def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
@@ -120,5 +213,27 @@ class KvStore(Protocol):
     ) -> ManifestPage: ...
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
+
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
+        """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and returns at once."""
+        ...
+
+    async def stats(self, ctx: RequestContext) -> StoreStats: ...
+
+    def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+        """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good ones."""
+        ...
+
+    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool = False) -> CollectedGarbage:
+        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago."""
+        ...
+
+    async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
+        """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later documents included.
+
+        Returns the bytes that are pinned now, over all tenants."""
+        ...
+
+    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]: ...
 
     async def health(self, ctx: RequestContext) -> ServiceHealth: ...

@@ -15,7 +15,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.health import health_to_pb
 from shared.clients.kv_store import manifest_from_pb, manifest_to_pb
 from shared.errors import InvalidRequest
-from shared.kv_types import ChunkStat, KvStore
+from shared.kv_types import ChunkStat, KvStore, StoreStats, TierStats
 from shared.request import RequestContext
 from shared.rpc import client_stream, context_of, server_stream, unary
 
@@ -42,6 +42,8 @@ class KvStoreHandlers:
                     path=o.path,
                     size_bytes=o.size_bytes,
                     layers=[pb.ByteRange(offset=offset, length=length) for offset, length in o.layers],
+                    progress=o.progress,
+                    tier=o.tier,
                 )
                 for o in opened
             ]
@@ -53,7 +55,8 @@ class KvStoreHandlers:
         header = (await anext(stream, pb.PutRequest())).header
         if not header.chunk_id:
             raise InvalidRequest("the stream must begin with a header that names the chunk")
-        existed = await self._store.put(context_of(header.meta), header.chunk_id, header.size_bytes, _data_of(stream))
+        ctx = context_of(header.meta)
+        existed = await self._store.put(ctx, header.chunk_id, header.size_bytes, _data_of(stream), header.replace)
         return pb.PutResponse(chunk_id=header.chunk_id, existed=existed)
 
     @server_stream
@@ -70,7 +73,7 @@ class KvStoreHandlers:
 
     @unary(pb.PutResponse)
     async def Adopt(self, request: pb.AdoptRequest, ctx: RequestContext) -> pb.PutResponse:
-        existed = await self._store.adopt(ctx, request.chunk_id, request.node_id, request.path, request.replace)
+        existed = await self._store.adopt(ctx, request.chunk_id, request.node_id, request.path, request.replace, request.behind)
         return pb.PutResponse(chunk_id=request.chunk_id, existed=existed)
 
     @unary(pb.DeleteChunksResponse)
@@ -104,6 +107,43 @@ class KvStoreHandlers:
         deleted = await self._store.delete_manifest(ctx, request.collection, request.document_id)
         return pb.DeleteManifestResponse(deleted_chunk_ids=deleted)
 
+    @unary(pb.PrefetchResponse)
+    async def Prefetch(self, request: pb.PrefetchRequest, ctx: RequestContext) -> pb.PrefetchResponse:
+        await self._store.prefetch(ctx, request.chunk_ids, request.node_id)
+        return pb.PrefetchResponse()
+
+    @unary(pb.StatsResponse)
+    async def Stats(self, request: pb.StatsRequest, ctx: RequestContext) -> pb.StatsResponse:
+        return _stats_to_pb(await self._store.stats(ctx))
+
+    @server_stream
+    async def Verify(self, request: pb.VerifyRequest, ctx: RequestContext) -> AsyncIterator[pb.VerifyProgress]:
+        async with aclosing(self._store.verify(ctx, request.repair)) as updates:
+            async for p in updates:
+                damaged = [
+                    pb.DamagedCopy(chunk_id=d.chunk_id, node_id=d.node_id, tier=d.tier, reason=d.reason, restored=d.restored)
+                    for d in p.damaged
+                ]
+                yield pb.VerifyProgress(
+                    num_copies=p.num_copies, num_bytes=p.num_bytes, damaged=damaged, missing_chunk_ids=p.missing
+                )
+
+    @unary(pb.CollectGarbageResponse)
+    async def CollectGarbage(self, request: pb.CollectGarbageRequest, ctx: RequestContext) -> pb.CollectGarbageResponse:
+        result = await self._store.collect_garbage(ctx, request.grace_s, request.dry_run)
+        return pb.CollectGarbageResponse(num_chunks=result.num_chunks, num_bytes=result.num_bytes, num_kept=result.num_kept)
+
+    @unary(pb.PinResponse)
+    async def Pin(self, request: pb.PinRequest, ctx: RequestContext) -> pb.PinResponse:
+        return pb.PinResponse(pinned_bytes=await self._store.pin(ctx, request.collection, request.document_id, request.unpin))
+
+    @unary(pb.ListPinsResponse)
+    async def ListPins(self, request: pb.ListPinsRequest, ctx: RequestContext) -> pb.ListPinsResponse:
+        pins = await self._store.list_pins(ctx)
+        return pb.ListPinsResponse(
+            pins=[pb.PinnedDocuments(collection=p.collection, document_id=p.document_id, num_bytes=p.num_bytes) for p in pins]
+        )
+
     @unary(common_pb2.HealthResponse)
     async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:
         return health_to_pb(await self._store.health(ctx))
@@ -133,3 +173,28 @@ async def _data_of(requests: AsyncIterator[pb.PutRequest]) -> AsyncIterator[byte
 
 def _stat_to_pb(s: ChunkStat) -> pb.ChunkStat:
     return pb.ChunkStat(chunk_id=s.chunk_id, exists=s.exists, size_bytes=s.size_bytes, modified_s=s.modified_s)
+
+
+def _stats_to_pb(stats: StoreStats) -> pb.StatsResponse:
+    return pb.StatsResponse(
+        nodes=[
+            pb.NodeStats(node_id=n.node_id, home=n.home, tiers=[_tier_to_pb(t) for t in n.tiers], counters=n.counters)
+            for n in stats.nodes
+        ],
+        objects=_tier_to_pb(stats.objects) if stats.objects else None,
+        tenants=[
+            pb.TenantStats(tenant=t.tenant, num_documents=t.num_documents, num_bytes=t.num_bytes, quota_bytes=t.quota_bytes)
+            for t in stats.tenants
+        ],
+        num_unreachable=stats.num_unreachable,
+    )
+
+
+def _tier_to_pb(t: TierStats) -> pb.TierStats:
+    return pb.TierStats(
+        tier=t.tier,
+        num_chunks=t.num_chunks,
+        num_bytes=t.num_bytes,
+        capacity_bytes=t.capacity_bytes,
+        pinned_bytes=t.pinned_bytes,
+    )

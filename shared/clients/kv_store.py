@@ -8,7 +8,23 @@ from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.clients import health as health_rpc
 from shared.clients.health import ServiceHealth, meta_of
 from shared.clients.transport import ClientStreaming, Transport
-from shared.kv_types import ChunkPage, ChunkStat, DeletedChunks, Manifest, ManifestChunk, ManifestPage, OpenedChunk
+from shared.kv_types import (
+    ChunkPage,
+    ChunkStat,
+    CollectedGarbage,
+    DamagedCopy,
+    DeletedChunks,
+    Manifest,
+    ManifestChunk,
+    ManifestPage,
+    NodeStats,
+    OpenedChunk,
+    PinnedDocuments,
+    StoreStats,
+    TenantStats,
+    TierStats,
+    VerifyProgress,
+)
 from shared.request import RequestContext
 
 __all__ = [
@@ -47,7 +63,9 @@ class KvStoreClient:
         request = pb.OpenRequest(meta=meta_of(ctx), chunk_ids=chunk_ids, node_id=node_id)
         response = await self._transport.unary("Open", request, pb.OpenResponse, ctx.remaining_s)
         return [
-            OpenedChunk(c.chunk_id, c.exists, c.path, c.size_bytes, tuple((r.offset, r.length) for r in c.layers))
+            OpenedChunk(
+                c.chunk_id, c.exists, c.path, c.size_bytes, tuple((r.offset, r.length) for r in c.layers), c.progress, c.tier
+            )
             for c in response.chunks
         ]
 
@@ -56,20 +74,25 @@ class KvStoreClient:
         request = pb.StageRequest(meta=meta_of(ctx), node_id=node_id)
         return (await self._transport.unary("Stage", request, pb.StageResponse, ctx.remaining_s)).directory
 
-    async def adopt(self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False) -> bool:
+    async def adopt(
+        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+    ) -> bool:
         """Gives the file at ``path``, in the staging directory of ``node_id``, to the store, which makes it durable.
 
         Returns whether the chunk was stored already (``replace`` then replaces it; otherwise the new file is dropped).
+        ``behind``: acknowledged once durable on that node's disk; it reaches the object store later.
 
         Raises:
             CorruptData: the file is not a whole chunk file, or of another chunk.
             InvalidRequest: ``path`` is not in the staging directory.
             StorageFull: no space left.
         """
-        request = pb.AdoptRequest(meta=meta_of(ctx), chunk_id=chunk_id, node_id=node_id, path=path, replace=replace)
+        request = pb.AdoptRequest(meta=meta_of(ctx), chunk_id=chunk_id, node_id=node_id, path=path, replace=replace, behind=behind)
         return (await self._transport.unary("Adopt", request, pb.PutResponse, ctx.remaining_s)).existed
 
-    async def put(self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes]) -> bool:
+    async def put(
+        self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes], replace: bool = False
+    ) -> bool:
         """Sends a chunk's file of ``size_bytes``, in ``pieces`` of about 1 MiB; returns whether it was stored already.
 
         Raises:
@@ -81,7 +104,8 @@ class KvStoreClient:
             raise TypeError(f"{type(self._transport).__name__} cannot stream requests")
 
         async def requests() -> AsyncIterator[pb.PutRequest]:
-            yield pb.PutRequest(header=pb.PutHeader(meta=meta_of(ctx), chunk_id=chunk_id, size_bytes=size_bytes))
+            header = pb.PutHeader(meta=meta_of(ctx), chunk_id=chunk_id, size_bytes=size_bytes, replace=replace)
+            yield pb.PutRequest(header=header)
             async for piece in pieces:
                 yield pb.PutRequest(data=piece)
 
@@ -175,12 +199,68 @@ class KvStoreClient:
         response = await self._transport.unary("DeleteManifest", request, pb.DeleteManifestResponse, ctx.remaining_s)
         return [*response.deleted_chunk_ids]
 
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
+        """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and returns at once."""
+        request = pb.PrefetchRequest(meta=meta_of(ctx), chunk_ids=chunk_ids, node_id=node_id)
+        await self._transport.unary("Prefetch", request, pb.PrefetchResponse, ctx.remaining_s)
+
+    async def stats(self, ctx: RequestContext) -> StoreStats:
+        """What every tier holds, to the byte."""
+        response = await self._transport.unary("Stats", pb.StatsRequest(meta=meta_of(ctx)), pb.StatsResponse, ctx.remaining_s)
+        return StoreStats(
+            nodes=tuple(
+                NodeStats(n.node_id, n.home, tuple(_tier_from_pb(t) for t in n.tiers), dict(n.counters)) for n in response.nodes
+            ),
+            objects=_tier_from_pb(response.objects) if response.HasField("objects") else None,
+            tenants=tuple(TenantStats(t.tenant, t.num_documents, t.num_bytes, t.quota_bytes) for t in response.tenants),
+            num_unreachable=response.num_unreachable,
+        )
+
+    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+        """Reads and verifies every copy in every tier; ``repair``: damaged ones are removed and restored from good ones."""
+        request = pb.VerifyRequest(meta=meta_of(ctx), repair=repair)
+        responses = self._transport.stream("Verify", request, pb.VerifyProgress, ctx.remaining_s)
+        try:
+            async for r in responses:
+                damaged = tuple(DamagedCopy(d.chunk_id, d.node_id, d.tier, d.reason, d.restored) for d in r.damaged)
+                yield VerifyProgress(r.num_copies, r.num_bytes, damaged, tuple(r.missing_chunk_ids))
+        finally:
+            await responses.aclose()
+
+    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool = False) -> CollectedGarbage:
+        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago."""
+        request = pb.CollectGarbageRequest(meta=meta_of(ctx), grace_s=grace_s, dry_run=dry_run)
+        response = await self._transport.unary("CollectGarbage", request, pb.CollectGarbageResponse, ctx.remaining_s)
+        return CollectedGarbage(response.num_chunks, response.num_bytes, response.num_kept)
+
+    async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
+        """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later documents included.
+
+        Returns the bytes that are pinned now, over all tenants.
+
+        Raises:
+            NotFound: no such collection or document.
+            StorageFull: the nodes' disks could hold nothing else any more.
+        """
+        request = pb.PinRequest(meta=meta_of(ctx), collection=collection, document_id=document_id, unpin=unpin)
+        return (await self._transport.unary("Pin", request, pb.PinResponse, ctx.remaining_s)).pinned_bytes
+
+    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
+        """The tenant's."""
+        request = pb.ListPinsRequest(meta=meta_of(ctx))
+        response = await self._transport.unary("ListPins", request, pb.ListPinsResponse, ctx.remaining_s)
+        return [PinnedDocuments(p.collection, p.document_id, p.num_bytes) for p in response.pins]
+
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         return await health_rpc.health(self._transport, ctx)
 
 
 def _stat_from_pb(c: pb.ChunkStat) -> ChunkStat:
     return ChunkStat(c.chunk_id, c.exists, c.size_bytes, c.modified_s)
+
+
+def _tier_from_pb(t: pb.TierStats) -> TierStats:
+    return TierStats(t.tier, t.num_chunks, t.num_bytes, t.capacity_bytes, t.pinned_bytes)
 
 
 def manifest_to_pb(m: Manifest) -> pb.Manifest:

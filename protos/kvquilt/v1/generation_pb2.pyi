@@ -30,14 +30,16 @@ class ChunkInput(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks")
+    __slots__ = ("meta", "prefix", "chunks", "encoding")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ...) -> None: ...
+    encoding: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("index", "chunk_id", "num_tokens", "existed", "token_ids")
@@ -126,7 +128,7 @@ class DescribeModelRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
 
 class DescribeModelResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_hash", "prefix_ids", "chunk_template", "question_template", "max_positions", "dtype", "kv_bytes_per_token", "device", "eos_ids")
+    __slots__ = ("model", "fingerprint", "tokenizer_hash", "prefix_ids", "chunk_template", "question_template", "max_positions", "dtype", "kv_bytes_per_token", "device", "eos_ids", "kv_encoding")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +140,7 @@ class DescribeModelResponse(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     EOS_IDS_FIELD_NUMBER: _ClassVar[int]
+    KV_ENCODING_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     tokenizer_hash: str
@@ -149,4 +152,5 @@ class DescribeModelResponse(_message.Message):
     kv_bytes_per_token: int
     device: str
     eos_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunk_template: _Optional[str] = ..., question_template: _Optional[str] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., device: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    kv_encoding: str
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunk_template: _Optional[str] = ..., question_template: _Optional[str] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., device: _Optional[str] = ..., eos_ids: _Optional[_Iterable[int]] = ..., kv_encoding: _Optional[str] = ...) -> None: ...

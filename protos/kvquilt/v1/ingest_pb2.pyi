@@ -132,3 +132,23 @@ class ListDocumentsResponse(_message.Message):
     documents: _containers.RepeatedCompositeFieldContainer[DocumentInfo]
     truncated: bool
     def __init__(self, documents: _Optional[_Iterable[_Union[DocumentInfo, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
+class RebuildRequest(_message.Message):
+    __slots__ = ("meta", "collection")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ...) -> None: ...
+
+class RefreshRequest(_message.Message):
+    __slots__ = ("meta", "collection", "chunk_ids", "encoding")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    encoding: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., encoding: _Optional[str] = ...) -> None: ...

@@ -51,6 +51,16 @@ class IngestStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.ListDocumentsRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.ListDocumentsResponse.FromString,
                 _registered_method=True)
+        self.Rebuild = channel.unary_stream(
+                '/kvquilt.v1.Ingest/Rebuild',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.RebuildRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.UpsertProgress.FromString,
+                _registered_method=True)
+        self.Refresh = channel.unary_stream(
+                '/kvquilt.v1.Ingest/Refresh',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.RefreshRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.UpsertProgress.FromString,
+                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/kvquilt.v1.Ingest/Health',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.SerializeToString,
@@ -83,6 +93,20 @@ class IngestServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rebuild(self, request, context):
+        """Makes the index anew from the stored manifests: what it holds afterwards is what they say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Refresh(self, request, context):
+        """Makes the stored KV of documents whole again: chunks that are missing or damaged are computed, others may change their encoding.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Health(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -106,6 +130,16 @@ def add_IngestServicer_to_server(servicer, server):
                     servicer.ListDocuments,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.ListDocumentsRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.ListDocumentsResponse.SerializeToString,
+            ),
+            'Rebuild': grpc.unary_stream_rpc_method_handler(
+                    servicer.Rebuild,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.RebuildRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.UpsertProgress.SerializeToString,
+            ),
+            'Refresh': grpc.unary_stream_rpc_method_handler(
+                    servicer.Refresh,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.RefreshRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_ingest__pb2.UpsertProgress.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -195,6 +229,60 @@ class Ingest:
             '/kvquilt.v1.Ingest/ListDocuments',
             protos_dot_kvquilt_dot_v1_dot_ingest__pb2.ListDocumentsRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_ingest__pb2.ListDocumentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebuild(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvquilt.v1.Ingest/Rebuild',
+            protos_dot_kvquilt_dot_v1_dot_ingest__pb2.RebuildRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_ingest__pb2.UpsertProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Refresh(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvquilt.v1.Ingest/Refresh',
+            protos_dot_kvquilt_dot_v1_dot_ingest__pb2.RefreshRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_ingest__pb2.UpsertProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,18 +52,22 @@ class ByteRange(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class OpenedChunk(_message.Message):
-    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers")
+    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers", "progress", "tier")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     EXISTS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     exists: bool
     path: str
     size_bytes: int
     layers: _containers.RepeatedCompositeFieldContainer[ByteRange]
-    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[ByteRange, _Mapping]]] = ...) -> None: ...
+    progress: str
+    tier: str
+    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[ByteRange, _Mapping]]] = ..., progress: _Optional[str] = ..., tier: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ("chunks",)
@@ -72,14 +76,16 @@ class OpenResponse(_message.Message):
     def __init__(self, chunks: _Optional[_Iterable[_Union[OpenedChunk, _Mapping]]] = ...) -> None: ...
 
 class PutHeader(_message.Message):
-    __slots__ = ("meta", "chunk_id", "size_bytes")
+    __slots__ = ("meta", "chunk_id", "size_bytes", "replace")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     chunk_id: str
     size_bytes: int
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    replace: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., replace: _Optional[bool] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("header", "data")
@@ -128,18 +134,20 @@ class StageResponse(_message.Message):
     def __init__(self, directory: _Optional[str] = ...) -> None: ...
 
 class AdoptRequest(_message.Message):
-    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace")
+    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace", "behind")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     chunk_id: str
     node_id: str
     path: str
     replace: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ...) -> None: ...
+    behind: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., behind: _Optional[bool] = ...) -> None: ...
 
 class DeleteChunksRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids")
@@ -289,3 +297,174 @@ class DeleteManifestResponse(_message.Message):
     DELETED_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     deleted_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, deleted_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PrefetchRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids", "node_id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    node_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class PrefetchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ("meta",)
+    META_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
+
+class TierStats(_message.Message):
+    __slots__ = ("tier", "num_chunks", "num_bytes", "capacity_bytes", "pinned_bytes")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    num_chunks: int
+    num_bytes: int
+    capacity_bytes: int
+    pinned_bytes: int
+    def __init__(self, tier: _Optional[str] = ..., num_chunks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ...) -> None: ...
+
+class NodeStats(_message.Message):
+    __slots__ = ("node_id", "home", "tiers", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    home: bool
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, node_id: _Optional[str] = ..., home: _Optional[bool] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class TenantStats(_message.Message):
+    __slots__ = ("tenant", "num_documents", "num_bytes", "quota_bytes")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    num_documents: int
+    num_bytes: int
+    quota_bytes: int
+    def __init__(self, tenant: _Optional[str] = ..., num_documents: _Optional[int] = ..., num_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
+
+class StatsResponse(_message.Message):
+    __slots__ = ("nodes", "objects", "tenants", "num_unreachable")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStats]
+    objects: TierStats
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantStats]
+    num_unreachable: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStats, _Mapping]]] = ..., objects: _Optional[_Union[TierStats, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., num_unreachable: _Optional[int] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("meta", "repair")
+    META_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    repair: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., repair: _Optional[bool] = ...) -> None: ...
+
+class DamagedCopy(_message.Message):
+    __slots__ = ("chunk_id", "node_id", "tier", "reason", "restored")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    node_id: str
+    tier: str
+    reason: str
+    restored: bool
+    def __init__(self, chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., tier: _Optional[str] = ..., reason: _Optional[str] = ..., restored: _Optional[bool] = ...) -> None: ...
+
+class VerifyProgress(_message.Message):
+    __slots__ = ("num_copies", "num_bytes", "damaged", "missing_chunk_ids")
+    NUM_COPIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    num_copies: int
+    num_bytes: int
+    damaged: _containers.RepeatedCompositeFieldContainer[DamagedCopy]
+    missing_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, num_copies: _Optional[int] = ..., num_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedCopy, _Mapping]]] = ..., missing_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CollectGarbageRequest(_message.Message):
+    __slots__ = ("meta", "grace_s", "dry_run")
+    META_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    grace_s: float
+    dry_run: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., grace_s: _Optional[float] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class CollectGarbageResponse(_message.Message):
+    __slots__ = ("num_chunks", "num_bytes", "num_kept")
+    NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    num_chunks: int
+    num_bytes: int
+    num_kept: int
+    def __init__(self, num_chunks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_kept: _Optional[int] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("meta", "collection", "document_id", "unpin")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    document_id: str
+    unpin: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., unpin: _Optional[bool] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("pinned_bytes",)
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    pinned_bytes: int
+    def __init__(self, pinned_bytes: _Optional[int] = ...) -> None: ...
+
+class ListPinsRequest(_message.Message):
+    __slots__ = ("meta",)
+    META_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
+
+class PinnedDocuments(_message.Message):
+    __slots__ = ("collection", "document_id", "num_bytes")
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    collection: str
+    document_id: str
+    num_bytes: int
+    def __init__(self, collection: _Optional[str] = ..., document_id: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class ListPinsResponse(_message.Message):
+    __slots__ = ("pins",)
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    pins: _containers.RepeatedCompositeFieldContainer[PinnedDocuments]
+    def __init__(self, pins: _Optional[_Iterable[_Union[PinnedDocuments, _Mapping]]] = ...) -> None: ...

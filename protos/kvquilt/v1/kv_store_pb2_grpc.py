@@ -97,6 +97,36 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestResponse.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/kvquilt.v1.KvStore/Prefetch',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchResponse.FromString,
+                _registered_method=True)
+        self.Stats = channel.unary_unary(
+                '/kvquilt.v1.KvStore/Stats',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatsRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatsResponse.FromString,
+                _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/kvquilt.v1.KvStore/Verify',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.VerifyProgress.FromString,
+                _registered_method=True)
+        self.CollectGarbage = channel.unary_unary(
+                '/kvquilt.v1.KvStore/CollectGarbage',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CollectGarbageRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CollectGarbageResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/kvquilt.v1.KvStore/Pin',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PinRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/kvquilt.v1.KvStore/ListPins',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/kvquilt.v1.KvStore/Health',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.SerializeToString,
@@ -191,6 +221,47 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefetch(self, request, context):
+        """Starts bringing chunks to a node's own tiers and returns at once. Chunks that cannot be had are not an error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stats(self, request, context):
+        """What every node's tiers and the object store hold, to the byte, and what happened there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Reads and verifies every copy in every tier. With `repair` a damaged copy is removed and restored from a good one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectGarbage(self, request, context):
+        """Removes chunks that no document refers to and nobody reads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keeps documents in the nodes' tiers whatever else is read, or lets go of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Health(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -259,6 +330,36 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.DeleteManifest,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestResponse.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchResponse.SerializeToString,
+            ),
+            'Stats': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stats,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatsRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatsResponse.SerializeToString,
+            ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.VerifyRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.VerifyProgress.SerializeToString,
+            ),
+            'CollectGarbage': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectGarbage,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CollectGarbageRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CollectGarbageResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PinRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PinResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -592,6 +693,168 @@ class KvStore:
             '/kvquilt.v1.KvStore/DeleteManifest',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/Prefetch',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/Stats',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatsRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/Verify',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.VerifyRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.VerifyProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectGarbage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/CollectGarbage',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CollectGarbageRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CollectGarbageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/Pin',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PinRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/ListPins',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.FromString,
             options,
             channel_credentials,
             insecure,

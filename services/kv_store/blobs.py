@@ -1,0 +1,106 @@
+"""What every tier is made of: named, immutable byte strings, whatever keeps them.
+
+Shared memory and the local disk (``directory_blobs``) and an S3-compatible server (``object_blobs``) keep the same promises; the
+contract tests and a state machine against a plain dict hold all of them to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes [start, start + length)."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class From:
+    """Everything from ``start`` on."""
+
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last ``length`` bytes; all of a shorter blob."""
+
+    length: int
+
+
+ByteRange = Span | From | Last
+WHOLE = From()
+
+
+@dataclass(frozen=True, slots=True)
+class BlobStat:
+    """``version`` changes whenever the bytes do. ``modified_s``: seconds since 1970, by the keeper's clock."""
+
+    name: str
+    size_bytes: int
+    modified_s: float
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobPage:
+    """In the order of names. ``truncated``: more follow."""
+
+    blobs: tuple[BlobStat, ...]
+    truncated: bool
+
+
+class Blobs(Protocol):
+    """Every method may block, and may be called from any thread. A blob appears whole or not at all, and a reader that began keeps
+    reading the bytes that it began with, or fails.
+
+    Names are ``/``-separated; each part consists of ASCII letters, digits, ``.``, ``_``, ``-`` and does not begin with a dot.
+
+    Raises (any method):
+        Unavailable: the keeper cannot be reached, is overloaded or ended early; the same call may work again.
+        StorageFull: no space left.
+        FailedPrecondition: it refuses us (credentials, bucket); the detail says what to set.
+        InternalError: it failed; the log has the reason.
+    """
+
+    def stat(self, name: str) -> BlobStat | None: ...
+
+    def read(self, name: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
+        """The bytes in pieces; what lies beyond the end is not there.
+
+        Raises:
+            NotFound: no such blob (raised by the first ``next``).
+        """
+        ...
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fills ``out`` with the bytes from ``start`` on.
+
+        Raises:
+            NotFound: no such blob.
+            CorruptData: it ends before.
+        """
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Durable when it returns; replaces what was there in one step."""
+        ...
+
+    def put_file(self, name: str, path: Path) -> None:
+        """Like ``put``, with the bytes of a closed file on this machine. Whether ``path`` is still there afterwards is up to the
+        keeper: a directory moves a file of its own file system."""
+        ...
+
+    def delete(self, name: str) -> bool:
+        """Whether it was there."""
+        ...
+
+    def list(self, prefix: str = "", start_after: str = "", limit: int = 1000) -> BlobPage:
+        """Blobs whose names begin with ``prefix`` and are greater than ``start_after``."""
+        ...

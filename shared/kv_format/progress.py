@@ -1,0 +1,92 @@
+"""How far a chunk's file has arrived: one byte per layer, in a small file beside it.
+
+The store writes the file of a chunk and, as parts arrive, marks layers; a reader on the same node waits for the layer that it
+needs next. Byte 0 stands for the frame (head, messages, seal, footer), byte ``i + 1`` for layer ``i``: 0 not yet, 1 there, 2 will
+never come. Both ends keep their descriptors, so neither file needs its name any more once it was opened.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+from shared.errors import Unavailable
+
+_PENDING, _THERE, _FAILED = b"\x00", b"\x01", b"\x02"
+_POLL_S = 0.0005
+_STALLED_S = 10.0
+
+
+class ProgressWriter:
+    """The store's end."""
+
+    def __init__(self, path: str | Path, num_layers: int) -> None:
+        self.path = Path(path)
+        self._num_marks = num_layers + 1
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.pwrite(self._fd, _PENDING * self._num_marks, 0)
+
+    def frame_arrived(self) -> None:
+        os.pwrite(self._fd, _THERE, 0)
+
+    def layer_arrived(self, layer: int) -> None:
+        os.pwrite(self._fd, _THERE, layer + 1)
+
+    def close(self, complete: bool) -> None:
+        """Removes the file. Not ``complete``: readers learn that the rest will never come."""
+        if self._fd >= 0:
+            os.pwrite(self._fd, (_THERE if complete else _FAILED) * self._num_marks, 0)
+            os.close(self._fd)
+            self._fd = -1
+            self.path.unlink(missing_ok=True)
+
+
+class ProgressReader:
+    """The reader's end. May be used from several threads at once."""
+
+    def __init__(self, path: str | Path) -> None:
+        """
+        Raises:
+            FileNotFoundError: the chunk's file is whole by now, or it failed; ask the store again.
+        """
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def wait_for_frame(self) -> None:
+        """Raises like ``wait_for_layer``."""
+        self._wait(0)
+
+    def wait_for_layer(self, layer: int) -> None:
+        """Returns once the layer's bytes can be read.
+
+        Raises:
+            Unavailable: it will never come, or nothing came for ten seconds (the store's process may have died).
+        """
+        self._wait(layer + 1)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _wait(self, mark: int) -> None:
+        seen, moved = b"", time.monotonic()
+        while True:
+            marks = os.pread(self._fd, 1 << 16, 0)
+            match marks[mark : mark + 1]:
+                case b"\x01":
+                    return
+                case b"\x02":
+                    raise Unavailable("the chunk's KV did not arrive whole")
+            if marks != seen:
+                seen, moved = marks, time.monotonic()
+            elif time.monotonic() - moved > _STALLED_S:
+                raise Unavailable("the chunk's KV stopped arriving")
+            time.sleep(_POLL_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
