@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from services.generator.segment_source import KvShape, StoreSegmentSource
+from services.generator.segment_files import KvShape
+from services.generator.segment_source import StoreSegmentSource
+from shared.engine.rope import RopeSpec
 from shared.errors import CorruptData, StorageFull, Unavailable
 from shared.kv_format import inspect_chunk
 from tests.kv_directory import DirectoryStore
 
 LAYERS, HEADS, HEAD_DIM = 3, 2, 8
 CHUNK, PREFIX, IDS = "c" * 40, (1, 2), (5, 6, 7, 8, 9)
-SHAPE = KvShape("f" * 32, LAYERS, HEADS, HEAD_DIM, "float32", rope="rope")
+ROPE = RopeSpec((1.0, 0.1, 0.01, 0.001))
+SHAPE = KvShape("f" * 32, LAYERS, HEADS, HEAD_DIM, "float32", ROPE, tokenizer_hash="e" * 32)
 
 
 @pytest.fixture
@@ -60,17 +63,17 @@ def read(segment: Any, dtype: torch.dtype = torch.float32) -> tuple[list[torch.T
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_what_was_saved_is_read_bit_by_bit(store: DirectoryStore, loop: asyncio.AbstractEventLoop, dtype: torch.dtype) -> None:
-    shape = KvShape("f" * 32, LAYERS, HEADS, HEAD_DIM, str(dtype).removeprefix("torch."), rope="rope")
+    shape = KvShape("f" * 32, LAYERS, HEADS, HEAD_DIM, str(dtype).removeprefix("torch."), ROPE)
     ours = source(store, loop, shape)
     k, v = kv(dtype)
-    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False)
+    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, behind=False)
     k_read, v_read = read(ours.open({CHUNK: len(IDS)})[CHUNK], dtype)
     assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
     assert store.staged() == []
 
 
 def test_the_file_says_what_it_was_computed_from(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
-    source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False)
+    source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
     assert inspect_chunk(store.path_of(CHUNK)).header == SHAPE.header(CHUNK, PREFIX, IDS)
 
 
@@ -78,14 +81,14 @@ def test_tensors_that_are_slices_are_written_whole(store: DirectoryStore, loop: 
     ours = source(store, loop)
     k, v = kv(num_tokens=20)
     k, v = ([t[:, 3 : 3 + len(IDS)] for t in side] for side in (k, v))
-    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False)
+    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, behind=False)
     k_read, v_read = read(ours.open({CHUNK: len(IDS)})[CHUNK])
     assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
 
 
 def test_absent_chunks_are_left_out(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
     ours = source(store, loop)
-    ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False)
+    ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
     opened = ours.open({CHUNK: len(IDS), "d" * 40: 3})
     assert list(opened) == [CHUNK]
     opened[CHUNK].close()
@@ -102,7 +105,7 @@ def test_a_damaged_file_raises_when_read_and_is_replaced(
 ) -> None:
     ours = source(store, loop)
     k, v = kv()
-    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False)
+    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, behind=False)
     path = store.path_of(CHUNK)
     data = bytearray(path.read_bytes())
     if damage == "flipped":
@@ -111,7 +114,7 @@ def test_a_damaged_file_raises_when_read_and_is_replaced(
     path.write_bytes({"truncated": data[:-100], "flipped": data, "emptied": b""}[damage])
     with pytest.raises(CorruptData):
         read(ours.open({CHUNK: len(IDS)})[CHUNK])
-    ours.save(CHUNK, PREFIX, IDS, k, v, replace=True)
+    ours.save(CHUNK, PREFIX, IDS, k, v, replace=True, behind=False)
     k_read, _ = read(ours.open({CHUNK: len(IDS)})[CHUNK])
     assert torch.equal(k_read[1], k[1])
 
@@ -119,22 +122,24 @@ def test_a_damaged_file_raises_when_read_and_is_replaced(
 @pytest.mark.parametrize(
     "foreign",
     [
-        KvShape("0" * 32, LAYERS, HEADS, HEAD_DIM, "float32", rope="rope"),
-        KvShape("f" * 32, LAYERS, HEADS, HEAD_DIM, "float32", rope="another"),
-        KvShape("f" * 32, LAYERS - 1, HEADS, HEAD_DIM, "float32", rope="rope"),
+        KvShape("0" * 32, LAYERS, HEADS, HEAD_DIM, "float32", ROPE),
+        KvShape("f" * 32, LAYERS, HEADS, HEAD_DIM, "float32", RopeSpec((0.5,))),
+        KvShape("f" * 32, LAYERS - 1, HEADS, HEAD_DIM, "float32", ROPE),
     ],
     ids=["fingerprint", "rope", "layers"],
 )
 def test_a_file_of_another_model_is_never_read(store: DirectoryStore, loop: asyncio.AbstractEventLoop, foreign: KvShape) -> None:
     k, v = kv()
-    source(store, loop, foreign).save(CHUNK, PREFIX, IDS, k[: foreign.num_layers], v[: foreign.num_layers], replace=False)
+    source(store, loop, foreign).save(
+        CHUNK, PREFIX, IDS, k[: foreign.num_layers], v[: foreign.num_layers], replace=False, behind=False
+    )
     with pytest.raises(CorruptData, match="another chunk or model"):
         read(source(store, loop).open({CHUNK: len(IDS)})[CHUNK])
 
 
 def test_a_file_under_another_chunks_name_is_never_read(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
     ours = source(store, loop)
-    ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False)
+    ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
     other = "d" * 40
     store.path_of(CHUNK).rename(store.path_of(other))
     with pytest.raises(CorruptData, match="another chunk or model"):
@@ -148,14 +153,14 @@ def test_a_full_store_is_reported_and_leaves_no_file_behind(tmp_path: Path, loop
 
     full = FullAtTheEnd(tmp_path)
     with pytest.raises(StorageFull):
-        source(full, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False)
+        source(full, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
     assert full.staged() == []
 
 
 def test_a_staging_directory_that_is_gone_is_a_retryable_failure(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
     store._staging.rmdir()
     with pytest.raises(Unavailable):
-        source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False)
+        source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
 
 
 def test_after_shutdown_nothing_is_stored_and_nothing_hangs(store: DirectoryStore) -> None:
@@ -164,4 +169,4 @@ def test_after_shutdown_nothing_is_stored_and_nothing_hangs(store: DirectoryStor
     ours = source(store, loop)
     assert ours.open({CHUNK: len(IDS)}) == {}
     with pytest.raises(Unavailable):
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False)
+        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
