@@ -162,7 +162,9 @@ WAYS = (
 )
 
 
-def measure_peer_transfer(chunk_bytes: int = CHUNK_BYTES, num_streams: Sequence[int] = (1, 4), runs: int = RUNS) -> list[Measurement]:
+def measure_peer_transfer(
+    chunk_bytes: int = CHUNK_BYTES, num_streams: Sequence[int] = (1, 4), runs: int = RUNS
+) -> list[Measurement]:
     """Bytes per second of each way, ``peer_WAY_N`` for N chunks at once; the baseline is gRPC's."""
     context = multiprocessing.get_context("spawn")
     directory = Path(tempfile.mkdtemp(prefix="kvquilt-peer-"))
@@ -194,7 +196,8 @@ def _compare(ports: dict[str, int], source: Path, num_streams: int, runs: int) -
                 rates[way.name].append(rate)
     baseline = statistics.median(rates["grpc"])
     return [
-        measured(f"peer_{name}_{num_streams}", values, "byte/s", better="higher", baseline=baseline) for name, values in rates.items()
+        measured(f"peer_{name}_{num_streams}", values, "byte/s", better="higher", baseline=baseline)
+        for name, values in rates.items()
     ]
 
 
@@ -227,7 +230,8 @@ def main() -> int:
     path = parser.parse_args().json
     measurements = measure_peer_transfer()
     for m in measurements:
-        print(f"{m.name:16} {m.value / 1e9:6.2f} GB/s  {m.ratio or 0:5.2f} × gRPC  ({(m.min or 0) / 1e9:.2f} to {(m.max or 0) / 1e9:.2f})")
+        spread = f"{(m.min or 0) / 1e9:.2f} to {(m.max or 0) / 1e9:.2f}"
+        print(f"{m.name:16} {m.value / 1e9:6.2f} GB/s  {m.ratio or 0:5.2f} × gRPC  ({spread})")
     if path:
         write_report(path, measurements)
     return 0
