@@ -169,11 +169,15 @@ class Shelf:
     def __init__(self) -> None:
         self.kv: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self.saves: list[tuple[str, bool]] = []
+        self.prefetched: list[tuple[str, ...]] = []
         self.corrupt: set[str] = set()
         self.failure: KvquiltError | None = None
 
     def open(self, chunk_lens: Mapping[str, int]) -> Mapping[str, StoredSegment]:
         return {i: _Book(*self.kv[i], i in self.corrupt) for i in chunk_lens if i in self.kv}
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        self.prefetched.append(tuple(chunk_ids))
 
     def save(
         self,

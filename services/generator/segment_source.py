@@ -41,6 +41,7 @@ class ChunkStore(Protocol):
     """What of ``shared.clients.kv_store.KvStoreClient`` is used here."""
 
     async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]: ...
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None: ...
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
     async def adopt(self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False) -> bool: ...
 
@@ -112,6 +113,14 @@ class StoreSegmentSource:
                 with contextlib.suppress(NotFound):  # deleted since
                     segments[chunk.chunk_id] = self._segment(chunk, chunk_lens[chunk.chunk_id])
         return segments
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        """The store answers at once and brings them to this node meanwhile."""
+        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        try:
+            self._wait(self._store.prefetch(ctx, chunk_ids, self._node_id), ctx)
+        except KvquiltError as error:
+            log.info("%d chunks cannot be fetched in advance: %s", len(chunk_ids), error.detail)
 
     def save(
         self,

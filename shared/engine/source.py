@@ -9,7 +9,7 @@ import torch
 
 
 class StoredSegment(Protocol):
-    """KV of one chunk, readable layer by layer. Closed by the engine."""
+    """KV of one chunk, readable layer by layer, by several threads at once. Closed by the engine."""
 
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
         """Fills both tensors ([kv_heads, tokens, head_dim], contiguous, the model's dtype) with verified bytes.
@@ -30,6 +30,10 @@ class SegmentSource(Protocol):
 
     def open(self, chunk_lens: Mapping[str, int]) -> Mapping[str, StoredSegment]:
         """The stored ones of these chunks (id → number of tokens). Absent, foreign and unreadable ones are left out."""
+        ...
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        """These will be opened soon: brings them nearer, if it can. Need not wait for that."""
         ...
 
     def save(
@@ -54,6 +58,9 @@ class NoSource:
 
     def open(self, chunk_lens: Mapping[str, int]) -> Mapping[str, StoredSegment]:
         return {}
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        pass
 
     def save(
         self,
