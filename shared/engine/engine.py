@@ -211,7 +211,7 @@ class Engine:
 
     def _prefetch(self, request: GenerateRequest) -> None:
         """With others in front of it, it may be a while until its chunks are loaded."""
-        if request.reuse is not ReuseMode.FULL and self._roster:
+        if request.reuse is not ReuseMode.FULL and (self._roster or not self._inbox.empty()):
             resident = set(self._stats.resident_chunk_ids)
             chunk_ids = {c.chunk_id: None for c in request.chunks if c.chunk_id not in resident}
             if chunk_ids:
