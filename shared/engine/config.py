@@ -21,7 +21,8 @@ class EngineConfig:
     resident_bytes: pool of chunk segments shared by all requests.
     private_bytes: KV of questions and answers; above it the youngest request pauses, its KV kept.
     num_threads: of torch; 0 leaves torch's own choice.
-    loader_threads: read stored KV; one more writes.
+    loader_threads: read the stored KV of one request; one more writes.
+    pipelined: a request may begin while its stored KV is still being read, if nothing else can run. False waits for all of it.
     """
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -35,6 +36,7 @@ class EngineConfig:
     private_bytes: int = 2 * GIB
     num_threads: int = 0
     loader_threads: int = 2
+    pipelined: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_running_branches", "max_waiting", "resident_bytes", "private_bytes", "loader_threads"):

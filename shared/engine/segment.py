@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shared.engine.arrival import Arrival
+
 if TYPE_CHECKING:
     from shared.engine.model import ModelSpec
 
@@ -22,14 +24,21 @@ class Segment:
 
     k[layer]  [K, capacity, D]
               |<-- length -->|<- room ->|
+
+    ``arrival``: of a segment that is being read, which layers are there; None: it is whole, or its owner computes it.
     """
 
     def __init__(self, spec: ModelSpec, capacity: int) -> None:
         self._spec = spec
         self.length = 0
         self.capacity = capacity
+        self.arrival: Arrival | None = None
         self.k_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
         self.v_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
+
+    @property
+    def whole(self) -> bool:
+        return self.arrival is None or self.arrival.whole
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,38 @@
+"""One node's store in this process, without Ray: what benchmarks of the agent run on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from services.kv_store.agent import Agent
+from services.kv_store.chunk_files import ChunkFiles
+from services.kv_store.documents import Documents
+from shared.errors import NotFound
+from shared.kv_types import KvStore
+
+_NODE = "node"
+
+
+class _Alone:
+    """``services.kv_store.nodes.Nodes`` of a cluster of one."""
+
+    def home(self) -> str:
+        return _NODE
+
+    def ids(self) -> Sequence[str]:
+        return [_NODE]
+
+    async def store(self, node_id: str) -> KvStore:
+        raise NotFound(f"{node_id} is unknown")
+
+    def suspect(self, node_id: str) -> None:
+        pass
+
+
+@asynccontextmanager
+async def disk_node(directory: Path) -> AsyncGenerator[Agent, None]:
+    """Its chunks lie on disk only."""
+    directory.mkdir(parents=True, exist_ok=True)
+    yield Agent(_NODE, ChunkFiles(directory), Documents(directory), _Alone())
