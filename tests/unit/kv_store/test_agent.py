@@ -27,9 +27,9 @@ class Slow:
         self.num_gets = self.num_stats = 0
         self.may_send = asyncio.Event()
 
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
         self.num_stats += 1
-        return await self._agent.stat(ctx, chunk_ids)
+        return await self._agent.stat(ctx, chunk_ids, held)
 
     async def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
