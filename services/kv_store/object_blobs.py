@@ -20,12 +20,12 @@ import certifi
 import urllib3
 from minio import Minio
 from minio.datatypes import Object
-from minio.error import S3Error
+from minio.error import MinioException
 
 from services.kv_store.blobs import WHOLE, BlobPage, BlobStat, ByteRange, Last, Span
 from services.kv_store.disk import storing
 from services.kv_store.object_credentials import credentials_from
-from services.kv_store.object_errors import code_of, speaking_s3
+from services.kv_store.object_errors import answer_of, speaking_s3
 from services.kv_store.object_reader import ObjectReader
 from services.kv_store.object_settings import ObjectSettings
 from services.kv_store.retries import Clock, Retries
@@ -155,20 +155,20 @@ class ObjectBlobs:
         log.info("creating bucket %s", self._bucket)
         try:
             self._client.make_bucket(self._bucket)
-        except S3Error as error:
-            if code_of(error) == "AccessDenied":
+        except MinioException as error:
+            if answer_of(error).code == "AccessDenied":
                 raise FailedPrecondition(
                     "objects.bucket: there is no such bucket, and these credentials may not create it; create it for them"
                 ) from error
-            if code_of(error) != "BucketAlreadyOwnedByYou":  # another thread or node was faster
+            if answer_of(error).code != "BucketAlreadyOwnedByYou":  # another thread or node was faster
                 raise
 
     @contextlib.contextmanager
     def _noticing_a_lost_bucket(self) -> Iterator[None]:
         try:
             yield
-        except S3Error as error:
-            if code_of(error) == "NoSuchBucket":
+        except MinioException as error:
+            if answer_of(error).code == "NoSuchBucket":
                 self._bucket_is_there = False  # the next call creates it, or says why not
             raise
 

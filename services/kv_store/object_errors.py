@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
 from xml.etree.ElementTree import ParseError
 
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
@@ -45,6 +47,7 @@ _BY_CODE: dict[str, KvquiltError] = {
 _TRANSIENT_CODES = {"SlowDown", "RequestTimeout", "IncompleteBody", "InternalError", "ServiceUnavailable", "OperationAborted"}
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _INSUFFICIENT_STORAGE = 507
+_CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 
 
 @contextlib.contextmanager
@@ -64,25 +67,34 @@ def speaking_s3() -> Iterator[None]:
         raise translated from error
 
 
-def code_of(error: S3Error) -> str:
-    """The server's; for a HEAD request, whose answer has no body, MinIO says it in a header."""
-    return error.response.headers.get("x-minio-error-code") or error.code or ""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``code``: S3's name of the error, empty if the server gave none."""
+
+    code: str
+    status: int
+
+
+def answer_of(error: MinioException) -> Answer:
+    """An answer to HEAD has no body: there MinIO says the code in a header. A body that does not call itself application/xml is
+    left to us by the SDK."""
+    match error:
+        case S3Error():
+            return Answer(error.response.headers.get("x-minio-error-code") or error.code or "", error.response.status)
+        case InvalidResponseError():
+            found = _CODE.search(error._body or "")
+            return Answer(found.group(1) if found else "", error._code)
+        case ServerError():
+            return Answer("", error.status_code)
+    return Answer("", 0)
 
 
 def translate(error: Exception) -> KvquiltError:
-    match error:
-        case S3Error():
-            return _of_answer(code_of(error), error.response.status)
-        case ServerError():
-            return _of_answer("", error.status_code)
-        case InvalidResponseError():
-            return _of_answer("", error._code)
-        case MinioException():
-            return InternalError("the object store gave an answer that is not understood; the service's log has it")
-    return _of_connection(error)
+    return _of_answer(answer_of(error)) if isinstance(error, MinioException) else _of_connection(error)
 
 
-def _of_answer(code: str, status: int) -> KvquiltError:
+def _of_answer(answer: Answer) -> KvquiltError:
+    code, status = answer.code, answer.status
     if code in _BY_CODE:
         known = _BY_CODE[code]
         return type(known)(known.detail)

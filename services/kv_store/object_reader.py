@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from minio.error import S3Error
+from minio.error import MinioException
 
-from services.kv_store.blobs import ByteRange, From, Last, Span
-from services.kv_store.object_errors import speaking_s3
+from services.kv_store.blobs import WHOLE, ByteRange, From, Last, Span
+from services.kv_store.object_errors import answer_of, speaking_s3
 from services.kv_store.retries import Attempts
 from shared.errors import InternalError, Unavailable
 from shared.kv_types import PIECE_BYTES
@@ -88,13 +88,16 @@ class ObjectReader:
     def _connect(self) -> None:
         try:
             self._response = self._request(self._headers())
-        except S3Error as error:
-            if error.response.status == _PRECONDITION_FAILED:
+        except MinioException as error:
+            if answer_of(error).status == _PRECONDITION_FAILED:
                 raise _replaced() from error
-            if error.response.status == _NOT_SATISFIABLE and self._version is None:
+            if answer_of(error).status != _NOT_SATISFIABLE or self._version is not None:
+                raise
+            if not isinstance(self._range, Last):
                 self._version = ""  # there, and without bytes in this range
                 return
-            raise
+            self._range = WHOLE  # some servers refuse a suffix that is longer than the object
+            self._response = self._request(self._headers())
         start, end, size = self._extent()
         version = self._response.headers.get("etag", "")
         if self._version is None:
