@@ -1,0 +1,150 @@
+"""Pins: documents and collections whose chunks stay in the nodes' tiers, whatever else is read.
+
+What is pinned is written down as one small blob beside the manifests, by the home node; the chunks that it means follow from the
+documents there are, so a pinned collection includes what is added later. The other nodes ask for the set when its version changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import astuple, dataclass
+from typing import Protocol
+
+import xxhash
+
+from services.kv_store.blobs import Blobs
+from shared.errors import NotFound, StorageFull
+
+log = logging.getLogger(__name__)
+
+BLOB = "pins.json"
+_LARGEST_SHARE = 0.9
+
+
+class Catalog(Protocol):
+    """The documents there are."""
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change."""
+        ...
+
+    def chunk_ids(self, tenant: str, collection: str = "", document_id: str = "") -> Collection[str]:
+        """Distinct chunks of a document, of a collection or of all the tenant's documents; empty where there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pin:
+    """``document_id`` empty: the whole collection."""
+
+    tenant: str
+    collection: str
+    document_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedChunks:
+    """``version`` is equal for equal sets."""
+
+    version: str
+    chunk_ids: frozenset[str]
+
+
+class Pins:
+    """Thread-safe; ``change`` blocks on ``blobs``."""
+
+    def __init__(self, blobs: Blobs, catalog: Catalog) -> None:
+        self._blobs, self._catalog = blobs, catalog
+        self._lock = threading.Lock()
+        self._pins = _load(blobs)
+        self._known: tuple[int, frozenset[Pin], PinnedChunks] | None = None
+
+    def of(self, tenant: str) -> list[Pin]:
+        with self._lock:
+            return sorted(p for p in self._pins if p.tenant == tenant)
+
+    def with_change(self, pin: Pin, unpin: bool) -> frozenset[Pin]:
+        """The pins as they would be.
+
+        Raises:
+            NotFound: there are no such documents, or they are not pinned.
+        """
+        what = f"document {pin.document_id!r} of collection" if pin.document_id else "collection"
+        with self._lock:
+            if unpin and pin not in self._pins:
+                raise NotFound(f"{what} {pin.collection!r} is not pinned; `kvquilt store pins` lists what is")
+            if not unpin and not self._catalog.chunk_ids(*astuple(pin)):
+                raise NotFound(f"{what} {pin.collection!r} does not exist")
+            return self._pins - {pin} if unpin else self._pins | {pin}
+
+    def change(self, pin: Pin, unpin: bool) -> None:
+        """Written down before it holds. Raises like ``with_change``."""
+        pins = self.with_change(pin, unpin)
+        with self._lock:
+            _save(self._blobs, pins)
+            self._pins = pins
+
+    def chunks_of(self, pins: Collection[Pin]) -> set[str]:
+        return {c for pin in pins for c in self._catalog.chunk_ids(*astuple(pin))}
+
+    def chunks(self) -> PinnedChunks:
+        """What all pins mean now."""
+        with self._lock:
+            pins, revision = self._pins, self._catalog.revision
+            if self._known is None or self._known[:2] != (revision, pins):
+                ids = frozenset(self.chunks_of(pins))
+                self._known = revision, pins, PinnedChunks(_version(ids), ids)
+            return self._known[2]
+
+    def check_invariants(self) -> None:
+        with self._lock:
+            assert self._pins == _load(self._blobs)
+
+
+def check_room(num_bytes: int, capacities: Mapping[str, int]) -> None:
+    """``capacities``: of the disk tier of every node, 0 where there is no limit.
+
+    Raises:
+        StorageFull: so much cannot be pinned, because some node would have no room left for anything else.
+    """
+    smallest = min((c for c in capacities.values() if c), default=0)
+    if smallest and num_bytes > smallest * _LARGEST_SHARE:
+        raise StorageFull(
+            f"{num_bytes} bytes would be pinned, but the smallest node's disk tier holds {smallest}, of which at most "
+            f"{_LARGEST_SHARE:.0%} may be pinned; unpin something, or give kv_store a larger disk tier"
+        )
+
+
+def _version(ids: frozenset[str]) -> str:
+    h = hashlib.blake2b(digest_size=16)
+    for chunk_id in sorted(ids):
+        h.update(chunk_id.encode())
+        h.update(b"\n")
+    return h.hexdigest()
+
+
+def _save(blobs: Blobs, pins: Collection[Pin]) -> None:
+    body = json.dumps([astuple(pin) for pin in sorted(pins)], separators=(",", ":")).encode()
+    blobs.put(BLOB, _checksum(body) + b"\n" + body + b"\n")
+
+
+def _load(blobs: Blobs) -> frozenset[Pin]:
+    """Damaged ones are forgotten: pins are a convenience, and whoever set them can set them again."""
+    try:
+        checksum, _, body = b"".join(blobs.read(BLOB)).partition(b"\n")
+    except NotFound:
+        return frozenset()
+    body = body.removesuffix(b"\n")
+    if checksum != _checksum(body):
+        log.error("the list of pins is damaged; nothing is pinned any more")
+        return frozenset()
+    return frozenset(Pin(*fields) for fields in json.loads(body))
+
+
+def _checksum(body: bytes) -> bytes:
+    return f"{xxhash.xxh3_64_intdigest(body):016x}".encode()
