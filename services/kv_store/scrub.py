@@ -27,25 +27,33 @@ _AT_ONCE = 4
 _REPORT_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Protocol):
     """One copy of a chunk."""
 
-    tier: str
-    chunk_id: str
-    size_bytes: int
+    @property
+    def chunk_id(self) -> str: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
 
 
 class Copies(Protocol):
-    """Where copies are: a node's tiers, or the object store. Blocking ones may be called from any thread; ``Unavailable`` from any
-    of them ends the scrub."""
+    """The copies that a node looks after: those in its tiers, and on the home node the objects too. ``Unavailable`` and
+    ``StorageFull`` from any method end the scrub."""
 
-    def all(self) -> Iterator[Copy]: ...
+    @property
+    def tiers(self) -> Sequence[str]:
+        """Where a copy of a chunk may be."""
+        ...
 
-    def of(self, chunk_id: str) -> Sequence[Copy]: ...
+    def all(self) -> Iterator[Copy]:
+        """May block."""
+        ...
 
-    def verify(self, copy: Copy) -> None:
-        """
+    async def verify_copy(self, chunk_id: str, tier: str) -> int:
+        """Bytes that were read.
+
         Raises:
             CorruptData: it is not what was stored.
             NotFound: it is gone by now.
@@ -53,21 +61,19 @@ class Copies(Protocol):
         """
         ...
 
-    def remove_damaged(self, copy: Copy) -> bool:
-        """Removes it, unless a good one has taken its place by now."""
+    async def restore(self, chunk_id: str) -> bool:
+        """Replaces damaged copies by good ones, from here or from elsewhere; whether there was one."""
         ...
 
-    async def restore(self, ctx: RequestContext, copy: Copy) -> bool:
-        """Brings a good copy from elsewhere; whether there was one."""
-        ...
+    async def remove_copy(self, chunk_id: str, tier: str) -> bool: ...
 
 
 @dataclass(slots=True)
 class Scrub:
-    """One run over some places of one node. ``lost``: chunks of which damaged copies were found and no good one is left here."""
+    """One run over the copies of one node. ``lost``: chunks of which damaged copies were found and no good one is left here."""
 
     node_id: str
-    places: Sequence[Copies]
+    copies: Copies
     repair: bool
     num_copies: int = 0
     num_bytes: int = 0
@@ -78,53 +84,64 @@ class Scrub:
         """Progress from time to time; ``missing`` of the last one is ``lost``."""
         reported = time.monotonic()
         news: list[DamagedCopy] = []
-        for place in self.places:
-            copies = place.all()
-            while batch := await asyncio.to_thread(_take, copies):
-                ctx.check_deadline("verifying the store")
-                for damaged in await asyncio.gather(*(self._look_at(ctx, place, copy) for copy in batch)):
-                    news += damaged
-                if news or time.monotonic() - reported > _REPORT_S:
-                    yield VerifyProgress(self.num_copies, self.num_bytes, tuple(news))
-                    reported, news = time.monotonic(), []
-        for chunk_id in self._suspects:
-            if not await asyncio.to_thread(self._has_good_copy, chunk_id):
-                self.lost.add(chunk_id)
+        copies = self.copies.all()
+        while batch := await asyncio.to_thread(_take, copies):
+            ctx.check_deadline("verifying the store")
+            found = await asyncio.gather(*(self._look_at(copy) for copy in batch))
+            news += [damaged for damaged in found if damaged is not None]
+            if news or time.monotonic() - reported > _REPORT_S:
+                yield VerifyProgress(self.num_copies, self.num_bytes, tuple(news))
+                reported, news = time.monotonic(), []
+        self.lost = {c for c in sorted(self._suspects) if not await self._has_good_copy(c)}
         yield VerifyProgress(self.num_copies, self.num_bytes, missing=tuple(sorted(self.lost)))
 
-    async def _look_at(self, ctx: RequestContext, place: Copies, copy: Copy) -> list[DamagedCopy]:
+    async def _look_at(self, copy: Copy) -> DamagedCopy | None:
         """The damage, if there is any."""
         try:
-            reason = await asyncio.to_thread(_damage, place, copy)
+            reason = await self._damage(copy.chunk_id, copy.tier)
         except NotFound:
-            return []
+            return None
         self.num_copies += 1
         self.num_bytes += copy.size_bytes
         if not reason:
-            return []
+            return None
         log.warning("damaged copy of chunk %s in tier %s: %s", copy.chunk_id, copy.tier, reason)
         self._suspects.add(copy.chunk_id)
-        restored = self.repair and await self._repair(ctx, place, copy)
-        return [DamagedCopy(copy.chunk_id, self.node_id, copy.tier, reason, restored)]
+        restored = self.repair and await self._repair(copy)
+        return DamagedCopy(copy.chunk_id, self.node_id, copy.tier, reason, restored)
 
-    async def _repair(self, ctx: RequestContext, place: Copies, copy: Copy) -> bool:
-        if not await asyncio.to_thread(place.remove_damaged, copy):
-            return True  # a good one took its place meanwhile
+    async def _repair(self, copy: Copy) -> bool:
+        """Whether the chunk is whole here now; if not, the damaged copy is gone, so that nobody takes it for one."""
         try:
-            return await place.restore(ctx, copy)
+            if await self.copies.restore(copy.chunk_id):
+                return True
         except KvquiltError as error:
             log.warning("chunk %s was not restored in tier %s: %s", copy.chunk_id, copy.tier, error.detail)
-            return False
-
-    def _has_good_copy(self, chunk_id: str) -> bool:
-        for place in self.places:
-            for copy in place.of(chunk_id):
-                try:
-                    if not _damage(place, copy):
-                        return True
-                except NotFound:
-                    continue
+        try:
+            if await self._damage(copy.chunk_id, copy.tier):  # still
+                await self.copies.remove_copy(copy.chunk_id, copy.tier)
+        except NotFound:
+            pass
         return False
+
+    async def _has_good_copy(self, chunk_id: str) -> bool:
+        for tier in self.copies.tiers:
+            try:
+                if not await self._damage(chunk_id, tier):
+                    return True
+            except NotFound:
+                continue
+        return False
+
+    async def _damage(self, chunk_id: str, tier: str) -> str:
+        """What is wrong with the copy; empty if nothing. ``NotFound``: it is gone."""
+        try:
+            await self.copies.verify_copy(chunk_id, tier)
+        except CorruptData as error:
+            return error.detail
+        except FailedPrecondition as error:
+            log.info("chunk %s in tier %s is left alone: %s", chunk_id, tier, error.detail)
+        return ""
 
 
 PeerVerify = Callable[[], AsyncGenerator[VerifyProgress, None]]
@@ -194,14 +211,3 @@ async def _merged(peers: dict[str, PeerVerify]) -> AsyncGenerator[tuple[str, Ver
 
 def _take(copies: Iterator[Copy]) -> list[Copy]:
     return list(islice(copies, _AT_ONCE))
-
-
-def _damage(place: Copies, copy: Copy) -> str:
-    """What is wrong with the copy; empty if nothing. ``NotFound``: it is gone."""
-    try:
-        place.verify(copy)
-    except CorruptData as error:
-        return error.detail
-    except FailedPrecondition as error:
-        log.info("chunk %s in tier %s is left alone: %s", copy.chunk_id, copy.tier, error.detail)
-    return ""
