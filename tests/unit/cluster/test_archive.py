@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import io
 import tarfile
@@ -10,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+import xxhash
 from rich.console import Console
 
 from cluster.archive import Archive
@@ -196,7 +196,7 @@ async def test_a_torn_part_is_continued_where_it_is_whole(store: Store, other: S
         await export(store, file)
     part = file.with_name(file.name + ".part")
     data = bytearray(part.read_bytes())
-    data[-300] ^= 1
+    data[-900] ^= 1  # in the last chunk
     part.write_bytes(data)
     store.fail_after, store.gets = 10**9, []
     await export(store, file)
@@ -253,7 +253,7 @@ async def test_no_single_flipped_byte_and_no_cut_brings_wrong_data_in(store: Sto
     await export(store, file)
     whole = file.read_bytes()
     wanted = {key: m for key, m in store.manifests.items() if key[1] == "books"}
-    places = [("flip", at) for at in range(0, len(whole), 61)] + [("cut", at) for at in range(0, len(whole) - 1024, 997)]
+    places = [("flip", at) for at in range(0, len(whole), 151)] + [("cut", at) for at in range(0, len(whole), 1997)]
     for n, (kind, at) in enumerate(places):
         file.write_bytes(whole[:at] if kind == "cut" else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         target = Store(tmp_path / f"target{n}")
@@ -261,13 +261,11 @@ async def test_no_single_flipped_byte_and_no_cut_brings_wrong_data_in(store: Sto
             await bring(target, file)
         except KvquiltError as error:
             assert isinstance(error, (CorruptData, InvalidRequest)), (kind, at, error)  # noqa: PT017
-        else:
-            assert kind == "flip"  # in the padding of the archive
+        else:  # it was in the padding of the archive
             assert target.manifests == wanted
         for chunk in target.directory.iterdir():
             assert chunk.read_bytes() == store.path(chunk.stem).read_bytes()
         assert all(wanted[key] == m for key, m in target.manifests.items())
-        await asyncio.sleep(0)
 
 
 async def test_a_file_that_is_no_export_is_refused(other: Store, file: Path) -> None:

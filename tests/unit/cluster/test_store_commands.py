@@ -24,9 +24,7 @@ STORE = ("stats", "verify", "repair", "migrate", "gc", "pin", "unpin", "pins", "
 CTX = RequestContext.create()
 STATS = StoreStats(
     nodes=(
-        NodeStats(
-            "n1", True, (TierStats("memory", 1, 1234567, 0, 5), TierStats("disk", 2, 22, 10**9)), {"opens": 3, "evictions": 1}
-        ),
+        NodeStats("n1", True, (TierStats("memory", 1, 1234567, 0, 5), TierStats("disk", 2, 22, 10**9)), {"opens": 3}),
         NodeStats("n2", False, (TierStats("disk", 3, 33),), {"opens": 4}),
     ),
     objects=TierStats("objects", 4, 44),
