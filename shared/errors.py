@@ -9,7 +9,8 @@ KvquiltError
 ├── FailedPrecondition      right request, wrong state; the detail says what to do   FAILED_PRECONDITION
 │   ├── ModelMismatch       stored for another model, prefix or tokenizer
 │   ├── ModelUnsupported    the engine cannot reproduce this model exactly
-│   └── ChunkReferenced     a document still needs the chunk
+│   ├── ChunkReferenced     a document still needs the chunk
+│   └── NewerFormat         stored by a later version of kvquilt; not to be touched
 ├── Conflict                somebody else changed it meanwhile; retry                ABORTED
 ├── Overloaded              no room now; retry later                                 RESOURCE_EXHAUSTED
 ├── StorageFull             no space left where data must be kept                    RESOURCE_EXHAUSTED
@@ -71,6 +72,10 @@ class ModelUnsupported(FailedPrecondition):
 
 class ChunkReferenced(FailedPrecondition):
     code = "CHUNK_REFERENCED"
+
+
+class NewerFormat(FailedPrecondition):
+    code = "NEWER_FORMAT"
 
 
 class Conflict(KvquiltError):

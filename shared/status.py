@@ -24,6 +24,7 @@ STATUS_OF: dict[type[KvquiltError], str] = {
     errors.ModelMismatch: "FAILED_PRECONDITION",
     errors.ModelUnsupported: "FAILED_PRECONDITION",
     errors.ChunkReferenced: "FAILED_PRECONDITION",
+    errors.NewerFormat: "FAILED_PRECONDITION",
     errors.Conflict: "ABORTED",
     errors.Overloaded: "RESOURCE_EXHAUSTED",
     errors.StorageFull: "RESOURCE_EXHAUSTED",

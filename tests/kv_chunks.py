@@ -14,37 +14,48 @@ from shared.identity import ids_hash
 from shared.kv_format import ChunkHeader, write_chunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
-VIEW = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.float32}
+VIEW = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.float32, "uint8": np.uint8}
 
 
 def header_of(
-    layers: int = 2, heads: int = 2, tokens: int = 3, head_dim: int = 4, dtype: str = "bfloat16", chunk_id: str = "ab" * 20
+    layers: int = 2,
+    heads: int = 2,
+    tokens: int = 3,
+    head_dim: int = 4,
+    dtype: str = "bfloat16",
+    chunk_id: str = "ab" * 20,
+    encoding: str = "exact",
 ) -> ChunkHeader:
     ids = tuple(range(7, 7 + tokens))
     return ChunkHeader(
         chunk_id=chunk_id,
         model_fingerprint="f" * 32,
+        tokenizer_hash="e" * 32,
         prefix_hash=ids_hash([1, 2]),
         num_layers=layers,
         num_kv_heads=heads,
         num_tokens=tokens,
         head_dim=head_dim,
         dtype=dtype,
-        encoding="exact",
+        encoding=encoding,
         rope='{"theta": 10000.0}',
         ids_hash=ids_hash(ids),
         token_ids=ids,
     )
 
 
-def kv_of(header: ChunkHeader, seed: int = 0) -> tuple[list[Array], list[Array]]:
-    """K and V of every layer, [kv_heads, tokens, head_dim] random bits."""
+def kv_of(header: ChunkHeader, seed: int = 0) -> list[list[Array]]:
+    """Random bits for each of the header's buffers (``k, v`` where it is exact), an array per layer."""
     rng = np.random.default_rng(seed)
-    shape = (header.num_kv_heads, header.num_tokens, header.head_dim)
-    view = VIEW[header.dtype]
-    raw = np.uint16 if view is np.uint16 else np.uint32
-    k, v = ([rng.integers(0, np.iinfo(raw).max, shape, dtype=raw).view(view) for _ in range(header.num_layers)] for _ in "kv")
-    return k, v
+    return [
+        [
+            rng.integers(0, 256, header.num_kv_heads * spec.row_bytes, np.uint8)
+            .view(VIEW[spec.dtype])
+            .reshape(header.num_kv_heads, *spec.shape)
+            for _ in range(header.num_layers)
+        ]
+        for spec in header.buffers
+    ]
 
 
 @functools.cache

@@ -1,23 +1,45 @@
 """One file per chunk: its KV as a sealed Apache Arrow IPC file, readable layer by layer without a memory map.
 
-    ┌ ARROW1 ┬ schema message ┬ layer 0 ─────────────┬ … ┬ layer L-1 ┬ end ┬ seal ┬ footer ┬ ARROW1 ┐
-    │        │ header (JSON)  │ message │ K ░ │ V ░  │   │           │     │      │        │        │
-    └────────┴── head ────────┴─────────┴── body ────┴───┴───────────┴──── tail ─────────────────────┘
+    ┌ ARROW1 ┬ schema message ┬ layer 0 ─────────────────┬ … ┬ layer L-1 ┬ end ┬ seal ┬ footer ┬ ARROW1 ┐
+    │        │ header (JSON)  │ message │ K ░ │ V ░ │ … ░│   │           │     │      │        │        │
+    └────────┴── head ────────┴─────────┴── body ────────┴───┴───────────┴──── tail ─────────────────────┘
 
-- One record batch per layer, one row per KV head; columns ``k`` and ``v`` are fixed-size binaries of [tokens, head_dim] values.
-  K and V of a layer are therefore each one contiguous [kv_heads, tokens, head_dim] run, padded (░) to 8 bytes.
-- The schema's metadata holds the header (identity, model fingerprint, RoPE, shapes, token ids) and XXH3-64 of every layer's K
-  then V.
+- One record batch per layer, one row per KV head; the columns are the buffers of the chunk's encoding (``shared.kv_buffers``):
+  ``k`` and ``v`` where it is exact, ranges besides where it is not. Each is a fixed-size binary, so a buffer of a layer is one
+  contiguous [kv_heads, …] run, padded (░) to 8 bytes.
+- The schema's metadata holds the header (identity, model fingerprint, RoPE, shapes, encoding, token ids); Arrow's footer
+  repeats it.
 - The seal lies between Arrow's end-of-stream marker and its footer, a place that Arrow readers skip because the footer is found
-  from the end of the file. It names the layout and carries XXH3-64 of everything that is not K or V: head, messages, itself,
-  footer. So no single byte of a file can change unseen, and nothing is parsed before it is verified.
+  from the end of the file. It names the layout and holds XXH3-64 of every layer (message and body), of the head, and of itself
+  with the footer. So no single byte of a file can change unseen, nothing is parsed before it is verified, and the tail alone says
+  all that is needed to read layers of a file whose other parts are still arriving.
 
-``ChunkFile.open`` verifies all but the bodies; ``read_layer`` fills the caller's buffers with one ``preadv`` and verifies them.
-Start reading at ``header``, then ``layout``, ``writer``, ``reader``.
+``ChunkFile.open`` verifies tail and head; ``read_layer`` fills the caller's buffers directly and verifies the layer on the way.
+
+Version 2. Files of version 1 (exact only, one checksum for head and messages) are refused as corrupt, so their chunks are computed
+again and replaced; files of later versions raise ``NewerFormat`` and are left alone.
+
+Start reading at ``header``, then ``layout``, ``writer``, ``reader``; ``progress`` is how far a file has arrived.
 """
 
 from shared.kv_format.header import ChunkHeader
-from shared.kv_format.reader import ChunkFile, ChunkSummary, inspect_chunk, verify_chunk
+from shared.kv_format.layout import FORMAT_VERSION, ShortTail
+from shared.kv_format.progress import ProgressReader, ProgressWriter
+from shared.kv_format.reader import TAIL_GUESS_BYTES, ChunkFile, ChunkSummary, inspect_chunk, summary_of_tail, verify_chunk
 from shared.kv_format.writer import storage_error, write_chunk
 
-__all__ = ["ChunkFile", "ChunkHeader", "ChunkSummary", "inspect_chunk", "storage_error", "verify_chunk", "write_chunk"]
+__all__ = [
+    "FORMAT_VERSION",
+    "TAIL_GUESS_BYTES",
+    "ChunkFile",
+    "ChunkHeader",
+    "ChunkSummary",
+    "ProgressReader",
+    "ProgressWriter",
+    "ShortTail",
+    "inspect_chunk",
+    "storage_error",
+    "summary_of_tail",
+    "verify_chunk",
+    "write_chunk",
+]

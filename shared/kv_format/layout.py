@@ -1,32 +1,50 @@
 """Where the pieces of a chunk's file lie, and the seal that says so.
 
-All layers have the same shape, so four numbers describe the file. ``body`` is K, padding, V, padding.
+All layers have the same shape, so four numbers describe the file. A body is the layer's buffers, each padded to 8 bytes.
 
     0          head_len                                   tail
     │ head     │ message │ body │ message │ body │ …      │ end of stream │ seal │ footer │ its length │ ARROW1 │
+                                                                          │      │
+      ┌───────────────────────────────────────────────────────────────────┘      │
+      │ XXH3-64 of each layer │ the four numbers │ XXH3-64 of the head │ XXH3-64 of the tail │ magic, version │
+
+The seal is read from its end, where every version of the format has its magic and number.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import xxhash
 
+from shared.errors import NewerFormat
+
+FORMAT_VERSION = 2
 ARROW_MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-SEAL_MAGIC = b"KVQSEAL1"
-_FIELDS = struct.Struct("<8sQQQQ")
-_CHECKSUM = struct.Struct("<Q")
 _FOOTER_LEN = struct.Struct("<i")
-SEAL_BYTES = _FIELDS.size + _CHECKSUM.size
 CLOSING_BYTES = _FOOTER_LEN.size + len(ARROW_MAGIC)
+_MARK = struct.Struct("<8sI")  # magic and version, followed by a check of both: a flipped bit must not look like another version
+_MARK_BYTES = _MARK.size + 4
+_MAGIC = b"KVQSEAL\n"
+_SIZES = struct.Struct("<QQQQQ")
+_CHECKSUM = struct.Struct("<Q")
+_FIXED_BYTES = _SIZES.size + _CHECKSUM.size + _MARK_BYTES
+_MAGIC_1, _SEAL_1_BYTES = b"KVQSEAL1", 48  # version 1 had its magic in front
 
 
 def padded(num_bytes: int) -> int:
     """Arrow pads every buffer to 8 bytes."""
     return -(-num_bytes // 8) * 8
+
+
+class ShortTail(Exception):
+    """The last ``needed_bytes`` of the file are needed to know more."""
+
+    def __init__(self, needed_bytes: int) -> None:
+        super().__init__(f"the last {needed_bytes} bytes are needed")
+        self.needed_bytes = needed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,48 +64,100 @@ class Layout:
     def tail_offset(self) -> int:
         return self.head_len + self.num_layers * self.layer_len
 
-    def body_offset(self, layer: int) -> int:
-        return self.head_len + layer * self.layer_len + self.message_len
-
     def layers(self) -> tuple[tuple[int, int], ...]:
         """(offset, length) of every layer's record batch: its message and its body."""
         return tuple((self.head_len + i * self.layer_len, self.layer_len) for i in range(self.num_layers))
 
-    def messages(self) -> Iterator[tuple[int, int]]:
-        """(offset, length) of every layer's message: what is neither head, body nor tail."""
-        for offset, _ in self.layers():
-            yield offset, self.message_len
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """``layer_checksums`` are over each layer's message and body."""
+
+    layout: Layout
+    layer_checksums: tuple[int, ...]
+    head_checksum: int
+
+    def pack(self, footer: bytes) -> bytes:
+        """``footer`` runs to the end of the file."""
+        layout = self.layout
+        sizes = _SIZES.pack(layout.head_len, layout.num_layers, layout.message_len, layout.body_len, self.head_checksum)
+        fields = b"".join(map(_CHECKSUM.pack, self.layer_checksums)) + sizes
+        return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields + footer)) + _mark(FORMAT_VERSION)
 
 
-def seal_of(layout: Layout, head: bytes, messages: bytes, footer: bytes) -> bytes:
-    """``footer`` runs to the end of the file."""
-    fields = _FIELDS.pack(SEAL_MAGIC, layout.head_len, layout.num_layers, layout.message_len, layout.body_len)
-    checksum = xxhash.xxh3_64()
-    for part in (fields, head, messages, footer):
-        checksum.update(part)
-    return fields + _CHECKSUM.pack(checksum.intdigest())
+def seal_of_tail(tail: bytes, size_bytes: int) -> tuple[Seal, int]:
+    """The seal in the last bytes of a file of ``size_bytes``, verified with the footer, and where in ``tail`` the footer begins.
+
+    Raises:
+        ShortTail: ``tail`` does not reach far enough back.
+        NewerFormat: a later version wrote the file.
+        ValueError: it is not a whole file of this version.
+    """
+    footer_len = _footer_len(tail, size_bytes)
+    _need(tail, min(size_bytes, footer_len + _SEAL_1_BYTES), size_bytes)
+    _check_version(tail[:-footer_len])
+    _need(tail, footer_len + _FIXED_BYTES, size_bytes)
+    footer_at = len(tail) - footer_len
+    *sizes, head_checksum = _SIZES.unpack_from(tail, footer_at - _FIXED_BYTES)
+    layout = Layout(*sizes)
+    seal_bytes = layout.num_layers * _CHECKSUM.size + _FIXED_BYTES
+    if min(sizes) < 1 or layout.tail_offset + len(END_OF_STREAM) + seal_bytes + footer_len != size_bytes:
+        raise ValueError("it is not of the length that its seal names")
+    _need(tail, size_bytes - layout.tail_offset, size_bytes)
+    packed = tail[footer_at - seal_bytes : footer_at]
+    checksums = struct.unpack_from(f"<{layout.num_layers}Q", packed)
+    seal = Seal(layout, checksums, head_checksum)
+    if seal.pack(tail[footer_at:]) != packed or tail[layout.tail_offset - size_bytes :][: len(END_OF_STREAM)] != END_OF_STREAM:
+        raise ValueError("seal or footer fail their checksum")
+    return seal, footer_at
 
 
-def footer_len(closing: bytes) -> int:
+def footer_of(closing: bytes) -> int:
     """Length of Arrow's footer with its closing, from the last ``CLOSING_BYTES`` of a file.
 
     Raises:
         ValueError: no Arrow file ends like this.
     """
-    (length,) = _FOOTER_LEN.unpack_from(closing)
+    (length,) = _FOOTER_LEN.unpack_from(closing, len(closing) - CLOSING_BYTES)
     if not closing.endswith(ARROW_MAGIC) or length <= 0:
         raise ValueError("it does not end like an Arrow file; it may be truncated")
     return int(length) + CLOSING_BYTES
 
 
-def layout_of(seal: bytes, footer_offset: int) -> Layout:
-    """The layout that the seal in front of the footer names, if it accounts for every byte up to there.
+def _footer_len(tail: bytes, size_bytes: int) -> int:
+    if size_bytes < CLOSING_BYTES:
+        raise ValueError("it is too short for an Arrow file; it may be truncated")
+    _need(tail, CLOSING_BYTES, size_bytes)
+    length = footer_of(tail)
+    if length + _MARK_BYTES > size_bytes:
+        raise ValueError("its footer is longer than the file; it may be truncated")
+    return length
 
-    Raises:
-        ValueError: there is no such seal.
-    """
-    magic, *sizes = _FIELDS.unpack_from(seal)
-    layout = Layout(*sizes)
-    if magic != SEAL_MAGIC or min(sizes) < 1 or layout.tail_offset + len(END_OF_STREAM) + SEAL_BYTES != footer_offset:
-        raise ValueError("it is not sealed, or not of the length that its seal names")
-    return layout
+
+def _need(tail: bytes, num_bytes: int, size_bytes: int) -> None:
+    if num_bytes > size_bytes:
+        raise ValueError("it is too short for what it says it holds; it may be truncated")
+    if len(tail) < num_bytes:
+        raise ShortTail(num_bytes)
+
+
+def _check_version(before_footer: bytes) -> None:
+    mark = before_footer[-_MARK_BYTES:]
+    magic, version = _MARK.unpack_from(mark)
+    if magic != _MAGIC or mark != _mark(version):
+        if before_footer[-_SEAL_1_BYTES:].startswith(_MAGIC_1):
+            raise _older(1)
+        raise ValueError("it is not sealed")
+    if version > FORMAT_VERSION:
+        raise NewerFormat(f"it has format version {version}, this program reads {FORMAT_VERSION}: run a newer kvquilt")
+    if version < FORMAT_VERSION:
+        raise _older(version)
+
+
+def _older(version: int) -> ValueError:
+    return ValueError(f"it has the older format version {version}, this program reads {FORMAT_VERSION} only; compute it again")
+
+
+def _mark(version: int) -> bytes:
+    mark = _MARK.pack(_MAGIC, version)
+    return mark + xxhash.xxh32_digest(mark)

@@ -1,8 +1,9 @@
 """How far a chunk's file has arrived: one byte per layer, in a small file beside it.
 
-The store writes the file of a chunk and, as parts arrive, marks layers; a reader on the same node waits for the layer that it
-needs next. Byte 0 stands for the frame (head, messages, seal, footer), byte ``i + 1`` for layer ``i``: 0 not yet, 1 there, 2 will
-never come. Both ends keep their descriptors, so neither file needs its name any more once it was opened.
+The store gives the chunk's file its final size, writes parts as they arrive and marks them here; a reader on the same node waits
+for the layer that it needs next. Byte 0 stands for the frame (the file's tail: seal and footer), byte ``i + 1`` for layer ``i``
+(its whole record batch): 0 not yet, 1 there, 2 will never come. Both ends keep their descriptors, so neither file needs its name
+any more once it was opened.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shared.errors import Unavailable
 
 _PENDING, _THERE, _FAILED = b"\x00", b"\x01", b"\x02"
 _POLL_S = 0.0005
-_STALLED_S = 10.0
+STALLED_S = 10.0
 
 
 class ProgressWriter:
@@ -46,12 +47,14 @@ class ProgressWriter:
 class ProgressReader:
     """The reader's end. May be used from several threads at once."""
 
-    def __init__(self, path: str | Path) -> None:
-        """
+    def __init__(self, path: str | Path, stalled_s: float = STALLED_S) -> None:
+        """``stalled_s``: how long nothing at all may arrive.
+
         Raises:
             FileNotFoundError: the chunk's file is whole by now, or it failed; ask the store again.
         """
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._stalled_s = stalled_s
 
     def wait_for_frame(self) -> None:
         """Raises like ``wait_for_layer``."""
@@ -61,7 +64,7 @@ class ProgressReader:
         """Returns once the layer's bytes can be read.
 
         Raises:
-            Unavailable: it will never come, or nothing came for ten seconds (the store's process may have died).
+            Unavailable: it will never come, or nothing came for ``stalled_s`` (the store's process may have died).
         """
         self._wait(layer + 1)
 
@@ -81,7 +84,7 @@ class ProgressReader:
                     raise Unavailable("the chunk's KV did not arrive whole")
             if marks != seen:
                 seen, moved = marks, time.monotonic()
-            elif time.monotonic() - moved > _STALLED_S:
+            elif time.monotonic() - moved > self._stalled_s:
                 raise Unavailable("the chunk's KV stopped arriving")
             time.sleep(_POLL_S)
 

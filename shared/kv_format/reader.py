@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,21 +18,16 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from shared.errors import CorruptData, NotFound
-from shared.kv_format.header import ITEM_SIZES, ChunkHeader, from_metadata
-from shared.kv_format.layout import (
-    ARROW_MAGIC,
-    CLOSING_BYTES,
-    END_OF_STREAM,
-    SEAL_BYTES,
-    Layout,
-    footer_len,
-    layout_of,
-    padded,
-    seal_of,
-)
+from shared.errors import CorruptData, NewerFormat, NotFound
+from shared.kv_format.header import ChunkHeader, from_metadata
+from shared.kv_format.layout import Seal, ShortTail, padded, seal_of_tail
+from shared.kv_format.progress import ProgressReader
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+TAIL_GUESS_BYTES = 16 << 10
+"""Holds seal and footer of a chunk of 1024 tokens and 64 layers."""
+_PIECE_BYTES = 256 << 10  # hashed while still in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,70 +39,102 @@ class ChunkSummary:
     layers: tuple[tuple[int, int], ...]
 
 
-class ChunkFile:
-    """An open file whose head, seal and footer are verified. ``read_layer`` may be called from several threads at once."""
+def summary_of_tail(tail: bytes, size_bytes: int) -> ChunkSummary:
+    """What the last bytes of a file of ``size_bytes`` say about it, verified. ``TAIL_GUESS_BYTES`` of them are mostly enough.
 
-    def __init__(self, fd: int, name: str) -> None:
-        """Takes ``fd`` over. Use ``open``."""
+    Raises:
+        ShortTail: more of the end is needed; it says how much.
+        CorruptData: not the end of a whole, unchanged file of this format version.
+        NewerFormat: a later version wrote it.
+    """
+    try:
+        seal, header = _frame_of(tail, size_bytes)
+    except ValueError as error:
+        raise CorruptData(str(error)) from None
+    return ChunkSummary(header, size_bytes, seal.layout.layers())
+
+
+class ChunkFile:
+    """An open file whose frame is verified. ``read_layer`` may be called from several threads at once."""
+
+    def __init__(self, fd: int, name: str, progress: ProgressReader | None) -> None:
+        """Takes both over. Use ``open``."""
         self._fd = fd
         self._name = name
+        self._progress = progress
         try:
-            self.size_bytes, self._layout, schema = _read_frame(fd)
-            self.header, self._checksums = from_metadata(schema.metadata)
-            if self._layout.num_layers != self.header.num_layers or self._layout.body_len != 2 * padded(self.header.tensor_bytes):
-                raise ValueError("its layout does not fit its shapes")
+            if progress:
+                progress.wait_for_frame()
+            self.size_bytes = _size_of(fd)
+            self._seal, self.header = _read_frame(fd, self.size_bytes, whole=progress is None)
+        except NewerFormat as error:
+            raise NewerFormat(f"chunk {name}: {error.detail}") from None
         except (OSError, EOFError, ValueError) as error:
             raise CorruptData(f"chunk {name}: {error}") from None
 
     @classmethod
-    def open(cls, path: str | Path, layers: Sequence[tuple[int, int]] | None = None, name: str = "") -> ChunkFile:
+    def open(
+        cls,
+        path: str | Path,
+        layers: Sequence[tuple[int, int]] | None = None,
+        name: str = "",
+        progress: str | Path = "",
+    ) -> ChunkFile:
         """``layers``: where the store says that the layers lie, if the caller knows. ``name``: what errors call the chunk; empty
-        means the file's name.
+        means the file's name. ``progress``: the file is still arriving, this one beside it says how far it is.
 
         Raises:
-            NotFound: there is no such file (it may just have been deleted).
+            NotFound: there is no such file (it may just have been deleted, or have arrived and moved: ask the store again).
             CorruptData: not a whole, unchanged file of this format version, or its layers lie elsewhere.
+            NewerFormat: a later version wrote it.
+            Unavailable: it stopped arriving.
         """
         name = name or Path(path).stem
+        fd = _open(path, name)
+        arriving = None
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            raise NotFound(f"chunk {name}: not stored") from None
-        except OSError as error:
-            raise CorruptData(f"chunk {name}: cannot be opened: {os.strerror(error.errno or 0)}") from None
-        try:
-            file = cls(fd, name)
+            arriving = _progress_of(progress, name) if progress else None
+            file = cls(fd, name, arriving)
             if layers is not None and tuple(layers) != file.summary.layers:
                 raise CorruptData(f"chunk {name}: its layers do not lie where the store says")
         except BaseException:
             os.close(fd)
+            if arriving:
+                arriving.close()
             raise
         return file
 
     @property
     def summary(self) -> ChunkSummary:
-        return ChunkSummary(self.header, self.size_bytes, self._layout.layers())
+        return ChunkSummary(self.header, self.size_bytes, self._seal.layout.layers())
 
-    def read_layer(self, layer: int, k_out: Array, v_out: Array) -> None:
-        """Fills both [kv_heads, tokens, head_dim] arrays (contiguous, items of the header's size) without a copy in between.
+    def read_layer(self, layer: int, *out: Array) -> None:
+        """Fills an array for each of ``header.buffers``: [kv_heads, *shape], contiguous, items of the size that it names. The bytes
+        go there directly. A layer that is still arriving is waited for.
 
         Raises:
             ValueError: an array does not have the header's shape.
             CorruptData: the bytes are not those that were written; the arrays' contents are then undefined.
+            Unavailable: the layer stopped arriving.
         """
-        k, v = self._bytes_of(k_out), self._bytes_of(v_out)
-        num_padding = self._layout.body_len // 2 - k.nbytes
-        k_padding, v_padding = bytearray(num_padding), bytearray(num_padding)
+        buffers = [self._bytes_of(array, i) for i, array in enumerate(out)]
+        if len(buffers) != len(self.header.buffers):
+            raise ValueError(f"{len(buffers)} arrays for {len(self.header.buffers)} buffers")
+        layout = self._seal.layout
+        paddings = [memoryview(bytearray(padded(b.nbytes) - b.nbytes)) for b in buffers]
+        parts = [memoryview(bytearray(layout.message_len)), *chain.from_iterable(zip(buffers, paddings, strict=True))]
+        if self._progress:
+            self._progress.wait_for_layer(layer)
         try:
-            _fill(self._fd, [k, memoryview(k_padding), v, memoryview(v_padding)], self._layout.body_offset(layer))
+            checksum = _fill(self._fd, parts, layout.head_len + layer * layout.layer_len)
         except (OSError, EOFError) as error:
             raise CorruptData(f"chunk {self._name}: layer {layer} cannot be read: {error}") from None
-        checksum = xxhash.xxh3_64(k)
-        checksum.update(v)
-        if checksum.intdigest() != self._checksums[layer] or any(k_padding) or any(v_padding):
+        if checksum != self._seal.layer_checksums[layer]:
             raise CorruptData(f"chunk {self._name}: layer {layer} fails its checksum")
 
     def close(self) -> None:
+        if self._progress:
+            self._progress.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -117,15 +145,18 @@ class ChunkFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _bytes_of(self, out: Array) -> memoryview:
-        shape = (self.header.num_kv_heads, self.header.num_tokens, self.header.head_dim)
-        if out.shape != shape or out.dtype.itemsize != ITEM_SIZES[self.header.dtype] or not out.flags.c_contiguous:
-            raise ValueError(f"the buffer is {out.dtype}{out.shape}, but the chunk is {self.header.dtype}{shape}, contiguous")
-        return out.data.cast("B")
+    def _bytes_of(self, array: Array, index: int) -> memoryview:
+        spec = self.header.buffers[index]
+        shape = (self.header.num_kv_heads, *spec.shape)
+        if array.shape != shape or array.dtype.itemsize != spec.item_bytes or not array.flags.c_contiguous:
+            raise ValueError(
+                f"the buffer for {spec.name} is {array.dtype}{array.shape}, but the chunk's is {spec.dtype}{shape}, contiguous"
+            )
+        return array.data.cast("B")
 
 
 def inspect_chunk(path: str | Path) -> ChunkSummary:
-    """Reads and verifies all but the layers' bodies. Raises like ``ChunkFile.open``."""
+    """Reads and verifies all but the layers. Raises like ``ChunkFile.open``."""
     with ChunkFile.open(path) as file:
         return file.summary
 
@@ -134,38 +165,71 @@ def verify_chunk(path: str | Path, name: str = "") -> ChunkSummary:
     """Reads and verifies every byte. Raises like ``ChunkFile.open`` and ``ChunkFile.read_layer``."""
     with ChunkFile.open(path, name=name) as file:
         header = file.header
-        shape = (header.num_kv_heads, header.num_tokens, header.head_dim)
-        k, v = (np.empty(shape, dtype=f"u{ITEM_SIZES[header.dtype]}") for _ in "kv")
+        out = [np.empty((header.num_kv_heads, *spec.shape), dtype=f"u{spec.item_bytes}") for spec in header.buffers]
         for layer in range(header.num_layers):
-            file.read_layer(layer, k, v)
+            file.read_layer(layer, *out)
         return file.summary
 
 
-def _read_frame(fd: int) -> tuple[int, Layout, pa.Schema]:
-    """Size, layout and schema from everything but the bodies: verified first, parsed then.
+def _open(path: str | Path, name: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise NotFound(f"chunk {name}: not stored") from None
+    except OSError as error:
+        raise CorruptData(f"chunk {name}: cannot be opened: {os.strerror(error.errno or 0)}") from None
+
+
+def _progress_of(path: str | Path, name: str) -> ProgressReader:
+    try:
+        return ProgressReader(path)
+    except FileNotFoundError:
+        raise NotFound(f"chunk {name}: it has arrived meanwhile, or never will") from None
+
+
+def _size_of(fd: int) -> int:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a plain file")
+    return status.st_size
+
+
+def _read_frame(fd: int, size: int, whole: bool) -> tuple[Seal, ChunkHeader]:
+    """From the tail. In a file that is not ``whole`` yet, nothing else may be there.
 
     Raises:
-        ValueError, EOFError: says what is wrong.
+        NewerFormat, ValueError, EOFError: says what is wrong.
     """
-    status = os.fstat(fd)
-    size = status.st_size
-    if not stat.S_ISREG(status.st_mode) or size < CLOSING_BYTES:
-        raise ValueError("it is too short for an Arrow file; it may be truncated")
-    footer_offset = size - footer_len(_pread(fd, CLOSING_BYTES, size - CLOSING_BYTES))
-    tail_offset = footer_offset - SEAL_BYTES - len(END_OF_STREAM)
-    if tail_offset < 0:
-        raise ValueError("its footer is longer than the file; it may be truncated")
-    tail = _pread(fd, size - tail_offset, tail_offset)
-    seal, footer = tail[len(END_OF_STREAM) : -(size - footer_offset)], tail[footer_offset - tail_offset :]
-    layout = layout_of(seal, footer_offset)
-    head = _pread(fd, layout.head_len, 0)
-    messages = b"".join(_pread(fd, length, offset) for offset, length in layout.messages())
-    if tail != END_OF_STREAM + seal_of(layout, head, messages, footer) + footer:
-        raise ValueError("head, messages or footer fail their checksum")
+    seal, header = _frame_from_end(fd, size)
+    if whole and xxhash.xxh3_64_intdigest(_pread(fd, seal.layout.head_len, 0)) != seal.head_checksum:
+        raise ValueError("its head fails its checksum")
+    return seal, header
+
+
+def _frame_from_end(fd: int, size: int) -> tuple[Seal, ChunkHeader]:
+    length = min(size, TAIL_GUESS_BYTES)
+    while True:
+        try:
+            return _frame_of(_pread(fd, length, size - length), size)
+        except ShortTail as short:
+            length = short.needed_bytes
+
+
+def _frame_of(tail: bytes, size: int) -> tuple[Seal, ChunkHeader]:
+    """Verified first, parsed then.
+
+    Raises:
+        ShortTail, NewerFormat, ValueError
+    """
+    seal, _ = seal_of_tail(tail, size)
     try:
-        return size, layout, pa.ipc.read_schema(pa.py_buffer(head[padded(len(ARROW_MAGIC)) :]))
+        metadata = pa.ipc.open_file(pa.py_buffer(tail)).schema.metadata  # the footer repeats the schema of the head
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"its schema cannot be read: {error}") from None
+    header = from_metadata(metadata)
+    if (seal.layout.num_layers, seal.layout.body_len) != (header.num_layers, header.body_bytes):
+        raise ValueError("its layout does not fit its shapes")
+    return seal, header
 
 
 def _pread(fd: int, length: int, offset: int) -> bytes:
@@ -175,19 +239,47 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
     return data
 
 
-def _fill(fd: int, buffers: list[memoryview], offset: int) -> None:
-    """Reads until all buffers are full; the kernel returns less than asked for beyond 2 GiB.
+def _fill(fd: int, parts: Iterable[memoryview], offset: int) -> int:
+    """Reads until all parts are full; XXH3-64 of what was read.
 
     Raises:
         EOFError: the file ends before.
     """
-    pending = [b for b in buffers if b.nbytes]
-    while pending:
-        count = os.preadv(fd, pending, offset)
-        if count == 0:
-            raise EOFError("the file ends too early")
-        offset += count
-        while pending and count >= pending[0].nbytes:
-            count -= pending.pop(0).nbytes
-        if count:
-            pending[0] = pending[0][count:]
+    checksum = xxhash.xxh3_64()
+    for batch in _batches(parts):
+        wanted, done = sum(piece.nbytes for piece in batch), 0
+        while done < wanted:
+            count = os.preadv(fd, _behind(batch, done), offset + done)
+            if count == 0:
+                raise EOFError("the file ends too early")
+            done += count
+        for piece in batch:
+            checksum.update(piece)
+        offset += wanted
+    return checksum.intdigest()
+
+
+def _batches(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """The parts in pieces that are read together, at most ``_PIECE_BYTES`` at a time."""
+    batch: list[memoryview] = []
+    room = _PIECE_BYTES
+    for part in parts:
+        while part.nbytes:
+            piece, part = part[:room], part[room:]
+            batch.append(piece)
+            room -= piece.nbytes
+            if not room:
+                yield batch
+                batch, room = [], _PIECE_BYTES
+    if batch:
+        yield batch
+
+
+def _behind(pieces: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
+    """The pieces without their first ``num_bytes``."""
+    rest = []
+    for piece in pieces:
+        if num_bytes < piece.nbytes:
+            rest.append(piece[num_bytes:])
+        num_bytes = max(0, num_bytes - piece.nbytes)
+    return rest

@@ -14,8 +14,8 @@ import pyarrow as pa
 import xxhash
 
 from shared.errors import StorageFull
-from shared.kv_format.header import ITEM_SIZES, ChunkHeader, to_metadata
-from shared.kv_format.layout import ARROW_MAGIC, CLOSING_BYTES, END_OF_STREAM, Layout, footer_len, padded, seal_of
+from shared.kv_format.header import ChunkHeader, to_metadata
+from shared.kv_format.layout import ARROW_MAGIC, CLOSING_BYTES, END_OF_STREAM, Layout, Seal, footer_of, padded
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,20 +24,21 @@ _ALIGNMENT = 64
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_chunk(path: str | Path, header: ChunkHeader, k_layers: Sequence[Array], v_layers: Sequence[Array]) -> int:
+def write_chunk(path: str | Path, header: ChunkHeader, *buffers: Sequence[Array]) -> int:
     """Writes and fsyncs the file; its size in bytes. What could not be written whole is removed.
 
-    ``k_layers[i]`` and ``v_layers[i]`` are [kv_heads, tokens, head_dim] with items of the header's size: the dtype itself or a
-    bit view of it, such as uint16 for bfloat16. The name is durable once the caller has fsynced the directory, too.
+    ``buffers``: for each of ``header.buffers``, its arrays, one per layer; [kv_heads, *shape] with items of the size that it
+    names, the type itself or a bit view of it, such as uint16 for bfloat16. The name is durable once the caller has fsynced the
+    directory, too.
 
     Raises:
         ValueError: an array does not have the header's shape.
         StorageFull: no space left.
     """
-    k_arrays, v_arrays = _checked(header, k_layers), _checked(header, v_layers)
+    layers = _checked(header, buffers)
     try:
-        layout = _write_arrow(str(path), header, k_arrays, v_arrays)
-        return _insert_seal(path, layout)
+        layout = _write_arrow(str(path), header, layers)
+        return _insert_seal(path, layout, layers)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -53,36 +54,38 @@ def storage_error(error: OSError) -> Exception:
     return error
 
 
-def _checked(header: ChunkHeader, layers: Sequence[Array]) -> list[Array]:
-    shape = (header.num_kv_heads, header.num_tokens, header.head_dim)
-    if len(layers) != header.num_layers:
-        raise ValueError(f"{len(layers)} layers, but the header says {header.num_layers}")
-    for i, layer in enumerate(layers):
-        if layer.shape != shape or layer.dtype.itemsize != ITEM_SIZES[header.dtype]:
-            raise ValueError(f"layer {i}: {layer.dtype}{layer.shape}, but the header says {header.dtype}{shape}")
-    return [np.ascontiguousarray(layer) for layer in layers]
+def _checked(header: ChunkHeader, buffers: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """The arrays of each layer, contiguous."""
+    if len(buffers) != len(header.buffers):
+        raise ValueError(f"{len(buffers)} buffers, but the header says {', '.join(spec.name for spec in header.buffers)}")
+    for spec, arrays in zip(header.buffers, buffers, strict=True):
+        shape = (header.num_kv_heads, *spec.shape)
+        if len(arrays) != header.num_layers:
+            raise ValueError(f"{spec.name}: {len(arrays)} layers, but the header says {header.num_layers}")
+        for i, array in enumerate(arrays):
+            if array.shape != shape or array.dtype.itemsize != spec.item_bytes:
+                raise ValueError(f"{spec.name} of layer {i}: {array.dtype}{array.shape}, but the header says {spec.dtype}{shape}")
+    return [[np.ascontiguousarray(array) for array in layer] for layer in zip(*buffers, strict=True)]
 
 
-def _write_arrow(path: str, header: ChunkHeader, k_arrays: Sequence[Array], v_arrays: Sequence[Array]) -> Layout:
+def _write_arrow(path: str, header: ChunkHeader, layers: Sequence[Sequence[Array]]) -> Layout:
     """An ordinary Arrow file, not yet sealed."""
-    schema, head_len = _schema(header, [_checksum(k, v) for k, v in zip(k_arrays, v_arrays, strict=True)])
+    schema, head_len = _schema(header)
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for k, v in zip(k_arrays, v_arrays, strict=True):
+        for arrays in layers:
             columns = [
-                pa.FixedSizeBinaryArray.from_buffers(field.type, header.num_kv_heads, [None, pa.py_buffer(a)])
-                for field, a in zip(schema, (k, v), strict=True)
+                pa.FixedSizeBinaryArray.from_buffers(field.type, header.num_kv_heads, [None, pa.py_buffer(array)])
+                for field, array in zip(schema, arrays, strict=True)
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
         layers_len = sink.tell() - head_len
-    body_len = 2 * padded(header.tensor_bytes)
-    return Layout(head_len, header.num_layers, layers_len // header.num_layers - body_len, body_len)
+    return Layout(head_len, header.num_layers, layers_len // header.num_layers - header.body_bytes, header.body_bytes)
 
 
-def _schema(header: ChunkHeader, layer_checksums: Sequence[int]) -> tuple[pa.Schema, int]:
+def _schema(header: ChunkHeader) -> tuple[pa.Schema, int]:
     """The schema and the length of the file's head; padded so that bodies begin at multiples of 64 unless their shape is odd."""
-    row = pa.binary(header.row_bytes)
-    fields = [pa.field("k", row, nullable=False), pa.field("v", row, nullable=False)]
-    metadata = to_metadata(header, layer_checksums)
+    fields = [pa.field(spec.name, pa.binary(spec.row_bytes), nullable=False) for spec in header.buffers]
+    metadata = to_metadata(header)
     schema = pa.schema(fields, metadata={**metadata, _PADDING_KEY: b""})
     padding = -_head_len(schema) % _ALIGNMENT
     schema = pa.schema(fields, metadata={**metadata, _PADDING_KEY: b" " * padding})
@@ -93,22 +96,27 @@ def _head_len(schema: pa.Schema) -> int:
     return padded(len(ARROW_MAGIC)) + int(schema.serialize().size)
 
 
-def _checksum(k: Array, v: Array) -> int:
-    checksum = xxhash.xxh3_64(k.data.cast("B"))
-    checksum.update(v.data.cast("B"))
-    return checksum.intdigest()
-
-
-def _insert_seal(path: str | Path, layout: Layout) -> int:
+def _insert_seal(path: str | Path, layout: Layout, layers: Sequence[Sequence[Array]]) -> int:
     """Puts the seal in front of the footer, which is found from the end of the file and refers to nothing behind the batches."""
     with open(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
-        length = footer_len(os.pread(file.fileno(), CLOSING_BYTES, size - CLOSING_BYTES))
+        length = footer_of(os.pread(file.fileno(), CLOSING_BYTES, size - CLOSING_BYTES))
         footer = os.pread(file.fileno(), length, size - length)
         head = os.pread(file.fileno(), layout.head_len, 0)
-        messages = b"".join(os.pread(file.fileno(), n, offset) for offset, n in layout.messages())
+        checksums = tuple(
+            _checksum(os.pread(file.fileno(), layout.message_len, offset), arrays)
+            for (offset, _), arrays in zip(layout.layers(), layers, strict=True)
+        )
         file.seek(layout.tail_offset)
-        file.write(END_OF_STREAM + seal_of(layout, head, messages, footer) + footer)
+        file.write(END_OF_STREAM + Seal(layout, checksums, xxhash.xxh3_64_intdigest(head)).pack(footer) + footer)
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
+
+
+def _checksum(message: bytes, arrays: Sequence[Array]) -> int:
+    checksum = xxhash.xxh3_64(message)
+    for array in arrays:
+        checksum.update(array.data.cast("B"))
+        checksum.update(bytes(padded(array.nbytes) - array.nbytes))
+    return checksum.intdigest()

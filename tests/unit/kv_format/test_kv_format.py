@@ -8,20 +8,26 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import CorruptData, NotFound, StorageFull
-from shared.kv_format import ChunkFile, inspect_chunk, verify_chunk, write_chunk
-from shared.kv_format.layout import CLOSING_BYTES, SEAL_BYTES, footer_len, layout_of, seal_of
-from tests.kv_chunks import VIEW, header_of, kv_of
+from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
+from shared.kv_buffers import DTYPES, ENCODINGS
+from shared.kv_format import ChunkFile, ShortTail, inspect_chunk, summary_of_tail, verify_chunk, write_chunk
+from shared.kv_format.layout import _mark, seal_of_tail
+from tests.kv_chunks import header_of, kv_of
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """Odd sizes, so that there is padding to flip as well."""
-    path = tmp_path / "small.arrow"
-    write_chunk(path, h := header_of(layers=2, heads=1, tokens=3, head_dim=1), *kv_of(h))
+    return small_in(tmp_path)
+
+
+def small_in(directory: Path, encoding: str = "exact") -> Path:
+    path = directory / "small.arrow"
+    write_chunk(path, h := header_of(layers=2, heads=1, tokens=3, head_dim=1, encoding=encoding), *kv_of(h))
     return path
 
 
@@ -31,26 +37,33 @@ def small(tmp_path: Path) -> Path:
     heads=st.integers(1, 3),
     tokens=st.integers(1, 40),
     head_dim=st.integers(1, 9),
-    dtype=st.sampled_from(sorted(VIEW)),
+    dtype=st.sampled_from(DTYPES),
+    encoding=st.sampled_from(ENCODINGS),
     seed=st.integers(0, 2**32),
 )
 def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, layers: int, heads: int, tokens: int, head_dim: int, dtype: str, seed: int
+    tmp_path_factory: pytest.TempPathFactory,
+    layers: int,
+    heads: int,
+    tokens: int,
+    head_dim: int,
+    dtype: str,
+    encoding: str,
+    seed: int,
 ) -> None:
     path = tmp_path_factory.mktemp("kv") / "chunk.arrow"
-    written = header_of(layers, heads, tokens, head_dim, dtype)
-    k_layers, v_layers = kv_of(written, seed)
+    written = header_of(layers, heads, tokens, head_dim, dtype, encoding=encoding)
+    buffers = kv_of(written, seed)
 
-    size = write_chunk(path, written, k_layers, v_layers)
+    size = write_chunk(path, written, *buffers)
 
     assert size == path.stat().st_size
     with ChunkFile.open(path, inspect_chunk(path).layers) as file:
         assert file.header == written
         for layer in reversed(range(layers)):
-            k, v = np.empty_like(k_layers[0]), np.empty_like(v_layers[0])
-            file.read_layer(layer, k, v)
-            assert k.tobytes() == k_layers[layer].tobytes()
-            assert v.tobytes() == v_layers[layer].tobytes()
+            out = [np.empty_like(arrays[layer]) for arrays in buffers]
+            file.read_layer(layer, *out)
+            assert [a.tobytes() for a in out] == [arrays[layer].tobytes() for arrays in buffers]
     assert verify_chunk(path) == inspect_chunk(path)
 
 
@@ -68,11 +81,22 @@ def test_any_arrow_reader_reads_it(tmp_path: Path) -> None:
             assert batch.column("v")[1].as_py() == v[1].tobytes()  # one head alone
 
 
+def test_any_arrow_reader_finds_the_ranges_of_a_chunk_that_is_not_exact(tmp_path: Path) -> None:
+    written = header_of(layers=2, heads=2, tokens=70, head_dim=5, encoding="int4")
+    buffers = kv_of(written)
+    write_chunk(tmp_path / "c.arrow", written, *buffers)
+
+    batch = pa.ipc.open_file((tmp_path / "c.arrow").read_bytes()).get_batch(1)
+    batch.validate(full=True)
+    assert batch.schema.names == ["k", "k_scale", "k_offset", "v", "v_scale", "v_offset"]
+    for column, arrays in zip(batch.columns, buffers, strict=True):
+        assert b"".join(column.to_pylist()) == arrays[1].tobytes()
+
+
 def test_bodies_of_ordinary_shapes_begin_at_multiples_of_64(tmp_path: Path) -> None:
     write_chunk(tmp_path / "c.arrow", h := header_of(layers=4, heads=2, tokens=16, head_dim=32), *kv_of(h))
 
-    body_len = 2 * h.tensor_bytes
-    assert all((offset + length - body_len) % 64 == 0 for offset, length in inspect_chunk(tmp_path / "c.arrow").layers)
+    assert all((offset + length - h.body_bytes) % 64 == 0 for offset, length in inspect_chunk(tmp_path / "c.arrow").layers)
 
 
 def test_strided_arrays_are_written_as_they_look(tmp_path: Path) -> None:
@@ -87,7 +111,9 @@ def test_strided_arrays_are_written_as_they_look(tmp_path: Path) -> None:
     np.testing.assert_array_equal(v_out, v)
 
 
-def test_every_flipped_byte_is_detected(small: Path) -> None:
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_flipped_byte_is_detected(tmp_path: Path, encoding: str) -> None:
+    small = small_in(tmp_path, encoding)
     whole = small.read_bytes()
     with open(small, "r+b", buffering=0) as file:
         for position, byte in enumerate(whole):
@@ -99,7 +125,9 @@ def test_every_flipped_byte_is_detected(small: Path) -> None:
     verify_chunk(small)
 
 
-def test_every_truncation_is_detected(small: Path) -> None:
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_truncation_is_detected(tmp_path: Path, encoding: str) -> None:
+    small = small_in(tmp_path, encoding)
     for length in reversed(range(small.stat().st_size)):
         os.truncate(small, length)
         with pytest.raises(CorruptData):
@@ -139,9 +167,18 @@ def test_other_arrow_files_are_corrupt(tmp_path: Path) -> None:
         inspect_chunk(tmp_path / "c.arrow")
 
 
-def test_a_future_version_is_refused_by_its_number(small: Path) -> None:
-    _reseal(small, b"\x01\0\0\0" + b"1\0\0\0", b"\x01\0\0\0" + b"2\0\0\0")
-    with pytest.raises(CorruptData, match="format version 2, but this program reads 1 only"):
+def test_a_file_of_a_newer_version_is_told_from_a_damaged_one_whatever_else_it_holds(small: Path) -> None:
+    whole = small.read_bytes()
+    footer_at = _footer_at(whole)
+    small.write_bytes(b"layers in another way" + _mark(3) + whole[footer_at:])
+    with pytest.raises(NewerFormat, match="chunk small: it has format version 3, this program reads 2"):
+        inspect_chunk(small)
+
+
+def test_files_of_version_1_are_refused_as_older(small: Path) -> None:
+    footer = (whole := small.read_bytes())[_footer_at(whole) :]
+    small.write_bytes(b"ARROW1\0\0" + bytes(500) + b"KVQSEAL1" + bytes(40) + footer)
+    with pytest.raises(CorruptData, match="older format version 1"):
         inspect_chunk(small)
 
 
@@ -149,6 +186,43 @@ def test_a_sealed_file_whose_header_contradicts_itself_is_corrupt(small: Path) -
     _reseal(small, b'"num_kv_heads":1', b'"num_kv_heads":9')
     with pytest.raises(CorruptData, match="layout does not fit"):
         inspect_chunk(small)
+
+
+def test_the_tail_alone_says_what_the_file_says(small: Path) -> None:
+    whole = small.read_bytes()
+    shortest = len(whole) - sum(inspect_chunk(small).layers[-1])
+    for length in range(len(whole) + 1):
+        if length < shortest:
+            with pytest.raises(ShortTail) as short:
+                summary_of_tail(whole[len(whole) - length :], len(whole))
+            assert length < short.value.needed_bytes <= shortest
+        else:
+            assert summary_of_tail(whole[len(whole) - length :], len(whole)) == inspect_chunk(small)
+
+
+def test_every_flipped_byte_of_a_tail_is_detected(small: Path) -> None:
+    whole = small.read_bytes()
+    length = len(whole) - sum(inspect_chunk(small).layers[-1])
+    for position in range(len(whole) - length, len(whole)):
+        flipped = bytearray(whole)
+        flipped[position] ^= 0x04
+        with pytest.raises((CorruptData, ShortTail)):
+            summary_of_tail(bytes(flipped[-length:]), len(whole))
+        with pytest.raises(CorruptData):
+            summary_of_tail(bytes(flipped), len(whole))
+
+
+def test_a_tail_of_another_length_of_file_is_corrupt(small: Path) -> None:
+    whole = small.read_bytes()
+    for size in (0, 5, len(whole) - 1, len(whole) + 8):
+        with pytest.raises(CorruptData):
+            summary_of_tail(whole[-min(size, len(whole)) :] if size else b"", size)
+
+
+def test_a_frame_larger_than_the_guess_is_read_as_well(tmp_path: Path) -> None:
+    h = header_of(layers=300, heads=1, tokens=5000, head_dim=1)
+    write_chunk(tmp_path / "c.arrow", h, *kv_of(h))
+    assert inspect_chunk(tmp_path / "c.arrow").header == h
 
 
 def test_directories_links_and_absent_files_are_not_chunks(small: Path, tmp_path: Path) -> None:
@@ -171,8 +245,10 @@ def test_buffers_of_another_shape_are_refused(small: Path) -> None:
     good = np.empty((1, 3, 1), np.uint16)
     with ChunkFile.open(small) as file:
         for bad in (np.empty((1, 2, 1), np.uint16), np.empty((1, 3, 1), np.uint32), np.empty((1, 6, 1), np.uint16)[:, ::2]):
-            with pytest.raises(ValueError, match="the buffer is"):
+            with pytest.raises(ValueError, match="the buffer for k is"):
                 file.read_layer(0, bad, good)
+        with pytest.raises(ValueError, match="1 arrays for 2 buffers"):
+            file.read_layer(0, good)
 
 
 def test_arrays_that_contradict_the_header_are_not_written(tmp_path: Path) -> None:
@@ -181,12 +257,14 @@ def test_arrays_that_contradict_the_header_are_not_written(tmp_path: Path) -> No
     for bad_k in (k[:1], [*k, k[0]], [k[0], k[1][:1]], [a.astype(np.uint32) for a in k]):
         with pytest.raises(ValueError, match="header says"):
             write_chunk(tmp_path / "c.arrow", h, bad_k, v)
+    with pytest.raises(ValueError, match="header says k, v"):
+        write_chunk(tmp_path / "c.arrow", h, k)
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"num_tokens": 4}, {"ids_hash": "0" * 32}, {"dtype": "int8"}, {"encoding": "int8"}, {"head_dim": 0}, {"token_ids": ()}],
+    [{"num_tokens": 4}, {"ids_hash": "0" * 32}, {"dtype": "int8"}, {"encoding": "int2"}, {"head_dim": 0}, {"token_ids": ()}],
 )
 def test_a_header_that_contradicts_itself_cannot_be_made(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(change)).replace("token_ids", "num_tokens")):
@@ -213,14 +291,16 @@ def _batches(reader: pa.RecordBatchFileReader) -> list[pa.RecordBatch]:
     return [reader.get_batch(i) for i in range(reader.num_record_batches)]
 
 
+def _footer_at(whole: bytes) -> int:
+    return seal_of_tail(whole, len(whole))[1]
+
+
 def _reseal(path: Path, old: bytes, new: bytes) -> None:
     """Changes the schema and its repetition in the footer as a writer with other ideas would have written them."""
-    layers = inspect_chunk(path).layers
     whole = path.read_bytes()
     assert whole.count(old) == 2
-    length = footer_len(whole[-CLOSING_BYTES:])
-    layout = layout_of(whole[-length - SEAL_BYTES : -length], len(whole) - length)
+    seal, footer_at = seal_of_tail(whole, len(whole))
     changed = whole.replace(old, new)
-    messages = b"".join(changed[offset : offset + layout.message_len] for offset, _ in layers)
-    seal = seal_of(layout, changed[: layout.head_len], messages, changed[-length:])
-    path.write_bytes(changed[: -length - SEAL_BYTES] + seal + changed[-length:])
+    seal = dataclasses.replace(seal, head_checksum=xxhash.xxh3_64_intdigest(changed[: seal.layout.head_len]))
+    packed = seal.pack(changed[footer_at:])
+    path.write_bytes(changed[: footer_at - len(packed)] + packed + changed[footer_at:])
