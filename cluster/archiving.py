@@ -19,6 +19,7 @@ from shared.clients.generation import ModelDescription
 from shared.errors import CorruptData, FailedPrecondition, ModelMismatch, NotFound
 from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import verify_chunk
+from shared.kv_format.renaming import rename_chunk
 from shared.kv_types import PIECE_BYTES, ChunkStat, Manifest
 from shared.request import RequestContext, check_name
 
@@ -179,8 +180,6 @@ def _adapted(path: Path, chunk_id: str, head: Head, model: ModelDescription, ten
         raise CorruptData(f"chunk {chunk_id}: it is not the KV that its identity names; export the collection again")
     new_id = chunk_identity(tenant, *of)
     if new_id != chunk_id:
-        from shared.kv_format.renaming import rename_chunk
-
         rename_chunk(path, new_id)
     return new_id
 
