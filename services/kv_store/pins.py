@@ -10,32 +10,19 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Protocol
 
 import xxhash
 
 from services.kv_store.blobs import Blobs
-from shared.errors import NotFound, StorageFull
+from services.kv_store.catalog import Document
+from shared.errors import NotFound, StorageFull, Unavailable
 
 log = logging.getLogger(__name__)
 
 BLOB = "pins.json"
 _LARGEST_SHARE = 0.9
-
-
-class Catalog(Protocol):
-    """The documents there are."""
-
-    @property
-    def revision(self) -> int:
-        """Grows with every change."""
-        ...
-
-    def chunk_ids(self, tenant: str, collection: str = "", document_id: str = "") -> Collection[str]:
-        """Distinct chunks of a document, of a collection or of all the tenant's documents; empty where there are none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,18 +42,28 @@ class PinnedChunks:
     chunk_ids: frozenset[str]
 
 
-class Pins:
-    """Thread-safe; ``change`` blocks on ``blobs``."""
+_NOTHING = PinnedChunks("", frozenset())
 
-    def __init__(self, blobs: Blobs, catalog: Catalog) -> None:
-        self._blobs, self._catalog = blobs, catalog
+
+class Pins:
+    """Thread-safe; ``load`` and the changes block on ``blobs``."""
+
+    def __init__(self, blobs: Blobs, documents: Callable[[], Sequence[Document]]) -> None:
+        """``documents``: those there are, of all tenants. Asks nothing of ``blobs``."""
+        self._blobs, self._documents = blobs, documents
         self._lock = threading.Lock()
-        self._pins = _load(blobs)
-        self._known: tuple[int, frozenset[Pin], PinnedChunks] | None = None
+        self._pins: frozenset[Pin] | None = None
+        self._known: tuple[Sequence[Document], PinnedChunks] = [], _NOTHING
+
+    def load(self) -> None:
+        """Reads what was written down, once. Raises what ``Blobs`` raise."""
+        with self._lock:
+            if self._pins is None:
+                self._pins = _load(self._blobs)
 
     def of(self, tenant: str) -> list[Pin]:
-        with self._lock:
-            return sorted(p for p in self._pins if p.tenant == tenant)
+        self.load()
+        return sorted(p for p in self._pins or () if p.tenant == tenant)
 
     def with_change(self, pin: Pin, unpin: bool) -> frozenset[Pin]:
         """The pins as they would be.
@@ -74,13 +71,14 @@ class Pins:
         Raises:
             NotFound: there are no such documents, or they are not pinned.
         """
+        self.load()
+        pins = self._pins or frozenset()
         what = f"document {pin.document_id!r} of collection" if pin.document_id else "collection"
-        with self._lock:
-            if unpin and pin not in self._pins:
-                raise NotFound(f"{what} {pin.collection!r} is not pinned; `kvquilt store pins` lists what is")
-            if not unpin and not self._catalog.chunk_ids(*astuple(pin)):
-                raise NotFound(f"{what} {pin.collection!r} does not exist")
-            return self._pins - {pin} if unpin else self._pins | {pin}
+        if unpin and pin not in pins:
+            raise NotFound(f"{what} {pin.collection!r} is not pinned; `kvquilt store pins` lists what is")
+        if not unpin and not self.documents_of([pin]):
+            raise NotFound(f"{what} {pin.collection!r} does not exist")
+        return pins - {pin} if unpin else pins | {pin}
 
     def change(self, pin: Pin, unpin: bool) -> None:
         """Written down before it holds. Raises like ``with_change``."""
@@ -89,21 +87,30 @@ class Pins:
             _save(self._blobs, pins)
             self._pins = pins
 
-    def chunks_of(self, pins: Collection[Pin]) -> set[str]:
-        return {c for pin in pins for c in self._catalog.chunk_ids(*astuple(pin))}
+    def documents_of(self, pins: Collection[Pin]) -> list[Document]:
+        return [
+            d
+            for d in self._documents()
+            if Pin(d.tenant, d.collection) in pins or Pin(d.tenant, d.collection, d.document_id) in pins
+        ]
 
     def chunks(self) -> PinnedChunks:
-        """What all pins mean now."""
+        """What all pins mean now.
+
+        Raises:
+            Unavailable: it was not ``load``ed yet.
+        """
+        if self._pins is None:
+            raise Unavailable("what is pinned is not known yet: the object store has not answered; retry")
+        pinned = self.documents_of(self._pins) if self._pins else []
         with self._lock:
-            pins, revision = self._pins, self._catalog.revision
-            if self._known is None or self._known[:2] != (revision, pins):
-                ids = frozenset(self.chunks_of(pins))
-                self._known = revision, pins, PinnedChunks(_version(ids), ids)
-            return self._known[2]
+            if pinned != self._known[0]:
+                ids = frozenset(c for d in pinned for c in d.chunk_ids)
+                self._known = pinned, PinnedChunks(_version(ids), ids)
+            return self._known[1]
 
     def check_invariants(self) -> None:
-        with self._lock:
-            assert self._pins == _load(self._blobs)
+        assert self._pins is None or self._pins == _load(self._blobs)
 
 
 def check_room(num_bytes: int, capacities: Mapping[str, int]) -> None:

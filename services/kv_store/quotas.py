@@ -6,22 +6,13 @@ stored, however many copies the tiers hold.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from services.kv_store.catalog import Document
 from shared.errors import StorageFull
-from shared.kv_types import ChunkStat, TenantStats
-
-
-class Catalog(Protocol):
-    """The documents there are."""
-
-    def chunk_ids(self, tenant: str, collection: str = "", document_id: str = "") -> Collection[str]: ...
-
-    def tenants(self) -> Mapping[str, int]:
-        """How many documents each has."""
-        ...
+from shared.kv_types import ChunkStat, Manifest, TenantStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +40,9 @@ class Quotas:
 
 
 class Usage:
-    """Sizes of chunks as they were last seen, and what they make of a tenant's documents. For one thread at a time."""
+    """Sizes of chunks as they were last seen, and what they make of the tenants' documents. For one thread at a time."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self) -> None:
         self._sizes: dict[str, int] = {}
 
     def learn(self, stats: Iterable[ChunkStat]) -> None:
@@ -69,10 +59,25 @@ class Usage:
         """Of distinct chunks. One that is nowhere has none."""
         return sum(self._sizes.get(c, 0) for c in chunk_ids)
 
-    def tenants(self, quotas: Quotas) -> tuple[TenantStats, ...]:
+    def tenants(self, documents: Iterable[Document], quotas: Quotas) -> tuple[TenantStats, ...]:
         """Every tenant that has documents or a quota of its own."""
-        documents = self._catalog.tenants()
+        counts: Counter[str] = Counter()
+        chunks: defaultdict[str, set[str]] = defaultdict(set)
+        for document in documents:
+            counts[document.tenant] += 1
+            chunks[document.tenant].update(document.chunk_ids)
         return tuple(
-            TenantStats(t, documents.get(t, 0), self.bytes_of(self._catalog.chunk_ids(t)), quotas.of(t))
-            for t in sorted(documents.keys() | quotas.by_tenant.keys())
+            TenantStats(t, counts[t], self.bytes_of(chunks[t]), quotas.of(t))
+            for t in sorted(counts.keys() | quotas.by_tenant.keys())
         )
+
+
+def after_replacing(documents: Iterable[Document], new: Manifest) -> tuple[set[str], set[str]]:
+    """The distinct chunks of a tenant's documents before and after ``new`` takes the place of the document of its name."""
+    others: set[str] = set()
+    replaced: set[str] = set()
+    for document in documents:
+        if document.tenant == new.tenant:
+            is_it = (document.collection, document.document_id) == (new.collection, new.document_id)
+            (replaced if is_it else others).update(document.chunk_ids)
+    return others | replaced, others | {c.chunk_id for c in new.chunks}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import pytest
 
+from services.kv_store.blobs import BlobStat
 from services.kv_store.garbage import collect, keeper_now_s, young
 from shared.errors import Unavailable
 from shared.kv_types import ChunkPage, ChunkStat, CollectedGarbage, DeletedChunks
 from shared.request import RequestContext
+from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_id_of
-from tests.memory_blobs import MemoryBlobs
 
 CTX = RequestContext.create()
 A, B, C, D = (chunk_id_of(n) for n in range(4))
@@ -106,8 +108,26 @@ async def test_many_chunks_are_collected_page_by_page() -> None:
     assert store.chunks.keys() == needed
 
 
+class Keeper(DictBlobs):
+    """Whose clock is not ours."""
+
+    now_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[str, float] = {}
+
+    def put(self, name: str, data: bytes) -> None:
+        super().put(name, data)
+        self.times[name] = self.now_s
+
+    def stat(self, name: str) -> BlobStat | None:
+        found = super().stat(name)
+        return found and replace(found, modified_s=self.times[name])
+
+
 def test_age_is_by_the_keepers_own_clock() -> None:
-    blobs = MemoryBlobs()
+    blobs = Keeper()
     blobs.now_s = 5.0
     blobs.put("x", b"")
     blobs.now_s = 7.0

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-
 import pytest
 
-from services.kv_store.quotas import Quotas, Usage
+from services.kv_store.catalog import Document
+from services.kv_store.quotas import Quotas, Usage, after_replacing
 from shared.errors import StorageFull
-from shared.kv_types import ChunkStat, TenantStats
+from shared.kv_types import ChunkStat, Manifest, ManifestChunk, TenantStats
 
-
-class Catalog:
-    documents: Mapping[str, list[set[str]]] = {"acme": [{"a", "b"}, {"b", "c"}], "beta": [{"a"}]}
-
-    def chunk_ids(self, tenant: str, collection: str = "", document_id: str = "") -> Collection[str]:
-        return {c for ids in self.documents.get(tenant, []) for c in ids}
-
-    def tenants(self) -> Mapping[str, int]:
-        return {tenant: len(documents) for tenant, documents in self.documents.items()}
+DOCUMENTS = [
+    Document("acme", "books", "1", ("a", "b")),
+    Document("acme", "books", "2", ("b", "c")),
+    Document("beta", "books", "1", ("a",)),
+]
 
 
 def stats(**sizes: int) -> list[ChunkStat]:
@@ -26,16 +21,16 @@ def stats(**sizes: int) -> list[ChunkStat]:
 
 
 def test_usage_counts_each_chunk_once_per_tenant() -> None:
-    usage = Usage(Catalog())
+    usage = Usage()
     assert usage.unknown(["a", "b"]) == ["a", "b"]
     usage.learn(stats(a=5, b=7, c=0))
     assert usage.unknown(["a", "b", "c"]) == ["c"]
-    told = usage.tenants(Quotas(0, {"acme": 100, "gamma": 9}))
+    told = usage.tenants(DOCUMENTS, Quotas(0, {"acme": 100, "gamma": 9}))
     assert told == (TenantStats("acme", 2, 12, 100), TenantStats("beta", 1, 5, 0), TenantStats("gamma", 0, 0, 9))
 
 
 def test_sizes_follow_a_change_of_encoding_and_are_forgotten_with_the_chunks() -> None:
-    usage = Usage(Catalog())
+    usage = Usage()
     usage.learn(stats(a=5, b=7))
     usage.learn(stats(a=3))
     assert usage.bytes_of({"a", "b"}) == 10
@@ -64,3 +59,11 @@ def test_what_makes_documents_smaller_is_allowed_even_above_the_quota() -> None:
 def test_no_quota_is_no_limit() -> None:
     Quotas().check("acme", 0, 10**18)
     Quotas(5, {"acme": 0}).check("acme", 0, 10**18)
+
+
+def test_a_document_that_replaces_another_counts_instead_of_it() -> None:
+    def new(collection: str, document_id: str) -> Manifest:
+        return Manifest("acme", collection, document_id, chunks=(ManifestChunk("b", ()), ManifestChunk("d", ())))
+
+    assert after_replacing(DOCUMENTS, new("books", "1")) == ({"a", "b", "c"}, {"b", "c", "d"})
+    assert after_replacing(DOCUMENTS, new("films", "1")) == ({"a", "b", "c"}, {"a", "b", "c", "d"})
