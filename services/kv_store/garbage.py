@@ -23,10 +23,14 @@ CLOCK_BLOB = "clock"
 class Shelves(Protocol):
     """Everything that is stored, in all tiers of all nodes. All raise ``Unavailable`` while a node does not answer."""
 
+    async def now_s(self) -> float:
+        """By the clock that dates what ``list_page`` tells."""
+        ...
+
     async def list_page(self, ctx: RequestContext, start_after: str = "") -> ChunkPage: ...
 
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> Collection[str]:
-        """Those of which a copy is younger than ``grace_s``, or being read, somewhere."""
+        """Those of which a node has a copy that is younger than ``grace_s``, or that is being read."""
         ...
 
     async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
@@ -39,6 +43,7 @@ async def collect(
 ) -> CollectedGarbage:
     """One round over everything. ``num_bytes`` counts a chunk once, however many copies go."""
     num_chunks = num_bytes = num_kept = 0
+    now_s = await shelves.now_s()
     after, truncated = "", True
     while truncated:
         ctx.check_deadline("collecting garbage")
@@ -46,7 +51,8 @@ async def collect(
         truncated = page.truncated and bool(page.chunks)
         after = page.chunks[-1].chunk_id if page.chunks else ""
         sizes = {c.chunk_id: c.size_bytes for c in page.chunks if not references(c.chunk_id)}
-        needed = set(await shelves.needed(ctx, list(sizes), grace_s)) if sizes else set()
+        needed = young(((c.chunk_id, c.modified_s) for c in page.chunks), now_s, grace_s)
+        needed |= set(await shelves.needed(ctx, [c for c in sizes if c not in needed], grace_s))
         doomed = [c for c in sizes if c not in needed]
         if doomed and not dry_run:
             referenced = set((await shelves.delete(ctx, doomed)).referenced)  # by a document that came meanwhile

@@ -112,17 +112,22 @@ class Scrub:
 
     async def _repair(self, copy: Copy) -> bool:
         """Whether the chunk is whole here now; if not, the damaged copy is gone, so that nobody takes it for one."""
-        try:
-            if await self.copies.restore(copy.chunk_id):
-                return True
-        except KvquiltError as error:
-            log.warning("chunk %s was not restored in tier %s: %s", copy.chunk_id, copy.tier, error.detail)
+        if await self.restored(copy.chunk_id):
+            return True
         try:
             if await self._damage(copy.chunk_id, copy.tier):  # still
                 await self.copies.remove_copy(copy.chunk_id, copy.tier)
         except NotFound:
             pass
         return False
+
+    async def restored(self, chunk_id: str) -> bool:
+        """Whether there was still a good copy somewhere, which has been brought where it must be."""
+        try:
+            return await self.copies.restore(chunk_id)
+        except KvquiltError as error:
+            log.warning("chunk %s was not restored: %s", chunk_id, error.detail)
+            return False
 
     async def _has_good_copy(self, chunk_id: str) -> bool:
         for tier in self.copies.tiers:
@@ -169,7 +174,7 @@ async def scrub_cluster(
         async for now in progress:
             yield VerifyProgress(copies + now.num_copies, num_bytes + now.num_bytes, now.damaged)
     lost[home.node_id] = home.lost
-    missing = [c async for c in _missing(sorted(referenced()), lost, stored)]
+    missing = [c async for c in _missing(sorted(referenced()), lost, stored) if not (home.repair and await home.restored(c))]
     yield VerifyProgress(copies + home.num_copies, num_bytes + home.num_bytes, missing=tuple(missing))
 
 

@@ -60,6 +60,8 @@ class Node:
     async def restore(self, chunk_id: str) -> bool:
         states = [self._states(tier) for tier in self.tiers]
         good = chunk_id in self.elsewhere or any(s.get(chunk_id) == "good" for s in states)
+        if good and not any(chunk_id in s for s in states):
+            self.disk[chunk_id] = "good"
         for s in states:
             if good and s.get(chunk_id) == "bad":
                 s[chunk_id] = "good"
@@ -168,6 +170,15 @@ async def test_after_a_repair_only_what_was_lost_everywhere_is_missing() -> None
     last, _ = await cluster(nodes, [A, B], repair=True)
     assert last.missing == (B,)
     assert (nodes["home"].disk, nodes["other"].disk) == ({A: "good"}, {A: "good"})
+
+
+async def test_what_is_not_where_it_must_be_is_brought_there_from_whoever_has_it() -> None:
+    nodes = {"home": Node(elsewhere={A}), "other": Node()}
+    last, _ = await cluster(nodes, [A, B], repair=True)
+    assert last.missing == (B,)
+    assert nodes["home"].disk == {A: "good"}
+    last, _ = await cluster({"home": Node(elsewhere={A})}, [A], repair=False)
+    assert last.missing == (A,)
 
 
 async def test_a_node_that_does_not_answer_is_an_error_after_the_others_were_heard() -> None:
