@@ -176,7 +176,9 @@ class PinnedDocuments:
 class KvStore(Protocol):
     """The store as its callers see it: one node's, the whole cluster's, or a client of either. All raise ``shared.errors``."""
 
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
+        """``held``, to one node's store: only copies that this node holds itself, evictable ones included."""
+        ...
 
     async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]: ...
 

@@ -28,7 +28,7 @@ class KvStoreHandlers:
 
     @unary(pb.StatResponse)
     async def Stat(self, request: pb.StatRequest, ctx: RequestContext) -> pb.StatResponse:
-        stats = await self._store.stat(ctx, request.chunk_ids)
+        stats = await self._store.stat(ctx, request.chunk_ids, request.held)
         return pb.StatResponse(chunks=[_stat_to_pb(s) for s in stats])
 
     @unary(pb.OpenResponse)

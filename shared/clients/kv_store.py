@@ -49,9 +49,9 @@ class KvStoreClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
-        """In the order asked for."""
-        request = pb.StatRequest(meta=meta_of(ctx), chunk_ids=chunk_ids)
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
+        """In the order asked for. ``held``, of one node's agent: only what that node holds itself."""
+        request = pb.StatRequest(meta=meta_of(ctx), chunk_ids=chunk_ids, held=held)
         response = await self._transport.unary("Stat", request, pb.StatResponse, ctx.remaining_s)
         return [_stat_from_pb(c) for c in response.chunks]
 

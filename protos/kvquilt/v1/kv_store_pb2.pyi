@@ -20,12 +20,14 @@ class ChunkStat(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., size_bytes: _Optional[int] = ..., modified_s: _Optional[float] = ...) -> None: ...
 
 class StatRequest(_message.Message):
-    __slots__ = ("meta", "chunk_ids")
+    __slots__ = ("meta", "chunk_ids", "held")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     chunk_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    held: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class StatResponse(_message.Message):
     __slots__ = ("chunks",)
