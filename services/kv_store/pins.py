@@ -18,6 +18,7 @@ import xxhash
 from services.kv_store.blobs import Blobs
 from services.kv_store.catalog import Document
 from shared.errors import NotFound, StorageFull, Unavailable
+from shared.kv_types import PinnedChunks
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +35,7 @@ class Pin:
     document_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedChunks:
-    """``version`` is equal for equal sets."""
-
-    version: str
-    chunk_ids: frozenset[str]
-
-
-_NOTHING = PinnedChunks("", frozenset())
+_NOTHING = PinnedChunks("")
 
 
 class Pins:

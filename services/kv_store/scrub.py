@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -156,7 +156,7 @@ _PAGE = 1000
 
 
 async def scrub_cluster(
-    ctx: RequestContext, home: Scrub, peers: dict[str, PeerVerify], referenced: Callable[[], Collection[str]], stored: Stored
+    ctx: RequestContext, home: Scrub, peers: Mapping[str, PeerVerify], referenced: Callable[[], Collection[str]], stored: Stored
 ) -> AsyncGenerator[VerifyProgress, None]:
     """The other nodes first, all at once, then the home node; the last message says what is ``missing`` in the whole cluster.
 
@@ -188,7 +188,7 @@ async def _missing(chunk_ids: Sequence[str], lost: dict[str, Collection[str]], s
                 yield chunk_id
 
 
-async def _merged(peers: dict[str, PeerVerify]) -> AsyncGenerator[tuple[str, VerifyProgress, VerifyProgress], None]:
+async def _merged(peers: Mapping[str, PeerVerify]) -> AsyncGenerator[tuple[str, VerifyProgress, VerifyProgress], None]:
     """What each node says, as it comes, with what it had said before. The first error ends them all, after the others' news."""
     updates: asyncio.Queue[tuple[str, VerifyProgress, VerifyProgress] | None] = asyncio.Queue()
 

@@ -10,25 +10,25 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from heapq import merge
 from itertools import chain
 from typing import TypeVar
 
-from services.kv_store.chunk_names import LARGEST_PAGE, chunk_of
+from services.kv_store.catalog import Document
+from services.kv_store.chunk_names import chunk_of
 from services.kv_store.documents import Documents
 from services.kv_store.garbage import collect, keeper_now_s, young
 from services.kv_store.node_tiers import LocalCopy, NodeTiers, all_objects
-from services.kv_store.nodes import Nodes, ask
+from services.kv_store.nodes import Nodes, ask, merged_page
 from services.kv_store.pins import Pin, Pins, check_room
 from services.kv_store.quotas import Quotas, Usage, after_replacing
 from services.kv_store.scrub import Scrub, scrub_cluster
 from services.kv_store.sources import PeerSearch
-from shared.errors import KvquiltError, Unavailable
+from shared.errors import FailedPrecondition, KvquiltError, Unavailable
 from shared.kv_types import (
     ChunkPage,
-    ChunkStat,
     CollectedGarbage,
     DeletedChunks,
     KvStore,
@@ -38,13 +38,12 @@ from shared.kv_types import (
     TenantStats,
     VerifyProgress,
 )
-from shared.request import RequestContext
+from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 _IDS_PER_CALL = 1000
-Delete = Callable[[RequestContext, Sequence[str]], Awaitable[DeletedChunks]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +78,26 @@ class NodeCopies:
 
 
 class Upkeep:
-    """``delete``: everywhere, unless a document refers to the chunk by then."""
+    """``own``: this node's store, as the others see it."""
 
     def __init__(
-        self, node_id: str, tiers: NodeTiers, documents: Documents, nodes: Nodes, pins: Pins, quotas: Quotas, delete: Delete
+        self, node_id: str, own: KvStore, tiers: NodeTiers, documents: Documents, nodes: Nodes, quotas: Quotas | None = None
     ) -> None:
-        self._node_id, self._tiers, self._documents, self._nodes = node_id, tiers, documents, nodes
-        self._pins, self._quotas, self.delete = pins, quotas, delete
+        self._node_id, self._own, self._tiers, self._documents, self._nodes = node_id, own, tiers, documents, nodes
+        self._quotas = quotas or Quotas()
+        self._pins = Pins(tiers.truth, documents.documents)
         self._usage = Usage()
         self._pinned_version = ""
 
     # ---- scrubbing
 
-    def verify(self, ctx: RequestContext, repair: bool) -> AsyncGenerator[VerifyProgress, None]:
+    async def verify(self, ctx: RequestContext, repair: bool) -> AsyncGenerator[VerifyProgress, None]:
         """Of this node; the home node asks the others too and looks after the object store."""
+        async with aclosing(await self._scrub(ctx, repair)) as progress:
+            async for now in progress:
+                yield now
+
+    async def _scrub(self, ctx: RequestContext, repair: bool) -> AsyncGenerator[VerifyProgress, None]:
         is_home = self._nodes.home() == self._node_id
         copies = NodeCopies(
             self._tiers,
@@ -102,6 +107,7 @@ class Upkeep:
         scrub = Scrub(self._node_id, copies, repair)
         if not is_home:
             return scrub.run(ctx)
+        await asyncio.to_thread(self._documents.sync)
         peers = {n: partial(self._verify_peer, ctx, n, repair) for n in self._others()}
         return scrub_cluster(ctx, scrub, peers, self._referenced, partial(self._stored, ctx))
 
@@ -118,7 +124,7 @@ class Upkeep:
         answers, unreachable = await self._ask_others(lambda peer: peer.stat(ctx, chunk_ids))
         if unreachable:
             raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
-        own = await self._own_stats(chunk_ids)
+        own = await self._own.stat(ctx, chunk_ids)
         return {n: [s.chunk_id for s in stats if s.exists] for n, stats in {**answers, self._node_id: own}.items()}
 
     # ---- garbage
@@ -129,6 +135,7 @@ class Upkeep:
         """With ``chunk_ids``: only which of them must stay because of this node."""
         if chunk_ids:
             return CollectedGarbage(0, 0, 0, tuple(await asyncio.to_thread(self._needed_here, chunk_ids, grace_s)))
+        self._check_home()
         await asyncio.to_thread(self._documents.sync)
         return await collect(ctx, self, self._documents.references, grace_s, dry_run)
 
@@ -138,12 +145,14 @@ class Upkeep:
 
     async def list_page(self, ctx: RequestContext, start_after: str = "") -> ChunkPage:
         """Of all nodes and the object store."""
-        pages, unreachable = await ask(
-            self._nodes, self._nodes.ids(), lambda store: store.list_page(ctx, start_after, _IDS_PER_CALL)
-        )
+        answers, unreachable = await self._ask_others(lambda peer: peer.list_page(ctx, start_after, _IDS_PER_CALL))
         if unreachable:
             raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
-        return merged_page(list(pages.values()), _IDS_PER_CALL)
+        own = await self._own.list_page(ctx, start_after, _IDS_PER_CALL)
+        return merged_page([own, *answers.values()], _IDS_PER_CALL)
+
+    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
+        return await self._own.delete(ctx, chunk_ids)
 
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> Collection[str]:
         if not chunk_ids:
@@ -164,7 +173,8 @@ class Upkeep:
 
     async def pin(self, ctx: RequestContext, collection: str, document_id: str, unpin: bool) -> int:
         """Bytes that are pinned now, over all tenants."""
-        pin = Pin(ctx.tenant, collection, document_id)
+        self._check_home()
+        pin = Pin(ctx.tenant, check_name("collection", collection), document_id)
         pins = await asyncio.to_thread(self._pins.with_change, pin, unpin)
         num_bytes = await self._bytes_of(ctx, self._pins.documents_of(pins))
         if not unpin:
@@ -174,15 +184,15 @@ class Upkeep:
         return num_bytes
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
+        self._check_home()
         pins = await asyncio.to_thread(self._pins.of, ctx.tenant)
-        return [
-            PinnedDocuments(p.collection, p.document_id, await self._bytes_of(ctx, self._pins.documents_of([p]))) for p in pins
-        ]
+        return [PinnedDocuments(p.collection, p.document_id, await self._bytes_of(ctx, self._pins.documents_of([p]))) for p in pins]
 
     async def pinned_chunks(self, known_version: str) -> PinnedChunks:
         """Without ids where ``known_version`` is what holds."""
+        self._check_home()
         pinned = await asyncio.to_thread(self._pins.chunks)
-        return PinnedChunks(pinned.version, frozenset()) if pinned.version == known_version else pinned
+        return PinnedChunks(pinned.version) if pinned.version == known_version else pinned
 
     async def follow_pins(self, ctx: RequestContext) -> None:
         """Makes this node keep what is pinned by now. Raises ``Unavailable``."""
@@ -237,7 +247,7 @@ class Upkeep:
             ids = list(chunk_ids)
             answers, _ = await self._ask_others(lambda peer: peer.stat(ctx, ids)) if ids else ({}, 0)
             self._usage.learn(s for stats in answers.values() for s in stats)
-            self._usage.learn(await self._own_stats(ids))
+            self._usage.learn(await self._own.stat(ctx, ids))
             return
         after, truncated = "", True
         while truncated:
@@ -248,19 +258,15 @@ class Upkeep:
 
     # ---- nodes
 
-    async def _own_stats(self, chunk_ids: Sequence[str]) -> list[ChunkStat]:
-        return await (await self._nodes.store(self._node_id)).stat(RequestContext.create(), chunk_ids)
+    def check_invariants(self) -> None:
+        self._pins.check_invariants()
+
+    def _check_home(self) -> None:
+        if self._nodes.home() != self._node_id:
+            raise FailedPrecondition("documents are kept by the agent of the home node only")
 
     def _others(self) -> list[str]:
         return [n for n in self._nodes.ids() if n != self._node_id]
 
     async def _ask_others(self, call: Callable[[KvStore], Awaitable[ResultT]]) -> tuple[dict[str, ResultT], int]:
         return await ask(self._nodes, self._others(), call)
-
-
-def merged_page(pages: Sequence[ChunkPage], limit: int) -> ChunkPage:
-    """What several nodes list from the same place on, as one page of at most ``limit``."""
-    ends = [p.chunks[-1].chunk_id for p in pages if p.truncated and p.chunks]
-    chunks = {c.chunk_id: c for c in merge(*(p.chunks for p in pages), key=lambda c: c.chunk_id)}
-    chosen = [c for c in chunks.values() if not ends or c.chunk_id <= min(ends)][: min(limit, LARGEST_PAGE)]
-    return ChunkPage(tuple(chosen), truncated=len(chosen) < len(chunks) or bool(ends))
