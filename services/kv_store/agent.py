@@ -44,8 +44,8 @@ STALE_STAGING_S = 3600.0
 
 
 class Agent:
-    """A ``shared.kv_types.KvStore`` of one node. What it says about chunks is about this node's; the home node answers for the object
-    store, too, and its ``delete`` reaches all nodes."""
+    """A ``shared.kv_types.KvStore`` of one node. What it says about chunks is about this node's; the home node answers for the
+    object store, too, and its ``delete`` reaches all nodes."""
 
     def __init__(
         self,
