@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.kv_store.agent import Agent
+from services.kv_store.config import GarbageConfig
 from services.kv_store.documents import Documents
+from services.kv_store.housekeeping import Housekeeping
 from services.kv_store.quotas import Quotas
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
 from shared.kv_types import Manifest, ManifestChunk
@@ -158,6 +161,60 @@ async def test_while_a_node_does_not_answer_nothing_is_concluded(
 
 async def anext_of_all(home: Agent) -> list[object]:
     return [p async for p in home.verify(CTX)]
+
+
+class Stop(Exception):
+    """Ends what would go on for ever."""
+
+
+async def rounds(house: Housekeeping, run: Callable[[Housekeeping], Awaitable[None]], num_rounds: int) -> list[float]:
+    """The pauses that were made."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > num_rounds:
+            raise Stop
+
+    with pytest.raises(Stop):
+        await run(replace(house, sleep=sleep))
+    return pauses
+
+
+async def test_garbage_is_collected_by_itself_on_the_home_node_even_after_a_failure(make: Make, nodes: KnownNodes) -> None:
+    home, other = make(), make("other")
+    await put(home, A)
+    config = GarbageConfig(period_s=5.0, grace_s=0.0)
+    nodes.down.add("other")
+    assert await rounds(Housekeeping(home, nodes, "home", config, 1.0), Housekeeping.collect_garbage, 1) == [5.0, 5.0]
+    assert (await home.stat(CTX, [A]))[0].exists
+    nodes.down.clear()
+    await rounds(Housekeeping(other, nodes, "other", config, 1.0), Housekeeping.collect_garbage, 1)
+    assert (await home.stat(CTX, [A]))[0].exists
+    await rounds(Housekeeping(home, nodes, "home", config, 1.0), Housekeeping.collect_garbage, 1)
+    assert not (await home.stat(CTX, [A]))[0].exists
+
+
+async def test_without_a_period_no_garbage_is_collected(make: Make, nodes: KnownNodes) -> None:
+    home = make()
+    await put(home, A)
+    await Housekeeping(home, nodes, "home", GarbageConfig(period_s=0.0, grace_s=0.0), 1.0).collect_garbage()
+    assert (await home.stat(CTX, [A]))[0].exists
+
+
+async def test_every_node_follows_the_pins_by_itself(make: Make, nodes: KnownNodes) -> None:
+    home, other = make(), make("other")
+    await put(home, *IDS)
+    await home.put_manifest(CTX, document("1", A))
+    await other.open(CTX, [A])
+    nodes.down.add("home")
+    house = Housekeeping(other, nodes, "other", GarbageConfig(), 2.0)
+    assert await rounds(house, Housekeeping.follow_pins, 1) == [2.0, 2.0]
+    nodes.down.clear()
+    await home.pin(CTX, "books")
+    await rounds(house, Housekeeping.follow_pins, 1)
+    await other.open(CTX, IDS[1:])
+    assert A in await held(other)
 
 
 async def test_only_the_home_node_decides(make: Make) -> None:
