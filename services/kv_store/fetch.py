@@ -4,8 +4,8 @@
     parts, in the order of layers, several at a time ──▶ layers are marked as they come
     whole ──▶ verified ──▶ takes its place in a tier
 
-Readers keep their descriptors, so it is nothing to them when the staged name goes; those who were told of it and have not opened it
-yet find it for a while longer.
+Readers keep their descriptors, so it is nothing to them when the staged name goes. Who was told of it and comes too late asks
+again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-from services.kv_store.frames import TAIL_GUESS_BYTES, NewerFormat, ShortTail, summary_of_tail
 from services.kv_store.lanes import Lanes
-from services.kv_store.local_tier import LocalTier, Reservation
+from services.kv_store.local_tier import LocalTier, Reservation, verified
 from services.kv_store.sources import Source
 from services.kv_store.staging import StagedFile
-from shared.errors import CorruptData, DeadlineExceeded, KvquiltError, NotFound, StorageFull, Unavailable
-from shared.kv_format import ChunkSummary, verify_chunk
+from shared.errors import CorruptData, DeadlineExceeded, KvquiltError, NewerFormat, NotFound, StorageFull, Unavailable
+from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, ShortTail, summary_of_tail
 from shared.kv_format.progress import ProgressWriter
 from shared.kv_types import OpenedChunk
 
@@ -77,27 +75,28 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class FetchRoom:
-    """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called with the staged file
-    once it needs its name no more. ``damaged``: told what kind of source had a copy that is none."""
+    """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called with a chunk that no
+    tier has room for after all: its staged file is all there is. ``damaged``: told what kind of source had a copy that is none."""
 
     tiers: Sequence[LocalTier]
     config: FetchConfig
     lanes: Lanes
     threads: Executor
     counters: Counter[str]
-    linger: Callable[[LocalTier, Path], None]
+    linger: Callable[[OpenedChunk], None]
     damaged: Callable[[str, str], None]
 
 
 class Fetch:
     """One per chunk, however many ask for it. It goes on when all of them have gone away."""
 
-    def __init__(self, room: FetchRoom, chunk_id: str, urgent: bool) -> None:
-        self.chunk_id, self.urgent = chunk_id, urgent
+    def __init__(self, room: FetchRoom, chunk_id: str) -> None:
+        self.chunk_id = chunk_id
+        self.urgent = False
+        """Somebody waits for it: its parts come before those of others."""
         self.unwanted = False
         """Set when the chunk is deleted or replaced: what comes is dropped."""
         self._room = room
-        self._told = False
         self._framed: asyncio.Future[OpenedChunk | None] = asyncio.get_running_loop().create_future()
 
     async def framed(self) -> OpenedChunk | None:
@@ -141,10 +140,8 @@ class Fetch:
             reservation.release()
         self._room.counters[f"{source.kind}_fetches"] += 1
         self._room.counters[f"{source.kind}_bytes"] += size
-        if self._framed.done() or opened.path == str(file.path):  # somebody was told this name
-            self._room.linger(tier, file.path)
-        else:
-            tier.staging.discard(file.path)
+        if opened.path == str(file.path):
+            self._room.linger(opened)
         self._tell(opened)
         return True
 
@@ -176,7 +173,7 @@ class Fetch:
                 arrivals = Arrivals(parts, summary.layers, progress.layer_arrived)
                 self._tell(OpenedChunk(self.chunk_id, True, str(file.path), size, summary.layers, str(progress.path), tier.name))
                 await self._read_parts(source, file, parts, arrivals)
-            await self._in_thread(self._verify, source, file)
+            await self._verify(source, file)
             whole = True
             return summary
         finally:
@@ -227,22 +224,19 @@ class Fetch:
                     if not tries_left:
                         raise
 
-    def _verify(self, source: Source, file: StagedFile) -> None:
+    async def _verify(self, source: Source, file: StagedFile) -> None:
         try:
-            if verify_chunk(file.path, self.chunk_id).header.chunk_id != self.chunk_id:
-                raise CorruptData(f"chunk {self.chunk_id}: what came is another chunk")
+            await self._in_thread(verified, file.path, self.chunk_id)
         except CorruptData:
             self._room.damaged(source.kind, self.chunk_id)
             raise
 
     def _keep(self, tier: LocalTier, reservation: Reservation, file: StagedFile, summary: ChunkSummary) -> OpenedChunk:
         """Where it can be read from now on: in the tier, or, if that has no room any more, in the staged file."""
-        second = tier.staging.second_name(file.path)
-        if tier.keep(self.chunk_id, second, summary, reservation=reservation, unless=lambda: self.unwanted):
+        if tier.keep(self.chunk_id, file.path, summary, reservation=reservation, unless=lambda: self.unwanted):
             kept = tier.open(self.chunk_id)
             if kept is not None:
                 return kept
-        tier.staging.discard(second)
         return OpenedChunk(self.chunk_id, True, str(file.path), summary.size_bytes, summary.layers, tier=tier.name)
 
     def _tell(self, opened: OpenedChunk | None) -> None:

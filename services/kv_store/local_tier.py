@@ -27,7 +27,7 @@ from services.kv_store.directory_blobs import DirectoryBlobs
 from services.kv_store.disk import Disk
 from services.kv_store.eviction import S3Fifo
 from services.kv_store.staging import StagedFile, Staging
-from shared.errors import CorruptData, FailedPrecondition, NotFound, StorageFull
+from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
 from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
 from shared.kv_types import OpenedChunk, TierStats
 
@@ -166,7 +166,7 @@ class LocalTier:
             log.warning("a copy in tier %s is damaged: %s", self.name, error.detail)
             self.remove_if(chunk_id, lambda: not _is_whole(path))
             return None
-        except FailedPrecondition as error:
+        except NewerFormat as error:
             log.warning("a copy in tier %s cannot be read by this version: %s", self.name, error.detail)
             return None
         return OpenedChunk(chunk_id, True, str(path), summary.size_bytes, summary.layers, tier=self.name)
@@ -423,6 +423,18 @@ class LocalTier:
         return TierStats(name, len(copies), sum(c.size_bytes for c in copies), self.capacity_bytes, pinned)
 
 
+def verified(path: Path, chunk_id: str) -> ChunkSummary:
+    """Reads every byte of a chunk's file.
+
+    Raises:
+        NotFound, CorruptData, NewerFormat: it is not a whole file, or another chunk's.
+    """
+    summary = verify_chunk(path, chunk_id)
+    if summary.header.chunk_id != chunk_id:
+        raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
+    return summary
+
+
 def _stamp(path: Path) -> _Stamp:
     status = os.stat(path, follow_symlinks=False)
     return status.st_ino, status.st_size, status.st_mtime_ns
@@ -433,6 +445,6 @@ def _is_whole(path: Path) -> bool:
         verify_chunk(path)
     except CorruptData:
         return False
-    except (NotFound, FailedPrecondition):
+    except (NotFound, NewerFormat):
         pass
     return True

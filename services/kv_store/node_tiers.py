@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,23 +21,21 @@ from typing import TypeVar
 
 from services.kv_store.blobs import Blobs, BlobStat, From, Last, Span
 from services.kv_store.chunk_names import CHUNKS, blob_of, chunk_of
-from services.kv_store.fetch import Fetch, FetchConfig, FetchRoom
-from services.kv_store.frames import TAIL_GUESS_BYTES, NewerFormat, ShortTail, summary_of_tail
-from services.kv_store.lanes import Lanes, Locks
-from services.kv_store.local_tier import Copy, LocalTier
-from services.kv_store.sources import ObjectSource, PeerSearch, Source
+from services.kv_store.fetch import FetchConfig
+from services.kv_store.fetches import Fetches
+from services.kv_store.lanes import Locks
+from services.kv_store.local_tier import Copy, LocalTier, verified
+from services.kv_store.promotion import Promotion
+from services.kv_store.sources import PeerSearch
 from services.kv_store.uploader import Uploader
-from shared.errors import CorruptData, KvquiltError, NotFound, StorageFull
-from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
+from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, StorageFull
+from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, ShortTail, inspect_chunk, summary_of_tail
 from shared.kv_types import OpenedChunk, TierStats
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
-LINGER_S = 10.0
-_USES_OF_THE_HOT = 2
 _NUM_THREADS = 8
-Search = Callable[[str], AsyncIterator[Source]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +61,20 @@ class NodeTiers:
     ) -> None:
         self.disk, self.memory, self.objects = disk, memory, objects
         self.counters: Counter[str] = Counter()
-        self._config = fetch or FetchConfig()
-        self._prefer_peers = prefer_peers
         self._tiers = [t for t in (memory, disk) if t is not None]  # in the order of reading
         self._openers = ThreadPoolExecutor(2, "kv-open")
-        self._workers = ThreadPoolExecutor(_NUM_THREADS, "kv-work")
-        self._readers = ThreadPoolExecutor(self._config.concurrency, "kv-fetch")
-        self._lanes, self._locks = Lanes(self._config.concurrency), Locks()
-        self._fetches: dict[str, tuple[Fetch, asyncio.Task[bool]]] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._promoting: set[str] = set()
-        self._lingering: dict[Path, tuple[LocalTier, asyncio.TimerHandle]] = {}
-        self._damaged_objects: set[str] = set()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "kv-work")
+        self._locks = Locks()
         self._uploader = Uploader(self._upload)
+        self._promotion = None if memory is None else Promotion(disk, memory, self.counters, self._threads)
+        self._fetches = Fetches(
+            [disk] if memory is None else [disk, memory],
+            objects,
+            fetch or FetchConfig(),
+            prefer_peers,
+            self.counters,
+            self._threads,
+        )
 
     @property
     def truth(self) -> Blobs:
@@ -88,13 +87,13 @@ class NodeTiers:
         """In the order asked for. What goes wrong on the way makes a chunk absent: its user can compute it."""
         wanted = list(dict.fromkeys(chunk_ids))
         self.counters["opens"] += len(wanted)
-        found = dict(zip(wanted, await self._in(self._openers, self._open_here, wanted), strict=True))
+        found = dict(zip(wanted, await self._open_fast(wanted), strict=True))
         missing = [chunk_id for chunk_id, opened in found.items() if opened is None]
-        for opened in found.values():
-            if opened is not None:
-                self.counters[f"{opened.tier}_hits"] += 1
-                self._count_use(opened.chunk_id)
+        self.counters.update(f"{opened.tier}_hits" for opened in found.values() if opened is not None)
         found.update(zip(missing, await asyncio.gather(*(self._open_elsewhere(c, peers) for c in missing)), strict=True))
+        for chunk_id, opened in found.items():
+            if self._promotion is not None and opened is not None:
+                self._promotion.used(chunk_id)
         return [found[c] or OpenedChunk(c, exists=False) for c in chunk_ids]
 
     def prefetch(self, chunk_ids: Sequence[str], peers: PeerSearch) -> None:
@@ -102,7 +101,7 @@ class NodeTiers:
         for chunk_id in chunk_ids:
             if chunk_id not in self._fetches and not self._is_here(chunk_id):
                 self.counters["prefetches"] += 1
-                self._fetch(chunk_id, self._sources(chunk_id, peers), urgent=False)
+                self._fetches.start(chunk_id, peers)
 
     def read(self, chunk_id: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         """The bytes of the file, from the first tier that has it. Blocks.
@@ -134,7 +133,7 @@ class NodeTiers:
         """Those that are whole in the object store, or kept here until they are."""
         kept = {c: copy for c in chunk_ids if (copy := self.disk.find(c)) is not None and copy.kept}
         asked = [] if self.objects is None or not ask_objects else [c for c in dict.fromkeys(chunk_ids) if c not in kept]
-        stats = await asyncio.gather(*(self._in(self._workers, self._object_copy, c) for c in asked))
+        stats = await asyncio.gather(*(self._in_threads(self._object_copy, c) for c in asked))
         return {**kept, **{c: stat for c, stat in zip(asked, stats, strict=True) if stat is not None}}
 
     # ---- writing
@@ -156,22 +155,22 @@ class NodeTiers:
             async with self._locks.hold(chunk_id):
                 copied = self.objects is None and self._is_here(chunk_id)
                 durable = await self._exists(chunk_id, uploaded=not behind and not replace)
-                if not durable or (replace and not await self._in(self._workers, self._is_newer, chunk_id)):
+                if not durable or (replace and not await self._in_threads(self._is_newer, chunk_id)):
                     await self._store(chunk_id, staged, behind)
                 return durable or copied
         finally:
-            await self._in(self._workers, self.disk.staging.discard, staged)
+            await self._in_threads(self.disk.staging.discard, staged)
 
     async def delete(self, chunk_id: str) -> bool:
         """From this node's tiers; whether it was here. Nothing that this node was bringing to the object store arrives there after
         this."""
         async with self._locks.hold(chunk_id):
-            self._drop_fetch(chunk_id)
-            return await self._in(self._workers, self._remove_here, chunk_id)
+            self._fetches.drop(chunk_id)
+            return await self._in_threads(self._remove_here, chunk_id)
 
     async def delete_object(self, chunk_id: str) -> bool:
         """Whether it was in the object store."""
-        return self.objects is not None and await self._in(self._workers, self.objects.delete, blob_of(chunk_id))
+        return self.objects is not None and await self._in_threads(self.objects.delete, blob_of(chunk_id))
 
     def upload_pending(self) -> None:
         """Goes on bringing to the object store what is only here: for the start of an agent, and whenever."""
@@ -184,15 +183,10 @@ class NodeTiers:
 
     async def close(self) -> None:
         """Ends what runs in the background. What was acknowledged is durable already."""
-        for fetch, _ in self._fetches.values():
-            fetch.unwanted = True
-        tasks = [task for _, task in self._fetches.values()] + [*self._background]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(self._uploader.close(), *tasks, return_exceptions=True)
-        for path in list(self._lingering):
-            self._end_lingering(path)
-        for pool in (self._openers, self._workers, self._readers):
+        await asyncio.gather(self._uploader.close(), self._fetches.close())
+        if self._promotion is not None:
+            await self._promotion.close()
+        for pool in (self._openers, self._threads):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- every copy: for scrubbing, pins and garbage collection
@@ -214,25 +208,25 @@ class NodeTiers:
             StorageFull, Unavailable: it could not be read.
         """
         if tier == "objects":
-            return await self._in(self._workers, self._verify_object, chunk_id)
+            return await self._in_threads(self._verify_object, chunk_id)
         path = self._tier(tier).path_of(chunk_id)
-        return (await self._in(self._workers, _verify, path, chunk_id)).size_bytes
+        return (await self._in_threads(verified, path, chunk_id)).size_bytes
 
     async def remove_copy(self, chunk_id: str, tier: str) -> bool:
         """Whether it was there. A reader that has it open goes on."""
         async with self._locks.hold(chunk_id):
             if tier == "objects":
                 return await self.delete_object(chunk_id)
-            return await self._in(self._workers, self._tier(tier).remove, chunk_id)
+            return await self._in_threads(self._tier(tier).remove, chunk_id)
 
     async def restore(self, chunk_id: str, peers: PeerSearch) -> bool:
         """Replaces what is damaged by what is whole: local copies by a fetched one, the object by a local or a fetched one. Whether
         a good copy is where the truth should be now."""
         async with self._locks.hold(chunk_id):
-            self._drop_fetch(chunk_id)
-            good = await self._in(self._workers, self._remove_damaged, chunk_id)
+            self._fetches.drop(chunk_id)
+            good = await self._in_threads(self._remove_damaged, chunk_id)
         if good is None:
-            self._damaged_objects.discard(chunk_id)
+            self._fetches.damaged_objects.discard(chunk_id)
             await self.fetched(chunk_id, peers)
             good = self.find(chunk_id)
         if good is None:
@@ -248,7 +242,7 @@ class NodeTiers:
     async def fetched(self, chunk_id: str, peers: PeerSearch) -> bool:
         """Waits until the chunk is whole in a tier of this node; False: it cannot be had."""
         if not self._is_here(chunk_id):
-            await asyncio.shield(self._fetch(chunk_id, self._sources(chunk_id, peers), urgent=False)[1])
+            await asyncio.shield(self._fetches.start(chunk_id, peers)[1])
         return self._is_here(chunk_id)
 
     def pin(self, chunk_ids: frozenset[str]) -> None:
@@ -285,110 +279,19 @@ class NodeTiers:
     def _open_here(self, chunk_ids: Sequence[str]) -> list[OpenedChunk | None]:
         return [next((o for tier in self._tiers if (o := tier.open(c))), None) for c in chunk_ids]
 
+    async def _open_fast(self, chunk_ids: Sequence[str]) -> list[OpenedChunk | None]:
+        """In threads that nothing slow runs in."""
+        return await asyncio.get_running_loop().run_in_executor(self._openers, self._open_here, chunk_ids)
+
     async def _open_elsewhere(self, chunk_id: str, peers: PeerSearch) -> OpenedChunk | None:
         if chunk_id not in self._fetches and self._is_here(chunk_id):  # it arrived in between
-            (opened,) = await self._in(self._openers, self._open_here, [chunk_id])
+            (opened,) = await self._open_fast([chunk_id])
             if opened is not None:
                 return opened
-        if chunk_id in self._fetches:
-            self.counters["coalesced"] += 1
-        fetch, _ = self._fetch(chunk_id, self._sources(chunk_id, peers), urgent=True)
-        try:
-            async with asyncio.timeout(self._config.timeout_s):
-                opened = await fetch.framed()
-        except TimeoutError:
-            return None
+        opened = await self._fetches.open(chunk_id, peers)
         if opened is not None:
             self.disk.lease(chunk_id)
         return opened
-
-    def _fetch(self, chunk_id: str, sources: AsyncIterator[Source], urgent: bool) -> tuple[Fetch, asyncio.Task[bool]]:
-        """The one that is under way, or a new one."""
-        if chunk_id not in self._fetches:
-            fetch = Fetch(self._fetch_room(), chunk_id, urgent)
-            task = asyncio.create_task(fetch.run(sources))
-            self._fetches[chunk_id] = fetch, task
-            task.add_done_callback(lambda task: self._fetched(chunk_id, task))
-        fetch, task = self._fetches[chunk_id]
-        fetch.urgent = fetch.urgent or urgent
-        return fetch, task
-
-    def _fetched(self, chunk_id: str, task: asyncio.Task[bool]) -> None:
-        if self._fetches.get(chunk_id, (None, None))[1] is task:
-            del self._fetches[chunk_id]
-        if not task.cancelled() and task.exception() is not None:
-            log.error("fetching chunk %s failed", chunk_id, exc_info=task.exception())
-
-    def _drop_fetch(self, chunk_id: str) -> None:
-        fetch, _ = self._fetches.pop(chunk_id, (None, None))
-        if fetch is not None:
-            fetch.unwanted = True
-
-    def _fetch_room(self) -> FetchRoom:
-        tiers = [t for t in (self.disk, self.memory) if t is not None]
-        return FetchRoom(tiers, self._config, self._lanes, self._workers, self.counters, self._linger, self._note_damage)
-
-    async def _sources(self, chunk_id: str, peers: PeerSearch) -> AsyncIterator[Source]:
-        if self._prefer_peers or self.objects is None:
-            for source in await peers.sources(chunk_id):
-                yield source
-        if self.objects is not None:
-            yield ObjectSource(self.objects, chunk_id, self._readers)
-            if not self._prefer_peers:
-                for source in await peers.sources(chunk_id):
-                    yield source
-
-    def _note_damage(self, kind: str, chunk_id: str) -> None:
-        self.counters[f"damaged_{kind}s"] += 1
-        if kind == "object":
-            self._damaged_objects.add(chunk_id)
-
-    def _linger(self, tier: LocalTier, path: Path) -> None:
-        timer = asyncio.get_running_loop().call_later(LINGER_S, self._end_lingering, path)
-        self._lingering[path] = tier, timer
-
-    def _end_lingering(self, path: Path) -> None:
-        tier, timer = self._lingering.pop(path)
-        timer.cancel()
-        with suppress(KvquiltError):
-            tier.staging.discard(path)
-
-    # ---- from the disk to memory
-
-    def _count_use(self, chunk_id: str) -> None:
-        if self.memory is None or self.memory.find(chunk_id) or chunk_id in self._promoting:
-            return
-        if self.disk.num_uses(chunk_id) >= _USES_OF_THE_HOT:
-            self._promoting.add(chunk_id)
-            task = asyncio.create_task(self._promote_once(chunk_id))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
-
-    async def _promote_once(self, chunk_id: str) -> None:
-        try:
-            if await self._in(self._workers, self._promote, chunk_id):
-                self.counters["promotions"] += 1
-        except (KvquiltError, OSError) as error:
-            log.info("chunk %s stays on the disk: %r", chunk_id, error)
-        finally:
-            self._promoting.discard(chunk_id)
-
-    def _promote(self, chunk_id: str) -> bool:
-        assert self.memory is not None
-        version, path = self.disk.version(chunk_id), self.disk.path_of(chunk_id)
-        reservation = self.memory.reserve(path.stat().st_size)
-        if reservation is None:
-            return False
-        staged = None
-        try:
-            staged = self.memory.staging.copy_of(path)
-            summary = _verify(staged, chunk_id)
-            changed = lambda: self.disk.version(chunk_id) != version  # noqa: E731
-            return self.memory.keep(chunk_id, staged, summary, reservation=reservation, unless=changed)
-        finally:
-            reservation.release()
-            if staged is not None:
-                self.memory.staging.discard(staged)
 
     # ---- on the way out
 
@@ -396,25 +299,25 @@ class NodeTiers:
         """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there first."""
         copy = self.disk.find(chunk_id)
         if copy is not None and copy.kept:
-            await self._in(self._workers, self.disk.commit, chunk_id)
+            await self._in_threads(self.disk.commit, chunk_id)
             if uploaded:
                 await self._upload_locked(chunk_id)
             return True
-        if self.objects is None or chunk_id in self._damaged_objects:
+        if self.objects is None or chunk_id in self._fetches.damaged_objects:
             return False
-        return await self._in(self._workers, self.objects.stat, blob_of(chunk_id)) is not None
+        return await self._in_threads(self.objects.stat, blob_of(chunk_id)) is not None
 
     async def _store(self, chunk_id: str, staged: Path, behind: bool) -> None:
-        summary = await self._in(self._workers, _verify, staged, chunk_id)
-        self._drop_fetch(chunk_id)
+        summary = await self._in_threads(verified, staged, chunk_id)
+        self._fetches.drop(chunk_id)
         if self.objects is None or behind:
-            await self._in(self._workers, self._keep_truth, chunk_id, staged, summary)
+            await self._in_threads(self._keep_truth, chunk_id, staged, summary)
             if self.objects is not None:
                 self._uploader.add([chunk_id])
         else:
-            await self._in(self._workers, self._put_object, chunk_id, staged, summary)
+            await self._in_threads(self._put_object, chunk_id, staged, summary)
             self.counters["uploads"] += 1
-        self._damaged_objects.discard(chunk_id)
+        self._fetches.damaged_objects.discard(chunk_id)
 
     def _keep_truth(self, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
         self.disk.with_room(summary.size_bytes, lambda: self.disk.keep(chunk_id, staged, summary, truth=True))
@@ -442,16 +345,16 @@ class NodeTiers:
             return
         version, path = self.disk.version(chunk_id), self.disk.path_of(chunk_id)
         try:
-            await self._in(self._workers, _verify, path, chunk_id)
-            await self._in(self._workers, self.objects.put_file, blob_of(chunk_id), path)
+            await self._in_threads(verified, path, chunk_id)
+            await self._in_threads(self.objects.put_file, blob_of(chunk_id), path)
         except (NotFound, FileNotFoundError):
             pass  # settling finds out
         except CorruptData as error:
             log.error("what waited for the object store is damaged: %s", error.detail)
-            await self._in(self._workers, self.disk.remove, chunk_id)
+            await self._in_threads(self.disk.remove, chunk_id)
         else:
             self.counters["uploads"] += 1
-        await self._in(self._workers, self.disk.settle, chunk_id, version)
+        await self._in_threads(self.disk.settle, chunk_id, version)
 
     def _is_newer(self, chunk_id: str) -> bool:
         """A file of a newer format is not replaced."""
@@ -469,12 +372,12 @@ class NodeTiers:
 
     async def _make_truth(self, chunk_id: str) -> bool:
         """Puts a good local copy where the truth should be."""
-        staged = await self._in(self._workers, self.disk.staging.copy_of, self._copy_path(chunk_id))
+        staged = await self._in_threads(self.disk.staging.copy_of, self._copy_path(chunk_id))
         try:
             async with self._locks.hold(chunk_id):
                 await self._store(chunk_id, staged, behind=False)
         finally:
-            await self._in(self._workers, self.disk.staging.discard, staged)
+            await self._in_threads(self.disk.staging.discard, staged)
         return True
 
     # ---- small things
@@ -490,7 +393,7 @@ class NodeTiers:
             copy = tier.find(chunk_id)
             if copy is not None:
                 try:
-                    _verify(tier.path_of(chunk_id), chunk_id)
+                    verified(tier.path_of(chunk_id), chunk_id)
                     good = copy
                 except CorruptData:
                     tier.remove(chunk_id)
@@ -509,7 +412,7 @@ class NodeTiers:
             for piece in self.objects.read(blob_of(chunk_id), Span(0, stat.size_bytes)):
                 file.write(offset, piece)
                 offset += len(piece)
-            return _verify(file.path, chunk_id).size_bytes
+            return verified(file.path, chunk_id).size_bytes
         finally:
             file.close()
             self.disk.staging.discard(file.path)
@@ -544,8 +447,8 @@ class NodeTiers:
             return self.memory
         return self.disk
 
-    async def _in(self, pool: ThreadPoolExecutor, call: Callable[..., ResultT], *args: object) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(pool, call, *args)
+    async def _in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
 
 def all_objects(objects: Blobs) -> Iterator[BlobStat]:
@@ -556,10 +459,3 @@ def all_objects(objects: Blobs) -> Iterator[BlobStat]:
         if not page.truncated:
             return
         page = objects.list(CHUNKS, page.blobs[-1].name)
-
-
-def _verify(path: Path, chunk_id: str) -> ChunkSummary:
-    summary = verify_chunk(path, chunk_id)
-    if summary.header.chunk_id != chunk_id:
-        raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
-    return summary
