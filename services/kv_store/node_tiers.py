@@ -76,6 +76,11 @@ class NodeTiers:
             self._threads,
         )
 
+    @property
+    def truth(self) -> Blobs:
+        """Where a few small things are kept that must not be lost, beside the chunks."""
+        return self.disk.kept if self.objects is None else self.objects
+
     # ---- reading
 
     async def open(self, chunk_ids: Sequence[str], peers: PeerSearch) -> list[OpenedChunk]:
