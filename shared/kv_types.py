@@ -157,11 +157,12 @@ class VerifyProgress:
 
 @dataclass(frozen=True, slots=True)
 class CollectedGarbage:
-    """``num_kept``: unreferenced ones that are too young, or being read."""
+    """``num_kept``: unreferenced ones that are too young, or being read; ``kept``: which, in answer to a question about some."""
 
     num_chunks: int
     num_bytes: int
     num_kept: int
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +174,20 @@ class PinnedDocuments:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class PinnedChunks:
+    """``version`` is equal for equal sets; a set whose version the asker knew comes without its ids."""
+
+    version: str
+    chunk_ids: frozenset[str] = frozenset()
+
+
 class KvStore(Protocol):
     """The store as its callers see it: one node's, the whole cluster's, or a client of either. All raise ``shared.errors``."""
 
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
+        """``held``, to one node's store: only copies that this node holds itself, evictable ones included."""
+        ...
 
     async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]: ...
 
@@ -224,8 +235,12 @@ class KvStore(Protocol):
         """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good ones."""
         ...
 
-    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool = False) -> CollectedGarbage:
-        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago."""
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+    ) -> CollectedGarbage:
+        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago.
+
+        ``chunk_ids``, to one node's store: nothing is removed; ``kept`` are those that must stay because of this node."""
         ...
 
     async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
@@ -235,5 +250,9 @@ class KvStore(Protocol):
         ...
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]: ...
+
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
+        """Over all tenants: for the other nodes."""
+        ...
 
     async def health(self, ctx: RequestContext) -> ServiceHealth: ...

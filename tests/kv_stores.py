@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
 
 from services.kv_store.agent import Agent
-from services.kv_store.chunk_files import ChunkFiles
+from services.kv_store.blobs import Blobs
 from services.kv_store.cluster_store import ClusterStore
-from services.kv_store.disk import Disk
+from services.kv_store.disk import Disk, VolatileDisk
 from services.kv_store.documents import Documents
+from services.kv_store.fetch import FetchConfig
 from services.kv_store.handlers import KvStoreHandlers, start_server
+from services.kv_store.local_tier import LEASE_S, LocalTier
+from services.kv_store.node_tiers import NodeTiers
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.errors import NotFound, Unavailable
@@ -45,8 +49,53 @@ class KnownNodes:
         self.suspected.append(node_id)
 
 
-def agent_on(directory: Path, node_id: str, nodes: KnownNodes, disk: Disk | None = None) -> Agent:
-    agent = Agent(node_id, ChunkFiles(directory, disk), Documents(directory, disk), nodes)
+def tiers_in(
+    directory: Path,
+    disk: Disk | None = None,
+    objects: Blobs | None = None,
+    *,
+    memory_disk: Disk | None = None,
+    capacity_bytes: int = 0,
+    memory_bytes: int | None = None,
+    lease_s: float = LEASE_S,
+    clock: Callable[[], float] = time.monotonic,
+    fetch: FetchConfig | None = None,
+    prefer_peers: bool = False,
+) -> NodeTiers:
+    """Tiers of one node; ``memory_bytes`` None: none in memory."""
+    memory = None
+    if memory_bytes is not None:
+        memory = LocalTier(
+            "memory",
+            directory / "memory",
+            disk=memory_disk or VolatileDisk(),
+            capacity_bytes=memory_bytes,
+            lease_s=lease_s,
+            clock=clock,
+        )
+    own = LocalTier(
+        "disk",
+        directory,
+        disk=disk,
+        keeps=True,
+        kept_name="pending" if objects is not None else "",
+        capacity_bytes=capacity_bytes,
+        lease_s=lease_s,
+        clock=clock,
+    )
+    return NodeTiers(own, memory, objects, fetch, prefer_peers)
+
+
+def agent_on(
+    directory: Path,
+    node_id: str,
+    nodes: KnownNodes,
+    disk: Disk | None = None,
+    objects: Blobs | None = None,
+    tiers: NodeTiers | None = None,
+) -> Agent:
+    """With the default ``tiers`` of ``disk`` and ``objects`` unless others are given."""
+    agent = Agent(node_id, tiers or tiers_in(directory, disk, objects), Documents(directory, disk), nodes)
     nodes.stores[node_id] = agent
     return agent
 
@@ -65,15 +114,17 @@ async def over_grpc(store: KvStore) -> AsyncGenerator[KvStoreClient, None]:
 
 @asynccontextmanager
 async def cluster(
-    directory: Path, node_ids: Sequence[str]
+    directory: Path, node_ids: Sequence[str], objects: Blobs | None = None
 ) -> AsyncGenerator[tuple[ClusterStore, dict[str, Agent], KnownNodes], None]:
     """Agents that reach each other over gRPC, as they do on Ray nodes, and the front's store over them."""
     nodes = KnownNodes()
-    agents = {node_id: agent_on(directory / node_id, node_id, nodes) for node_id in node_ids}
+    agents = {node_id: agent_on(directory / node_id, node_id, nodes, objects=objects) for node_id in node_ids}
     async with AsyncExitStack() as stack:
         for node_id, agent in agents.items():
             nodes.stores[node_id] = await stack.enter_async_context(over_grpc(agent))
         yield ClusterStore(nodes, node_ids[0]), agents, nodes
+    for agent in agents.values():
+        await agent.close()
 
 
 async def in_pieces(data: bytes, size: int = 500) -> AsyncIterator[bytes]:

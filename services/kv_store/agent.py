@@ -1,73 +1,115 @@
-"""One node's part of the store: its files, copies from other nodes and, on the home node, the documents of all."""
+"""One node's part of the store: its tiers and, on the home node, the documents of all."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
-from services.kv_store.chunk_files import ChunkFiles, check_chunk_id
+from services.kv_store.chunk_names import CHUNKS, DEFAULT_PAGE, LARGEST_PAGE, blob_of, check_chunk_id, chunk_of
 from services.kv_store.documents import Documents, Removal
+from services.kv_store.local_tier import Copy
+from services.kv_store.node_tiers import NodeTiers
 from services.kv_store.nodes import Nodes, ask
+from services.kv_store.quotas import Quotas
+from services.kv_store.sources import PeerSearch
+from services.kv_store.upkeep import Upkeep
 from shared.clients.health import ServiceHealth
-from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
-from shared.kv_types import ChunkPage, ChunkStat, DeletedChunks, KvStore, Manifest, ManifestPage, OpenedChunk
+from shared.errors import FailedPrecondition, InvalidRequest, Unavailable
+from shared.kv_types import (
+    ChunkPage,
+    ChunkStat,
+    CollectedGarbage,
+    DeletedChunks,
+    KvStore,
+    Manifest,
+    ManifestPage,
+    NodeStats,
+    OpenedChunk,
+    PinnedChunks,
+    PinnedDocuments,
+    StoreStats,
+    VerifyProgress,
+)
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 SERVICE = "kv_store"
-_MOST_COPIES_AT_ONCE = 4
-_PEER_TIMEOUT_S = 5.0
+STALE_STAGING_S = 3600.0
 
 
 class Agent:
-    """A ``shared.kv_types.KvStore`` of one node: what it says about chunks is about this node's, but ``open`` copies from others
-    and the home node's ``delete`` reaches them all."""
+    """A ``shared.kv_types.KvStore`` of one node. What it says about chunks is about this node's; the home node answers for the
+    object store, too, and its ``delete`` reaches all nodes."""
 
-    def __init__(self, node_id: str, files: ChunkFiles, documents: Documents, nodes: Nodes) -> None:
-        self._node_id, self._files, self._documents, self._nodes = node_id, files, documents, nodes
+    def __init__(
+        self,
+        node_id: str,
+        tiers: NodeTiers,
+        documents: Documents,
+        nodes: Nodes,
+        stale_staging_s: float = STALE_STAGING_S,
+        quotas: Quotas | None = None,
+    ) -> None:
+        self._node_id, self._tiers, self._documents, self._nodes = node_id, tiers, documents, nodes
+        self._stale_staging_s = stale_staging_s
         self._catalog_lock = asyncio.Lock()  # between deciding that nothing refers to a chunk and deleting it
-        self._copies: dict[str, asyncio.Task[bool]] = {}
-        self._copy_slots = asyncio.Semaphore(_MOST_COPIES_AT_ONCE)
+        self._upkeep = Upkeep(node_id, self, tiers, documents, nodes, quotas)
 
     async def recover(self, ctx: RequestContext) -> None:
-        """Deletes what was left to delete: the agent died in between, or a node did not answer."""
+        """Goes on with what was left undone: the agent died in between, or a node or the object store did not answer."""
+        self._tiers.upload_pending()
+        await asyncio.to_thread(self._tiers.clean, self._stale_staging_s)
         async with self._catalog_lock:
             await self._delete_pending(ctx)
 
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
-        return await asyncio.to_thread(self._files.stat, chunk_ids)
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
+        ids = [check_chunk_id(c) for c in chunk_ids]
+        if held or self._tiers.objects is None:
+            copies = {c: copy for c in ids if (copy := self._tiers.find(c)) is not None}
+        else:
+            copies = await self._tiers.stored(ids, ask_objects=self._is_home)
+        return [_stat(c, copies.get(c)) for c in ids]
 
     async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]:
         self._check_node(node_id)
-        opened = await asyncio.to_thread(self._files.open, chunk_ids)
-        missing = list(dict.fromkeys(o.chunk_id for o in opened if not o.exists))
-        holders = await self._holders(ctx, missing) if missing else {}
-        copied = await asyncio.gather(*(self._copy_once(ctx, chunk_id, nodes) for chunk_id, nodes in holders.items()))
-        return await asyncio.to_thread(self._files.open, chunk_ids) if any(copied) else opened
+        ids = [check_chunk_id(c) for c in chunk_ids]
+        return await self._tiers.open(ids, PeerSearch(self._nodes, self._node_id, ctx, ids))
+
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
+        self._check_node(node_id)
+        ids = list(dict.fromkeys(check_chunk_id(c) for c in chunk_ids))
+        self._tiers.prefetch(ids, PeerSearch(self._nodes, self._node_id, ctx, ids))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         self._check_node(node_id)
-        return str(self._files.staging)
+        return str(self._tiers.disk.staging.directory)
 
-    async def adopt(self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False) -> bool:
+    async def adopt(
+        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+    ) -> bool:
         self._check_node(node_id)
-        return await asyncio.to_thread(self._files.adopt, chunk_id, path, replace)
+        staged = self._tiers.disk.staging.given(path)
+        return await self._tiers.put(check_chunk_id(chunk_id), staged, replace, behind)
 
-    async def put(self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes]) -> bool:
-        (stored,) = await self.stat(ctx, [chunk_id])
-        return stored.exists or await self._receive(chunk_id, size_bytes, pieces)
+    async def put(
+        self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes], replace: bool = False
+    ) -> bool:
+        if size_bytes < 1:
+            raise InvalidRequest(f"size_bytes: must be at least 1, got {size_bytes}")
+        if not replace and await self._tiers.exists(check_chunk_id(chunk_id)):
+            return True
+        return await self._tiers.put(chunk_id, await self._receive(size_bytes, pieces), replace)
 
     async def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        pieces = self._files.read(chunk_id, offset, length)
+        pieces = self._tiers.read(check_chunk_id(chunk_id), offset, length)
         while piece := await asyncio.to_thread(next, pieces, b""):
             yield piece
 
@@ -80,13 +122,43 @@ class Agent:
         return DeletedChunks(tuple(deleted), referenced)
 
     async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
-        return await asyncio.to_thread(self._files.page, start_after, limit)
+        return await asyncio.to_thread(self._list, start_after, min(limit or DEFAULT_PAGE, LARGEST_PAGE))
+
+    async def stats(self, ctx: RequestContext) -> StoreStats:
+        tiers, counters = await asyncio.to_thread(self._tiers.stats)
+        objects = await asyncio.to_thread(self._tiers.object_stats) if self._is_home else None
+        tenants = await self._upkeep.tenants(ctx) if self._is_home else ()
+        return StoreStats((NodeStats(self._node_id, self._is_home, tiers, counters),), objects, tenants)
+
+    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+        async with aclosing(self._upkeep.verify(ctx, repair)) as progress:
+            async for now in progress:
+                yield now
+
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+    ) -> CollectedGarbage:
+        return await self._upkeep.collect_garbage(ctx, grace_s, dry_run, [check_chunk_id(c) for c in chunk_ids])
+
+    async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
+        return await self._upkeep.pin(ctx, collection, document_id, unpin)
+
+    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
+        return await self._upkeep.list_pins(ctx)
+
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
+        return await self._upkeep.pinned_chunks(known_version)
+
+    async def follow_pins(self, ctx: RequestContext) -> None:
+        """Makes this node keep what is pinned by now."""
+        await self._upkeep.follow_pins(ctx)
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         self._check_home()
         _check_manifest(ctx, manifest)
         async with self._catalog_lock:
             await self._check_stored(ctx, manifest)
+            await self._upkeep.check_quota(ctx, manifest)
             return await self._finish(ctx, await asyncio.to_thread(self._documents.put, manifest))
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
@@ -105,66 +177,56 @@ class Agent:
             return await self._finish(ctx, await asyncio.to_thread(self._documents.remove, ctx.tenant, collection, document_id))
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
+        tiers, _ = await asyncio.to_thread(self._tiers.stats)
         facts = {
-            "chunks": str(self._files.num_chunks),
-            "bytes": str(self._files.num_bytes),
+            "chunks": str(sum(t.num_chunks for t in tiers if t.tier != "memory")),
+            "bytes": str(sum(t.num_bytes for t in tiers if t.tier != "memory")),
             "documents": str(self._documents.num_documents),
         }
         return ServiceHealth(SERVICE, ready=True, facts=facts)
 
+    async def close(self) -> None:
+        await self._tiers.close()
+
     def check_invariants(self) -> None:
-        self._files.check_invariants()
+        self._tiers.check_invariants()
         self._documents.check_invariants()
+        self._upkeep.check_invariants()
 
-    # ---- copies from other nodes
+    async def _receive(self, size_bytes: int, pieces: AsyncIterator[bytes]) -> Path:
+        """A staged file with what came.
 
-    async def _holders(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> dict[str, list[tuple[str, int]]]:
-        """(node, size) of every copy that other nodes have; nodes that do not answer soon have none."""
-        soon = replace(ctx, deadline_s=min(ctx.deadline_s, time.monotonic() + _PEER_TIMEOUT_S))
-        holders: dict[str, list[tuple[str, int]]] = {}
-        answers, _ = await self._ask_others(lambda peer: peer.stat(soon, chunk_ids))
-        for node_id, stats in answers.items():
-            for stat in stats:
-                if stat.exists:
-                    holders.setdefault(stat.chunk_id, []).append((node_id, stat.size_bytes))
-        return holders
-
-    async def _copy_once(self, ctx: RequestContext, chunk_id: str, holders: Sequence[tuple[str, int]]) -> bool:
-        """However many ask for a chunk, one copy is made. One asker's going away does not end it for the others."""
-        task = self._copies.get(chunk_id)
-        if task is None:
-            task = self._copies[chunk_id] = asyncio.create_task(self._copy(ctx, chunk_id, holders))
-            task.add_done_callback(lambda _: self._copies.pop(chunk_id))
-        return await asyncio.shield(task)
-
-    async def _copy(self, ctx: RequestContext, chunk_id: str, holders: Sequence[tuple[str, int]]) -> bool:
-        """Whether the chunk is here now. A chunk that cannot be had is absent, for its user can compute it."""
-        async with self._copy_slots:
-            for node_id, size_bytes in holders:
-                try:
-                    peer = await self._nodes.store(node_id)
-                    async with aclosing(peer.get(ctx, chunk_id)) as pieces:
-                        await self._receive(chunk_id, size_bytes, pieces)
-                    return True
-                except KvquiltError as error:
-                    log.warning("cannot copy chunk %s from node %s: %s", chunk_id, node_id, error.detail)
-                    if isinstance(error, Unavailable):
-                        self._nodes.suspect(node_id)
-        return False
-
-    async def _receive(self, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes]) -> bool:
-        staged, received = self._files.new_staged(), 0
+        Raises:
+            InvalidRequest: it is not as long as was announced.
+        """
+        file, received = await asyncio.to_thread(self._tiers.disk.allocate, size_bytes), 0
         try:
             async for piece in pieces:
+                if received + len(piece) > size_bytes:
+                    raise InvalidRequest(f"data: more than the announced {size_bytes} bytes")
+                await asyncio.to_thread(file.write, received, piece)
                 received += len(piece)
-                if received > size_bytes:
-                    break
-                await asyncio.to_thread(self._files.append, staged, piece)
-            if received != size_bytes:
-                raise InvalidRequest(f"data: {'more' if received > size_bytes else 'less'} than the announced {size_bytes} bytes")
-            return await asyncio.to_thread(self._files.adopt, chunk_id, staged)
+            if received < size_bytes:
+                raise InvalidRequest(f"data: less than the announced {size_bytes} bytes")
+        except BaseException:
+            self._tiers.disk.staging.discard(file.path)
+            raise
         finally:
-            self._files.discard(staged)
+            file.close()
+        return file.path
+
+    def _list(self, start_after: str, limit: int) -> ChunkPage:
+        """One more than asked for says that there are more."""
+        objects = self._tiers.objects
+        found = self._tiers.disk.copies(start_after, limit + 1, kept_only=objects is not None)
+        chunks = {c.chunk_id: _stat(c.chunk_id, c) for c in found}
+        if objects is not None and self._is_home:
+            page = objects.list(CHUNKS, blob_of(start_after) if start_after else "", limit + 1)
+            for blob in page.blobs:
+                if (chunk_id := chunk_of(blob.name)) is not None:
+                    chunks.setdefault(chunk_id, ChunkStat(chunk_id, True, blob.size_bytes, blob.modified_s))
+        chosen = sorted(chunks)[:limit]
+        return ChunkPage(tuple(chunks[c] for c in chosen), truncated=len(chunks) > limit)
 
     # ---- documents (home node)
 
@@ -197,14 +259,16 @@ class Agent:
         return [c for c in removal.chunk_ids if not self._documents.references(c)]
 
     async def _delete_everywhere(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> tuple[list[str], int]:
-        """Which of them were stored, and how many nodes did not answer."""
+        """Which of them were stored, and how many nodes did not answer. The object store comes last: nothing is brought there by a
+        node that has let go of a chunk."""
         if not chunk_ids:
             return [], 0
-        deleted = set(await asyncio.to_thread(self._files.delete, chunk_ids))
+        deleted = await _those(chunk_ids, self._tiers.delete)
         unreachable = 0
-        if self._nodes.home() == self._node_id:
+        if self._is_home:
             answers, unreachable = await self._ask_others(lambda peer: peer.delete(ctx, chunk_ids))
             deleted.update(c for answer in answers.values() for c in answer.deleted)
+            deleted |= await _those(chunk_ids, self._tiers.delete_object)
         return [c for c in dict.fromkeys(chunk_ids) if c in deleted], unreachable
 
     async def _ask_others(self, call: Callable[[KvStore], Awaitable[ResultT]]) -> tuple[dict[str, ResultT], int]:
@@ -214,9 +278,24 @@ class Agent:
         if node_id not in ("", self._node_id):
             raise FailedPrecondition(f"node_id: this is the agent of another node than {node_id!r}")
 
+    @property
+    def _is_home(self) -> bool:
+        return self._nodes.home() == self._node_id
+
     def _check_home(self) -> None:
-        if self._nodes.home() != self._node_id:
+        if not self._is_home:
             raise FailedPrecondition("documents are kept by the agent of the home node only")
+
+
+async def _those(chunk_ids: Sequence[str], call: Callable[[str], Awaitable[bool]]) -> set[str]:
+    ids = list(dict.fromkeys(chunk_ids))
+    return {c for c, yes in zip(ids, await asyncio.gather(*map(call, ids)), strict=True) if yes}
+
+
+def _stat(chunk_id: str, copy: Copy | None) -> ChunkStat:
+    if copy is None:
+        return ChunkStat(chunk_id, exists=False)
+    return ChunkStat(chunk_id, True, copy.size_bytes, copy.modified_s)
 
 
 def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -16,11 +17,14 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from services.kv_store.agent import Agent
-from services.kv_store.chunk_files import ChunkFiles
 from services.kv_store.cluster_store import ClusterStore
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents import Documents
 from services.kv_store.handlers import KvStoreHandlers, start_server
+from services.kv_store.housekeeping import Housekeeping
+from services.kv_store.node_tiers import NodeTiers
+from services.kv_store.own_tiers import OwnTiers
+from services.kv_store.quotas import Quotas
 from shared import log as logs
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
@@ -84,12 +88,18 @@ class AgentActor:
     async def _start(self) -> None:
         directory = Path(os.environ.get(DIRECTORY_VARIABLE) or self._config.directory)
         nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))
-        files = await asyncio.to_thread(ChunkFiles, directory, stale_staging_s=self._config.stale_staging_s)
-        agent = Agent(self._node_id, files, await asyncio.to_thread(Documents, directory), nodes)
+        own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=False)
+        atexit.register(own.remove_memory)
+        tiers = NodeTiers(own.disk, own.memory, None, self._config.fetch, self._config.prefer_peers)
+        documents = await asyncio.to_thread(Documents, directory)
+        quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
+        agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas)
         host = self._config.host or _node_address(self._node_id)
         self._server, self._address = await start_server(KvStoreHandlers(agent), host)
         self._reconciling = asyncio.create_task(nodes.keep_up(self._config.reconcile_s, connect=False))
         self._tidying = asyncio.create_task(_tidy(agent))
+        house = Housekeeping(agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s)
+        self._housekeeping = [asyncio.create_task(house.follow_pins()), asyncio.create_task(house.collect_garbage())]
         log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
 
 
@@ -173,12 +183,12 @@ class RayNodes:
 
 
 async def _tidy(agent: Agent) -> None:
-    """Deletes, for ever, what could not be deleted because a node did not answer or an agent died."""
+    """Goes on, for ever, with what could not be done because a node or the object store did not answer, or an agent died."""
     while True:
         try:
             await agent.recover(RequestContext.create())
         except Exception:
-            log.exception("deleting leftovers failed")
+            log.exception("clearing up failed")
         await asyncio.sleep(_TIDY_S)
 
 

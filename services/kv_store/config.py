@@ -5,17 +5,69 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.kv_store.fetch import FetchConfig
 from shared.deployment import DeploymentConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """The tier in shared memory. ``directory`` empty: one below /dev/shm that is named after the node's data directory.
+    ``capacity_bytes`` None: at most 2 GiB and at most a quarter of what is free there; 0: no such tier."""
+
+    directory: str = ""
+    capacity_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.directory and not Path(self.directory).is_absolute():
+            raise ValueError(f"directory: must be an absolute path, got {self.directory!r}")
+        if self.capacity_bytes is not None and self.capacity_bytes < 0:
+            raise ValueError(f"capacity_bytes: must not be negative, got {self.capacity_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaConfig:
+    """Bytes of KV that the documents of a tenant may refer to; 0: no limit. ``tenants`` overrides ``default_bytes``."""
+
+    default_bytes: int = 0
+    tenants: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in {"default_bytes": self.default_bytes, **{f"tenants.{t}": b for t, b in self.tenants.items()}}.items():
+            if value < 0:
+                raise ValueError(f"{name}: must not be negative, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageConfig:
+    """Every ``period_s`` seconds (0: never) chunks go that no document refers to, that nobody reads, and that were stored at least
+    ``grace_s`` ago. KV of an ingestion that was interrupted longer ago than that is computed again."""
+
+    period_s: float = 3600.0
+    grace_s: float = 24 * 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("period_s", "grace_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
 class KvStoreConfig:
     """``directory`` is used on every node, each with its own disk; where nodes share one (a test cluster on one machine), the
-    environment variable ``KVQUILT_KV_STORE__DIRECTORY`` of a node overrides it there. ``host``: the address on which agents
-    listen; empty means their node's own. ``stale_staging_s``: staged files of this age belong to nobody any more."""
+    environment variable ``KVQUILT_KV_STORE__DIRECTORY`` of a node overrides it there. ``disk_capacity_bytes`` 0: as much as fits.
+    ``lease_s``: how long a chunk stays in its tier after somebody was told where it is. ``prefer_peers``: fetch from other nodes
+    before the object store. ``host``: the address on which agents listen; empty means their node's own. ``stale_staging_s``:
+    staged files that did not change for so long belong to nobody any more."""
 
     directory: str
     host: str = ""
+    disk_capacity_bytes: int = 0
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    fetch: FetchConfig = field(default_factory=FetchConfig)
+    prefer_peers: bool = False
+    lease_s: float = 60.0
+    quotas: QuotaConfig = field(default_factory=QuotaConfig)
+    garbage: GarbageConfig = field(default_factory=GarbageConfig)
     reconcile_s: float = 2.0
     stale_staging_s: float = 3600.0
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
@@ -25,5 +77,6 @@ class KvStoreConfig:
             raise ValueError(f"directory: must be an absolute path, got {self.directory!r}")
         if self.reconcile_s <= 0:
             raise ValueError(f"reconcile_s: must be above 0, got {self.reconcile_s}")
-        if self.stale_staging_s < 0:
-            raise ValueError(f"stale_staging_s: must not be negative, got {self.stale_staging_s}")
+        for name in ("disk_capacity_bytes", "lease_s", "stale_staging_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")

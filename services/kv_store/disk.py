@@ -36,14 +36,30 @@ class Disk:
         with open(path, "ab") as file:
             file.write(data)
 
+    def allocate(self, path: Path, size_bytes: int) -> int:
+        """A descriptor of a new file whose space is taken already: filling it cannot fail for want of space. Not durable."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            if size_bytes:
+                os.posix_fallocate(fd, 0, size_bytes)
+        except OSError:
+            os.close(fd)
+            path.unlink()
+            raise
+        return fd
+
     def sync(self, path: Path) -> None:
         """Makes a file durable that somebody else wrote."""
         _fsync(path)
 
     def move(self, source: Path, target: Path) -> None:
         """Replaces ``target`` in one step."""
-        os.replace(source, target)
+        self.rename(source, target)
         self.sync_dir(target.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Like ``move``; not durable before ``sync_dir``."""
+        os.replace(source, target)
 
     def remove(self, path: Path) -> bool:
         """Whether the file was there. After a power failure it may be there again."""
@@ -55,6 +71,19 @@ class Disk:
 
     def sync_dir(self, path: Path) -> None:
         _fsync(path)
+
+
+class VolatileDisk(Disk):
+    """Where nothing needs to survive the machine."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+
+    def sync(self, path: Path) -> None:
+        pass
+
+    def sync_dir(self, path: Path) -> None:
+        pass
 
 
 @contextlib.contextmanager

@@ -1,251 +1,296 @@
-"""Documents as immutable manifests, and the reference counts that follow from them.
+"""The documents of all tenants, kept by the home node as immutable manifests.
 
-    <directory>/manifests/<tenant>/<collection>/<hash of document id>.json    the documents
-    <directory>/removed/<number>.json                                         manifests whose chunks are still to be deleted
+The truth is the object store (``manifest_mirror``) or, without one, the home node's disk (``manifest_files``). Who refers to what
+is derived (``catalog``), never stored.
 
-A manifest that goes away is kept in ``removed/`` for a while: there it is its own journal, so that a crash between removing the
-document and deleting its chunks leaves no chunk behind. Reference counts are never stored.
+A document that goes away leaves a manifest in ``removed/`` until its chunks are deleted: there it is a journal, so that a crash
+between removing the document and deleting its chunks leaves no chunk behind.
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import logging
 import threading
 import uuid
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from services.kv_store.blobs import Blobs
+from services.kv_store.catalog import Catalog, Document, Key, Removal, name_of
 from services.kv_store.disk import Disk, storing
+from services.kv_store.manifest_files import ManifestFiles, Manifests
 from services.kv_store.manifest_json import decode, encode
-from shared.errors import CorruptData, InvalidRequest, NotFound
-from shared.kv_types import Manifest, ManifestPage
-from shared.request import check_name
+from services.kv_store.manifest_mirror import ManifestMirror
+from shared.errors import CorruptData, InvalidRequest, KvquiltError, NewerFormat, NotFound, Unavailable
+from shared.kv_types import Manifest, ManifestChunk, ManifestPage
 
 log = logging.getLogger(__name__)
+
+__all__ = ["Document", "Documents", "Removal", "keep_synced"]
 
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20
 LONGEST_DOCUMENT_ID = 2048
-Key = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """A manifest that is gone, with the chunks it named."""
-
-    path: Path
-    chunk_ids: tuple[str, ...]
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+_UNSURE = "the documents are not known: the object store has not answered yet; retry"
 
 
 class Documents:
-    """Thread-safe; every method may block on the disk. Raises (any method) ``StorageFull``, ``InternalError``."""
+    """Thread-safe; methods block on the disk and on the object store, if they do not say otherwise.
 
-    def __init__(self, directory: Path, disk: Disk | None = None) -> None:
-        self._disk = disk or Disk()
-        self._manifests, self._removed, self._staging = directory / "manifests", directory / "removed", directory / "staging"
-        self._lock = threading.Lock()
-        self._sorted: list[Key] | None = None
+    ``ready``: they were the same as the bucket's once, so reading needs only this node. ``sure``: they still are as far as we know;
+    after a change whose end is not known (the object store went away in the middle) we do not, until ``sync`` looked. Both are
+    always true without an object store. Whatever needs them looks itself.
+
+    Raises (any method): ``StorageFull``, ``InternalError``; with an object store also what ``Blobs`` raise.
+    """
+
+    def __init__(self, directory: Path, disk: Disk | None = None, objects: Blobs | None = None) -> None:
+        """Asks nothing of ``objects``."""
+        self._changing = threading.RLock()  # held by the one who changes manifests
+        self._reading = threading.Lock()  # held while the catalog is looked at or changed, never for long
         with storing():
-            for path in (self._manifests, self._removed, self._staging):
-                self._disk.make_dir(path)
-            self._set_damaged_aside()
-            self._chunks_of, self._pending = self._scan()
-        self._references = Counter(c for chunk_ids in self._chunks_of.values() for c in chunk_ids)
+            self._files = ManifestFiles(directory, disk or Disk())
+            self._mirror = None if objects is None else ManifestMirror(self._files, objects)
+            self._manifests: Manifests = self._mirror or self._files
+            if self._mirror is None:
+                self._files.now_mirrors(None)
+            self._catalog = self._scan(set_damaged_aside=True)
+        self.ready = self.sure = self._mirror is None
+        self._failure: KvquiltError | None = None
 
     @property
     def num_documents(self) -> int:
-        return len(self._chunks_of)
+        return len(self._catalog.documents)
 
     def references(self, chunk_id: str) -> int:
-        """How many documents refer to the chunk."""
-        return self._references[chunk_id]
+        """How many documents refer to the chunk, or may: documents of a later version are not read. Does not block.
+
+        Raises:
+            Unavailable: not sure.
+        """
+        if not self.sure:
+            raise Unavailable(_UNSURE)
+        with self._reading:
+            return self._catalog.references[chunk_id] + len(self._catalog.newer)
+
+    def documents(self) -> list[Document]:
+        """All, of all tenants, as far as they are known here. Does not block."""
+        with self._reading:
+            return list(self._catalog.documents.values())
+
+    def chunk_ids_of(self, tenant: str) -> set[str]:
+        """The distinct chunks of a tenant's documents, as far as they are known here. Does not block."""
+        return {chunk_id for document in self.documents() if document.tenant == tenant for chunk_id in document.chunk_ids}
 
     def pending(self) -> list[Removal]:
-        """Removed manifests whose chunks may still be stored."""
-        with self._lock:
-            return list(self._pending.values())
+        """Documents that are gone and whose chunks may still be stored; none while not sure. Does not block."""
+        with self._reading:
+            return list(self._catalog.pending.values()) if self.sure else []
 
     def finish(self, removal: Removal) -> None:
         """The chunks of ``removal`` that nothing refers to are deleted everywhere."""
-        with storing(), self._lock:
-            self._disk.remove(removal.path)
-            del self._pending[removal.path]
+        with self._change(removal.name):
+            self._manifests.remove(removal.name)
 
     def put(self, manifest: Manifest) -> Removal | None:
-        """Stores a document in one step; what it replaced is pending.
+        """Stores a document in one step; what it replaced is pending. Until it is replaced, its chunks count as referenced.
 
         Raises:
             InvalidRequest: a name or the id is not allowed.
+            NewerFormat: a later version of kvquilt stored it; it stays.
         """
-        key = _checked_key(manifest)
-        path = self._path(key)
-        with storing(), self._lock:
-            try:
-                removal = self._keep_as_removed(key, path)
-                self._place(encode(manifest), path)
-            finally:
-                self._reload(key)
-            return removal
+        name, data = name_of(_checked_key(manifest)), encode(manifest)
+        with self._change(name):
+            removal = self._note_removal(name)
+            self._manifests.put(name, data)
+        return removal
 
     def remove(self, tenant: str, collection: str, document_id: str) -> Removal:
         """
         Raises:
             NotFound: no such document.
+            NewerFormat: a later version of kvquilt stored it; it stays.
         """
-        key = (tenant, collection, document_id)
-        path = self._path(key)
-        with storing(), self._lock:
-            if key not in self._chunks_of:
-                raise _absent(key)
-            removal = self._new_removal(key)
-            try:
-                self._disk.move(path, removal.path)
-                self._disk.sync_dir(path.parent)
-            finally:
-                self._note(removal)
-                self._reload(key)
-            return removal
+        name = name_of((tenant, collection, document_id))
+        with self._change(name):
+            removal = self._note_removal(name)
+            if removal is not None:
+                self._manifests.remove(name)
+        if removal is None:
+            raise _absent(collection, document_id)
+        return removal
 
     def get(self, tenant: str, collection: str, document_id: str) -> Manifest:
         """
         Raises:
             NotFound: no such document.
-            CorruptData: its manifest is damaged.
+            CorruptData: its manifest is damaged wherever it is kept.
+            NewerFormat: a later version of kvquilt stored it.
         """
-        key = (tenant, collection, document_id)
-        try:
-            return decode(self._path(key).read_bytes())
-        except FileNotFoundError:
-            raise _absent(key) from None
-        except ValueError as error:
-            log.error("the manifest of %r is damaged: %s", key, error)
-            raise CorruptData(f"document {document_id!r}: its manifest is damaged; ingest the document again") from None
+        self._make_ready()
+        name = name_of((tenant, collection, document_id))
+        with storing():
+            manifest = self._read(name) or self._read_healed(name)
+        if manifest is None:
+            raise _absent(collection, document_id)
+        return manifest
 
     def page(self, tenant: str, collection: str, start_after: str, limit: int, summary: bool) -> ManifestPage:
         """Documents of ``collection`` (empty: of all) in the order of collection and id, up to ``limit`` or 1 MiB.
 
         ``start_after`` is the ``Manifest.cursor`` of the last one known.
         """
+        self._make_ready()
         limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
         manifests: list[Manifest] = []
         num_bytes = 0
-        for key in self._keys_after(tenant, collection, start_after):
+        with self._reading:
+            keys = self._catalog.keys_after(tenant, collection, start_after)
+        for key in keys:
             if len(manifests) >= limit or num_bytes >= PAGE_BYTES:
                 return ManifestPage(tuple(manifests), truncated=True)
             try:
                 manifest = self.get(*key)
-            except (NotFound, CorruptData):
+                num_bytes += 0 if summary else self._files.size_bytes(name_of(key))
+            except (NotFound, CorruptData, FileNotFoundError):
                 continue  # removed meanwhile; damaged ones are in the log
-            num_bytes += 0 if summary else self._path(key).stat().st_size
             manifests.append(_summary(manifest) if summary else manifest)
         return ManifestPage(tuple(manifests), truncated=False)
 
-    def check_invariants(self) -> None:
-        """Documents, counts and pending removals are what the manifests on the disk say."""
-        with self._lock:
-            chunks_of, pending = self._scan()
-            assert self._chunks_of == chunks_of
-            assert self._pending == pending
-            assert self._references == Counter(c for chunk_ids in chunks_of.values() for c in chunk_ids)
-            assert self._sorted is None or self._sorted == sorted(chunks_of)
+    def sync(self) -> None:
+        """Makes this node's manifests the bucket's, if they may differ."""
+        touched: set[str] = set()
+        known_failure = self._failure
+        with storing(), self._changing:
+            if self._mirror is None or self.sure:
+                return
+            if self._failure is not None and self._failure is not known_failure:  # of somebody who looked while we waited
+                raise type(self._failure)(self._failure.detail)
+            try:
+                self._mirror.sync(touched)
+            except KvquiltError as error:
+                self._failure = error
+                raise
+            finally:
+                for name in touched:
+                    self._reload(name)
+            self.ready = self.sure = True
 
-    def _keep_as_removed(self, key: Key, path: Path) -> Removal | None:
-        """A copy of the document's manifest if there is one. Until the document is replaced, its chunks count as referenced."""
-        if key not in self._chunks_of or not path.exists():
+    def check_invariants(self) -> None:
+        """The catalog is what this node's manifests say."""
+        with self._changing, self._reading:
+            found = self._scan(set_damaged_aside=False)
+            assert self._catalog.documents == found.documents
+            assert self._catalog.pending == found.pending
+            assert self._catalog.newer == found.newer
+            self._catalog.check_invariants()
+
+    @contextmanager
+    def _change(self, name: str) -> Iterator[None]:
+        """Around a change of ``name``: afterwards the catalog says what the files say, however far it came."""
+        with storing(), self._changing:
+            self.sync()
+            if name in self._catalog.newer:
+                raise NewerFormat("a later version of kvquilt stored this document; update kvquilt here")
+            try:
+                yield
+            except BaseException:
+                self.sure = self._mirror is None
+                raise
+            finally:
+                self._reload(name)
+
+    def _note_removal(self, name: str) -> Removal | None:
+        """Writes the journal of a document that is about to go, if there is one."""
+        document = self._catalog.documents.get(name)
+        if document is None:
             return None
-        removal = self._new_removal(key)
+        removal = Removal(f"removed/{uuid.uuid4().hex}.json", document.chunk_ids)
         try:
-            self._place(path.read_bytes(), removal.path)
+            self._manifests.put(removal.name, encode(Manifest(*document.key, chunks=tuple(_bare(c) for c in document.chunk_ids))))
         finally:
-            self._note(removal)
+            self._reload(removal.name)
         return removal
 
-    def _new_removal(self, key: Key) -> Removal:
-        return Removal(self._removed / f"{uuid.uuid4().hex}.json", self._chunks_of[key])
+    def _reload(self, name: str) -> None:
+        with self._reading:
+            try:
+                self._catalog.load(name, self._files.read(name))
+            except ValueError as error:
+                log.error("manifest %s is damaged: %s", name, error)
 
-    def _note(self, removal: Removal) -> None:
-        if removal.path.exists():
-            self._pending[removal.path] = removal
-
-    def _place(self, data: bytes, path: Path) -> None:
-        staged = self._staging / f"put-{uuid.uuid4().hex}"
+    def _read(self, name: str) -> Manifest | None:
+        """None: not there, or damaged."""
+        data = self._files.read(name)
         try:
-            self._disk.write(staged, data)
-            self._disk.make_dir(path.parent)
-            self._disk.move(staged, path)
-        finally:
-            self._disk.remove(staged)
+            return None if data is None else decode(data)
+        except ValueError as error:
+            log.error("manifest %s is damaged: %s", name, error)
+            return None
 
-    def _reload(self, key: Key) -> None:
-        """Makes memory agree with the disk, however far the change of ``key`` came."""
-        for chunk_id in self._chunks_of.pop(key, ()):
-            self._references[chunk_id] -= 1
-            if not self._references[chunk_id]:
-                del self._references[chunk_id]
-        path = self._path(key)
-        self._sorted = None
-        if path.exists():
+    def _read_healed(self, name: str) -> Manifest | None:
+        """One whose file is damaged or lost, from the object store. None: there is no such document.
+
+        Raises:
+            CorruptData: there is no good one.
+        """
+        if name not in self._catalog.documents:
+            return None
+        with self._changing:
+            healed = self._mirror is not None and self._mirror.heal(name)
+            if healed:
+                self._reload(name)
+        manifest = self._read(name)
+        if manifest is None and name in self._catalog.documents:
+            raise CorruptData("the document's manifest is damaged; ingest the document again")
+        return manifest
+
+    def _make_ready(self) -> None:
+        if not self.ready:
+            self.sync()
+
+    def _scan(self, set_damaged_aside: bool) -> Catalog:
+        catalog = Catalog()
+        for name in self._files.names():
             try:
-                self._chunks_of[key] = _chunk_ids(decode(path.read_bytes()))
+                catalog.load(name, self._files.read(name))
             except ValueError as error:
-                log.error("manifest %s is damaged (%s); the document is lost", path, error)
-            else:
-                self._references.update(self._chunks_of[key])
-
-    def _keys_after(self, tenant: str, collection: str, start_after: str) -> list[Key]:
-        after_collection, _, after_document = ("", "", start_after) if collection else start_after.partition("/")
-        with self._lock:
-            if self._sorted is None:
-                self._sorted = sorted(self._chunks_of)
-            start = bisect_right(self._sorted, (tenant, collection or after_collection, after_document))
-            end = bisect_right(self._sorted, (tenant, collection, "\U0010ffff")) if collection else len(self._sorted)
-            return [key for key in self._sorted[start:end] if key[0] == tenant]
-
-    def _path(self, key: Key) -> Path:
-        tenant, collection, document_id = key
-        check_name("tenant", tenant)
-        check_name("collection", collection)
-        name = hashlib.blake2b(document_id.encode(), digest_size=20).hexdigest()
-        return self._manifests / tenant / collection / f"{name}.json"
-
-    def _scan(self) -> tuple[dict[Key, tuple[str, ...]], dict[Path, Removal]]:
-        live = (decode(path.read_bytes()) for path in self._manifests.glob("*/*/*.json"))
-        removed = ((path, decode(path.read_bytes())) for path in self._removed.glob("*.json"))
-        return {_key(m): _chunk_ids(m) for m in live}, {path: Removal(path, _chunk_ids(m)) for path, m in removed}
-
-    def _set_damaged_aside(self) -> None:
-        """A manifest that fails its checksum is kept for the operator under another name; the document must be ingested again."""
-        for path in [*self._manifests.glob("*/*/*.json"), *self._removed.glob("*.json")]:
-            try:
-                decode(path.read_bytes())
-            except ValueError as error:
-                log.error("manifest %s is damaged (%s); set aside", path, error)
-                self._disk.move(path, path.with_suffix(".damaged"))
+                if set_damaged_aside:  # and wait for the object store's copy, or for the document to be ingested again
+                    log.error("manifest %s is damaged (%s); set aside", name, error)
+                    self._files.set_aside(name)
+        return catalog
 
 
-def _key(manifest: Manifest) -> Key:
-    return manifest.tenant, manifest.collection, manifest.document_id
+async def keep_synced(documents: Documents) -> None:
+    """For ever: looks at the object store, ever less often while it is down, so that others need not wait for it."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            await asyncio.to_thread(documents.sync)
+            pause_s = _FIRST_PAUSE_S
+        except KvquiltError as error:
+            log.warning("the documents cannot be compared with the object store: %s", error.detail)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        await asyncio.sleep(pause_s)
 
 
 def _checked_key(manifest: Manifest) -> Key:
     if not 0 < len(manifest.document_id) <= LONGEST_DOCUMENT_ID:
         raise InvalidRequest(f"manifest.document_id: must have 1 to {LONGEST_DOCUMENT_ID} characters")
-    return _key(manifest)
+    return manifest.tenant, manifest.collection, manifest.document_id
 
 
-def _chunk_ids(manifest: Manifest) -> tuple[str, ...]:
-    """Each once: a document refers to a chunk or it does not."""
-    return tuple(dict.fromkeys(c.chunk_id for c in manifest.chunks))
+def _bare(chunk_id: str) -> ManifestChunk:
+    return ManifestChunk(chunk_id, ())
 
 
 def _summary(manifest: Manifest) -> Manifest:
     return replace(manifest, chunks=tuple(replace(c, token_ids=(), text="") for c in manifest.chunks))
 
 
-def _absent(key: Iterable[str]) -> NotFound:
-    _, collection, document_id = key
+def _absent(collection: str, document_id: str) -> NotFound:
     return NotFound(f"document {document_id!r}: not in collection {collection!r}")

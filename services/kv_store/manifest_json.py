@@ -1,35 +1,51 @@
-"""A manifest as it lies on disk: JSON that carries a checksum over its own bytes."""
+"""A manifest as it is stored: JSON that carries a checksum over its own bytes, and the version of its form.
+
+    {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     the checksum covers what follows it, to the closing brace
+    {"xxh3_64":"<16 hex digits>","manifest":{…}}                 version 1: it covers the inner object
+
+One checksum covers everything, so there is none per chunk: a chunk's id is a hash of its token ids, ``source_hash`` covers the
+source, and the KV has checksums of its own, layer by layer (it may be encoded anew while the manifest stays).
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from typing import Any
 
 import xxhash
 
+from shared.errors import NewerFormat
 from shared.kv_types import Manifest, ManifestChunk
 
-_OPENING, _MIDDLE, _CLOSING = b'{"xxh3_64":"', b'","manifest":', b"}\n"
+VERSION = 2
+_FORM = re.compile(rb'\{"xxh3_64":"([0-9a-f]{16})",(.*)\}\n', re.DOTALL)
+_VERSION_1 = b'"manifest":'
 
 
 def encode(manifest: Manifest) -> bytes:
-    """JSON with a checksum over the manifest's bytes in it."""
-    body = json.dumps(asdict(manifest), separators=(",", ":")).encode()
-    return _OPENING + _checksum(body) + _MIDDLE + body + _CLOSING
+    body = f'"version":{VERSION},"manifest":'.encode() + json.dumps(asdict(manifest), separators=(",", ":")).encode()
+    return b'{"xxh3_64":"' + _checksum(body) + b'",' + body + b"}\n"
 
 
 def decode(data: bytes) -> Manifest:
     """
     Raises:
-        ValueError: the bytes are not those that were written, or not by this version.
+        ValueError: the bytes are not those that were written.
+        NewerFormat: a later version of this program wrote them.
     """
-    start = len(_OPENING) + 16 + len(_MIDDLE)
-    body = data[start : -len(_CLOSING)]
-    if data != _OPENING + _checksum(body) + _MIDDLE + body + _CLOSING:
+    form = _FORM.fullmatch(data)
+    if form is None:
+        raise ValueError("it is not a manifest")
+    checksum, body = form.groups()
+    if checksum != _checksum(body.removeprefix(_VERSION_1)):
         raise ValueError("it fails its checksum")
-    fields: dict[str, Any] = json.loads(body)
+    outer: dict[str, Any] = json.loads(b"{" + body + b"}")
+    if int(outer.get("version", 1)) > VERSION:
+        raise NewerFormat("a later version of kvquilt stored this document; update kvquilt here")
     try:
+        fields: dict[str, Any] = outer["manifest"]
         chunks = tuple(ManifestChunk(**{**c, "token_ids": tuple(c["token_ids"])}) for c in fields["chunks"])
         return Manifest(**{**fields, "prefix_ids": tuple(fields["prefix_ids"]), "chunks": chunks})
     except (KeyError, TypeError) as error:

@@ -11,6 +11,7 @@ from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, NotFo
 from shared.kv_format import ChunkFile, verify_chunk
 from shared.kv_types import DeletedChunks, KvStore, Manifest, ManifestChunk
 from shared.request import RequestContext
+from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc
 
@@ -18,18 +19,24 @@ A, B, C = (chunk_id_of(n) for n in range(3))
 CTX = RequestContext.create(tenant="acme", deadline_ms=60_000)
 
 
+@pytest.fixture(params=["", "with an object store"], ids=["disks only", "object store"])
+def objects(request: pytest.FixtureRequest) -> DictBlobs | None:
+    return DictBlobs() if request.param else None
+
+
 @pytest.fixture(params=["one node", "one node over gRPC", "a cluster", "a cluster over gRPC"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KvStore]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path, objects: DictBlobs | None) -> AsyncIterator[KvStore]:
     if "cluster" in request.param:
-        async with cluster(tmp_path, ["home", "other"]) as (front, agents, _), over_grpc(front) as client:
+        async with cluster(tmp_path, ["home", "other"], objects) as (front, agents, _), over_grpc(front) as client:
             yield client if "gRPC" in request.param else front
             for agent in agents.values():
                 agent.check_invariants()
         return
-    agent = agent_on(tmp_path, "home", KnownNodes())
+    agent = agent_on(tmp_path, "home", KnownNodes(), objects=objects)
     async with over_grpc(agent) as client:
         yield client if "gRPC" in request.param else agent
     agent.check_invariants()
+    await agent.close()
 
 
 async def put(store: KvStore, chunk_id: str, seed: int = 0) -> bool:

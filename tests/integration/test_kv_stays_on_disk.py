@@ -11,7 +11,6 @@ from google.protobuf.message import Message
 
 from protos.kvquilt.v1 import kv_store_pb2_grpc
 from services.kv_store.agent import Agent
-from services.kv_store.chunk_files import ChunkFiles
 from services.kv_store.documents import Documents
 from services.kv_store.handlers import KvStoreHandlers
 from shared.clients import kv_store
@@ -22,6 +21,7 @@ from shared.clients.transport import ResponseT, Transport
 from shared.errors import NotFound
 from shared.kv_types import KvStore
 from tests.generation_server import context, serving
+from tests.kv_stores import tiers_in
 from tests.oracles import ORACLES, Generated, assert_same_generation, tiny_model
 
 NODE = "node"
@@ -68,7 +68,7 @@ class CountingTransport:
 
 @asynccontextmanager
 async def kv_store_service(directory: Path) -> AsyncIterator[CountingTransport]:
-    agent = Agent(NODE, ChunkFiles(directory), Documents(directory), OneNode())
+    agent = Agent(NODE, tiers_in(directory), Documents(directory), OneNode())
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     kv_store_pb2_grpc.add_KvStoreServicer_to_server(KvStoreHandlers(agent), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")

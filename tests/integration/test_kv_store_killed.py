@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc
-
 from services.kv_store.chunk_files import ChunkFiles
+
 from services.kv_store.documents import Documents
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient

@@ -36,9 +36,13 @@ class TroubledDisk(Disk):
     def sync(self, path: Path) -> None:
         self._operation()
 
-    def move(self, source: Path, target: Path) -> None:
+    def allocate(self, path: Path, size_bytes: int) -> int:
         self._operation()
-        source.replace(target)
+        return super().allocate(path, size_bytes)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._operation()
+        super().rename(source, target)
         self._operation()  # between the rename and making it durable
 
     def remove(self, path: Path) -> bool:

@@ -52,7 +52,7 @@ def test_what_was_replaced_or_removed_stays_pending_until_its_chunks_are_gone(do
     replaced = documents.put(document("1", B))
     removed = documents.remove("default", "books", "1")
     assert replaced is not None
-    assert {r.path: r.chunk_ids for r in Documents(tmp_path, QuickDisk()).pending()} == {replaced.path: (A,), removed.path: (B,)}
+    assert {r.name: r.chunk_ids for r in Documents(tmp_path, QuickDisk()).pending()} == {replaced.name: (A,), removed.name: (B,)}
     documents.finish(replaced)
     documents.finish(removed)
     assert Documents(tmp_path, QuickDisk()).pending() == documents.pending() == []

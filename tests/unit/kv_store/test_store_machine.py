@@ -75,7 +75,7 @@ class StoreMachine(RuleBasedStateMachine):
         """A file that lost its end is found when its node opens it, and taken from the other node if that has it."""
         if chunk_id not in self.on_node[node]:
             return
-        path = self.directory / node / "chunks" / chunk_id[:2] / f"{chunk_id}.arrow"
+        (path,) = (self.directory / node).glob(f"**/{chunk_id}.arrow")
         path.write_bytes(path.read_bytes()[:-1])
         self.on_node[node].discard(chunk_id)
         self.open([chunk_id], node)

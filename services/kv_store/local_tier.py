@@ -1,0 +1,450 @@
+"""One of a node's own tiers: which chunks lie in a directory, how much room they take, and which of them go when there is none.
+
+    <directory>/chunks/ab/abcd….arrow          kept: the only whole ones there are, durable, never evicted
+    <directory>/cache/chunks/ab/abcd….arrow    copies of what is whole elsewhere: evicted when room is needed
+    <directory>/staging/                       being written
+
+A chunk is in one of the two places. A tier in shared memory has copies only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from services.kv_store.blobs import WHOLE, ByteRange
+from services.kv_store.chunk_names import CHUNKS, blob_of, chunk_of
+from services.kv_store.directory_blobs import DirectoryBlobs
+from services.kv_store.disk import Disk
+from services.kv_store.eviction import S3Fifo
+from services.kv_store.staging import StagedFile, Staging
+from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
+from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
+from shared.kv_types import OpenedChunk, TierStats
+
+log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+LEASE_S = 60.0
+_MOST_KNOWN_LAYOUTS = 16_384
+_LARGEST_LIST = 10_000
+_Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """``kept``: not evictable, for it may be the only one. ``modified_s``: seconds since 1970."""
+
+    chunk_id: str
+    size_bytes: int
+    modified_s: float
+    kept: bool = False
+
+
+class Reservation:
+    """Room in a tier for what is being written, until ``release``, which may be called again."""
+
+    def __init__(self, release: Callable[[int], None], num_bytes: int) -> None:
+        self._release, self._num_bytes = release, num_bytes
+
+    def release(self) -> None:
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        self._release(num_bytes)
+
+
+class LocalTier:
+    """Thread-safe; every method may block on the disk. The file system is the truth; what it says is found once, at the start.
+
+    Raises (any method): ``StorageFull``, ``InternalError`` when the disk fails.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        disk: Disk | None = None,
+        keeps: bool = False,
+        kept_name: str = "",
+        capacity_bytes: int = 0,
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``keeps``: it may hold the truth, which counts as tier ``kept_name``. ``capacity_bytes`` 0: as much as fits."""
+        self.name, self.kept_name, self.capacity_bytes = name, kept_name or name, capacity_bytes
+        self.staging = Staging(directory / "staging", disk, clock)
+        self._cache = DirectoryBlobs(directory / "cache", self.staging, disk, durable=False)
+        self._kept = DirectoryBlobs(directory, self.staging, disk) if keeps else None
+        self._lease_s, self._clock = lease_s, clock
+        self._lock = threading.RLock()  # held while files change names
+        self._layouts: OrderedDict[str, tuple[_Stamp, ChunkSummary]] = OrderedDict()
+        self._leases: OrderedDict[str, float] = OrderedDict()  # chunk → when it ends, the first to end first
+        self._pins: frozenset[str] = frozenset()
+        self._queue = S3Fifo()
+        self._uses: Counter[str] = Counter()
+        self._sorted: list[str] | None = None
+        self._reserved_bytes = self.num_evictions = 0
+        self._index = self._scan(clean=True)
+        self._num_bytes = sum(c.size_bytes for c in self._index.values())
+        for copy in self._index.values():
+            if not copy.kept:
+                self._queue.admit(copy.chunk_id, copy.size_bytes)
+        self._shrink()
+
+    @property
+    def kept(self) -> DirectoryBlobs:
+        """The directory itself, where nothing is evicted."""
+        assert self._kept is not None, f"tier {self.name} keeps nothing"
+        return self._kept
+
+    # ---- looking
+
+    def find(self, chunk_id: str) -> Copy | None:
+        with self._lock:
+            return self._index.get(chunk_id)
+
+    def copies(self, start_after: str = "", limit: int = 0, kept_only: bool = False) -> list[Copy]:
+        """In the order of ids; ``limit`` 0: all."""
+        with self._lock:
+            if self._sorted is None:
+                self._sorted = sorted(self._index)
+            start = bisect_right(self._sorted, start_after)
+            found = (self._index[c] for c in self._sorted[start:])
+            return list(islice((c for c in found if c.kept or not kept_only), limit or None))
+
+    def path_of(self, chunk_id: str) -> Path:
+        """Where its file is.
+
+        Raises:
+            NotFound: not in this tier.
+        """
+        copy = self.find(chunk_id)
+        if copy is None:
+            raise NotFound(f"chunk {chunk_id}: not stored")
+        return self._blobs(copy.kept).path_of(blob_of(chunk_id))
+
+    def read(self, chunk_id: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
+        """The bytes of its file in pieces.
+
+        Raises:
+            NotFound: not in this tier (raised by the first ``next``).
+        """
+        copy = self.find(chunk_id)
+        return self._blobs(copy is not None and copy.kept).read(blob_of(chunk_id), byte_range)
+
+    def open(self, chunk_id: str) -> OpenedChunk | None:
+        """Where a reader finds it, and a promise to leave it there for a while. A file whose frame is damaged, or that somebody
+        changed, is removed; one of a newer format is left alone. Both count as absent."""
+        with self._lock:
+            copy = self._index.get(chunk_id)
+            if copy is None:
+                return None
+            self.lease(chunk_id)
+            self._queue.touch(chunk_id)
+            path = self._blobs(copy.kept).path_of(blob_of(chunk_id))
+            known = self._layouts.get(chunk_id)
+        try:
+            stamp = _stamp(path)
+            if known is None or known[0] != stamp:
+                summary = inspect_chunk(path) if known is None else verify_chunk(path, chunk_id)
+                self._remember(chunk_id, stamp, summary)
+            else:
+                summary = known[1]
+        except (FileNotFoundError, NotFound):
+            self._check_again(chunk_id)
+            return None
+        except CorruptData as error:
+            log.warning("a copy in tier %s is damaged: %s", self.name, error.detail)
+            self.remove_if(chunk_id, lambda: not _is_whole(path))
+            return None
+        except NewerFormat as error:
+            log.warning("a copy in tier %s cannot be read by this version: %s", self.name, error.detail)
+            return None
+        return OpenedChunk(chunk_id, True, str(path), summary.size_bytes, summary.layers, tier=self.name)
+
+    def num_uses(self, chunk_id: str) -> int:
+        """Counts another use of a chunk that is worth a faster tier; how many there were since it came here."""
+        with self._lock:
+            self._uses[chunk_id] += 1
+            return self._uses[chunk_id]
+
+    def stats(self) -> list[TierStats]:
+        """One for the copies, one for what is kept if that is called differently."""
+        with self._lock:
+            copies = list(self._index.values())
+            pins = self._pins
+        names = [self.name] if self._kept is None else list(dict.fromkeys((self.name, self.kept_name)))
+        return [self._stats_of(name, [c for c in copies if self._name_of(c) == name], pins) for name in names]
+
+    # ---- changing
+
+    def reserve(self, num_bytes: int) -> Reservation | None:
+        """Makes room for a copy that is about to be written; None: there is none."""
+        with self._lock:
+            if not self._make_room(num_bytes):
+                return None
+            self._reserved_bytes += num_bytes
+            return Reservation(self._unreserve, num_bytes)
+
+    def allocate(self, size_bytes: int) -> StagedFile:
+        """A new staged file. Where the disk is full before the capacity is reached, copies make room.
+
+        Raises:
+            StorageFull: there are too few of them.
+        """
+        return self.with_room(size_bytes, lambda: self.staging.allocate(size_bytes))
+
+    def with_room(self, num_bytes: int, write: Callable[[], ResultT]) -> ResultT:
+        """``write``, and again after evicting that much if the disk was full."""
+        try:
+            return write()
+        except StorageFull:
+            with self._lock:
+                if not self._evict(num_bytes):
+                    raise
+            return write()
+
+    def keep(
+        self,
+        chunk_id: str,
+        staged: Path,
+        summary: ChunkSummary,
+        *,
+        truth: bool = False,
+        reservation: Reservation | None = None,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Gives a staged, verified file its place. As ``truth`` it is durable when this returns. False: there is no room, or
+        ``unless`` says so at the last moment; the staged file is then still there.
+
+        Raises:
+            StorageFull: no room for the truth.
+        """
+        blobs, blob = self._blobs(truth), blob_of(chunk_id)
+        blobs.prepare(blob, staged)
+        with self._lock:
+            if reservation is not None:
+                reservation.release()
+            old = self._index.get(chunk_id)
+            if unless() or (old is not None and old.kept and not truth):
+                return False
+            if not self._make_room(summary.size_bytes - (old.size_bytes if old else 0), besides=chunk_id):
+                if truth:
+                    raise StorageFull("no space left where KV is stored; delete documents or enlarge the volume")
+                return False
+            self._place(blobs, chunk_id, staged, summary, truth)
+        blobs.commit(blob)
+        return True
+
+    def settle(self, chunk_id: str, version: str) -> None:
+        """What was kept is whole elsewhere now: it becomes a copy, if it is still what it was."""
+        with self._lock:
+            copy = self._index.get(chunk_id)
+            if copy is None or not copy.kept or self.version(chunk_id) != version:
+                self._check_again(chunk_id)
+                return
+            blob = blob_of(chunk_id)
+            self._cache.prepare(blob, self.path_of(chunk_id))
+            self._cache.place(blob, self.path_of(chunk_id))
+            self._index[chunk_id] = replace(copy, kept=False)
+            self._queue.admit(chunk_id, copy.size_bytes)
+            self._shrink()
+
+    def version(self, chunk_id: str) -> str:
+        """Changes whenever the file does; empty: there is none."""
+        try:
+            return str(_stamp(self.path_of(chunk_id)))
+        except (FileNotFoundError, NotFound):
+            return ""
+
+    def commit(self, chunk_id: str) -> None:
+        """Makes sure that the truth that is here is durable: whoever placed it may not have come to this yet."""
+        copy = self.find(chunk_id)
+        if copy is not None and copy.kept:
+            self._blobs(True).commit(blob_of(chunk_id))
+
+    def remove(self, chunk_id: str) -> bool:
+        """Whether it was there. Who reads it goes on."""
+        return self.remove_if(chunk_id, lambda: True)
+
+    def remove_if(self, chunk_id: str, condition: Callable[[], bool]) -> bool:
+        with self._lock:
+            return chunk_id in self._index and condition() and self._drop(chunk_id)
+
+    def lease(self, chunk_id: str) -> None:
+        """Keeps it from eviction for a while: somebody was told where it is."""
+        with self._lock:
+            now = self._clock()
+            self._leases[chunk_id] = now + self._lease_s
+            self._leases.move_to_end(chunk_id)
+            while self._leases and next(iter(self._leases.values())) <= now:
+                self._leases.popitem(last=False)
+
+    def leased(self, chunk_id: str) -> bool:
+        with self._lock:
+            return self._leases.get(chunk_id, self._clock()) > self._clock()
+
+    def pin(self, chunk_ids: frozenset[str]) -> None:
+        """These, and no others, are never evicted."""
+        with self._lock:
+            self._pins = chunk_ids
+
+    def check_invariants(self, verify: bool = True) -> None:
+        """The index is what a scan finds, every counter is what it says; ``verify``: and every file is whole."""
+        with self._lock:
+            found = self._scan()
+            assert self._index == found, set(self._index.items()) ^ set(found.items())
+            assert self._num_bytes == sum(c.size_bytes for c in found.values())
+            assert self._reserved_bytes >= 0
+            assert self._sorted is None or self._sorted == sorted(found)
+            self._queue.check_invariants()
+            copies = [c for c in found.values() if not c.kept]
+            assert len(self._queue) == len(copies)
+            assert all(c.chunk_id in self._queue for c in copies)
+            assert self._queue.num_bytes == sum(c.size_bytes for c in copies)
+            paths = {chunk_id: self.path_of(chunk_id) for chunk_id in found if verify}
+        for chunk_id, path in paths.items():
+            assert verify_chunk(path).header.chunk_id == chunk_id
+
+    # ---- with the lock held
+
+    def _place(self, blobs: DirectoryBlobs, chunk_id: str, staged: Path, summary: ChunkSummary, truth: bool) -> None:
+        try:
+            blobs.place(blob_of(chunk_id), staged)
+            if truth:
+                self._cache.delete(blob_of(chunk_id))
+        finally:
+            self._check_again(chunk_id)  # renamed or not, when the disk failed
+        self._remember(chunk_id, _stamp(self.path_of(chunk_id)), summary)
+
+    def _unreserve(self, num_bytes: int) -> None:
+        with self._lock:
+            self._reserved_bytes -= num_bytes
+
+    def _make_room(self, num_bytes: int, besides: str = "") -> bool:
+        if not self.capacity_bytes:
+            return True
+        short = self._num_bytes + self._reserved_bytes + num_bytes - self.capacity_bytes
+        return short <= 0 or self._evict(short, besides)
+
+    def _evict(self, num_bytes: int, besides: str = "") -> bool:
+        victims = self._queue.victims(num_bytes, lambda c: c == besides or c in self._pins or self.leased(c))
+        for chunk_id in victims:
+            self._drop(chunk_id)
+        self.num_evictions += len(victims)
+        return bool(victims)
+
+    def _shrink(self) -> None:
+        """To the capacity, or as near as may be."""
+        while self.capacity_bytes and (over := self._num_bytes + self._reserved_bytes - self.capacity_bytes) > 0:
+            if not self._evict(over) and not self._evict(1):
+                return
+
+    def _drop(self, chunk_id: str) -> bool:
+        copy = self._index[chunk_id]
+        removed = self._blobs(copy.kept).delete(blob_of(chunk_id))
+        self._note(chunk_id, None)
+        return removed
+
+    def _check_again(self, chunk_id: str) -> None:
+        """Makes the index agree with the disk, however far a change of the chunk came."""
+        with self._lock:
+            self._note(chunk_id, self._copy_of(chunk_id, True) or self._copy_of(chunk_id, False))
+
+    def _note(self, chunk_id: str, copy: Copy | None) -> None:
+        old = self._index.pop(chunk_id, None)
+        self._num_bytes += (copy.size_bytes if copy else 0) - (old.size_bytes if old else 0)
+        if copy is None or copy.kept:
+            self._queue.remove(chunk_id)
+        else:
+            self._queue.admit(chunk_id, copy.size_bytes)
+        if copy is not None:
+            self._index[chunk_id] = copy
+        else:
+            self._layouts.pop(chunk_id, None)
+            del self._uses[chunk_id]
+        if (copy is None) != (old is None):
+            self._sorted = None
+
+    def _remember(self, chunk_id: str, stamp: _Stamp, summary: ChunkSummary) -> None:
+        with self._lock:
+            self._layouts[chunk_id] = stamp, summary
+            while len(self._layouts) > _MOST_KNOWN_LAYOUTS:
+                self._layouts.popitem(last=False)
+
+    # ---- the files
+
+    def _scan(self, clean: bool = False) -> dict[str, Copy]:
+        """What is there; ``clean``: and removes copies of what is also kept (a crash came in between)."""
+        found = {c.chunk_id: c for c in self._list(True)} if self._kept is not None else {}
+        for copy in self._list(False):
+            if copy.chunk_id not in found:
+                found[copy.chunk_id] = copy
+            elif clean:
+                self._cache.delete(blob_of(copy.chunk_id))
+        return found
+
+    def _list(self, kept: bool) -> Iterable[Copy]:
+        page = self._blobs(kept).list(CHUNKS, limit=_LARGEST_LIST)
+        while True:
+            for blob in page.blobs:
+                if chunk_id := chunk_of(blob.name):
+                    yield Copy(chunk_id, blob.size_bytes, blob.modified_s, kept)
+            if not page.truncated:
+                return
+            page = self._blobs(kept).list(CHUNKS, page.blobs[-1].name, _LARGEST_LIST)
+
+    def _copy_of(self, chunk_id: str, kept: bool) -> Copy | None:
+        if kept and self._kept is None:
+            return None
+        stat = self._blobs(kept).stat(blob_of(chunk_id))
+        return Copy(chunk_id, stat.size_bytes, stat.modified_s, kept) if stat else None
+
+    def _blobs(self, kept: bool) -> DirectoryBlobs:
+        if not kept:
+            return self._cache
+        assert self._kept is not None, f"tier {self.name} holds copies only"
+        return self._kept
+
+    def _name_of(self, copy: Copy) -> str:
+        return self.kept_name if copy.kept else self.name
+
+    def _stats_of(self, name: str, copies: list[Copy], pins: frozenset[str]) -> TierStats:
+        pinned = sum(c.size_bytes for c in copies if c.chunk_id in pins)
+        return TierStats(name, len(copies), sum(c.size_bytes for c in copies), self.capacity_bytes, pinned)
+
+
+def verified(path: Path, chunk_id: str) -> ChunkSummary:
+    """Reads every byte of a chunk's file.
+
+    Raises:
+        NotFound, CorruptData, NewerFormat: it is not a whole file, or another chunk's.
+    """
+    summary = verify_chunk(path, chunk_id)
+    if summary.header.chunk_id != chunk_id:
+        raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
+    return summary
+
+
+def _stamp(path: Path) -> _Stamp:
+    status = os.stat(path, follow_symlinks=False)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify_chunk(path)
+    except CorruptData:
+        return False
+    except (NotFound, NewerFormat):
+        pass
+    return True

@@ -1,0 +1,122 @@
+"""Where a node fetches chunks from that it does not have: the object store, and other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol
+
+from services.kv_store.blobs import Blobs
+from services.kv_store.chunk_names import blob_of
+from services.kv_store.nodes import Nodes, ask, on_node
+from shared.errors import CorruptData
+from shared.kv_types import KvStore
+from shared.request import RequestContext
+
+Write = Callable[[int, bytes | memoryview], None]
+"""Offset in the file, and what belongs there. May block."""
+
+_PEER_TIMEOUT_S = 5.0
+_PEER_COPY_S = 120.0
+
+
+class Source(Protocol):
+    """One place where a chunk's file may be. All raise ``shared.errors``."""
+
+    kind: str
+    """What counters call it: ``object`` or ``peer``."""
+
+    async def size(self) -> int | None:
+        """Bytes of the file; None: it is not there."""
+        ...
+
+    async def read(self, start: int, length: int, write: Write) -> None:
+        """Writes these bytes, all of them."""
+        ...
+
+
+class ObjectSource:
+    kind = "object"
+
+    def __init__(self, objects: Blobs, chunk_id: str, threads: Executor) -> None:
+        self._objects, self._blob, self._threads = objects, blob_of(chunk_id), threads
+
+    async def size(self) -> int | None:
+        stat = await asyncio.get_running_loop().run_in_executor(self._threads, self._objects.stat, self._blob)
+        return stat.size_bytes if stat else None
+
+    async def read(self, start: int, length: int, write: Write) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._read, start, length, write)
+
+    def _read(self, start: int, length: int, write: Write) -> None:
+        buffer = _buffer(length)
+        self._objects.read_into(self._blob, start, buffer)
+        write(start, buffer)
+
+
+class PeerSource:
+    kind = "peer"
+
+    def __init__(self, nodes: Nodes, node_id: str, ctx: RequestContext, chunk_id: str, size_bytes: int) -> None:
+        self._nodes, self._node_id, self._ctx = nodes, node_id, ctx
+        self._chunk_id, self._size_bytes = chunk_id, size_bytes
+
+    async def size(self) -> int | None:
+        return self._size_bytes
+
+    async def read(self, start: int, length: int, write: Write) -> None:
+        async def receive(peer: KvStore) -> int:
+            received = 0
+            async with aclosing(peer.get(self._ctx, self._chunk_id, start, length)) as pieces:
+                async for piece in pieces:
+                    if received + len(piece) > length:
+                        raise CorruptData(f"chunk {self._chunk_id}: a node sent more than was asked for")
+                    await asyncio.to_thread(write, start + received, piece)
+                    received += len(piece)
+            return received
+
+        if await on_node(self._nodes, self._node_id, receive) < length:
+            raise CorruptData(f"chunk {self._chunk_id}: a node's copy is shorter than it said")
+
+
+class PeerSearch:
+    """Which other nodes have which of some chunks: asked once for all of them, and only when the first one is looked for. The
+    asker's deadline does not count, for others may wait for the same chunks."""
+
+    def __init__(self, nodes: Nodes, own_node_id: str, ctx: RequestContext, chunk_ids: Sequence[str]) -> None:
+        self._nodes, self._own_node_id, self._ctx, self._chunk_ids = nodes, own_node_id, ctx, chunk_ids
+        self._asking: asyncio.Task[dict[str, list[Source]]] | None = None
+
+    async def sources(self, chunk_id: str) -> list[Source]:
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        return (await asyncio.shield(self._asking)).get(chunk_id, [])
+
+    async def _ask(self) -> dict[str, list[Source]]:
+        """Nodes that do not answer soon have nothing."""
+        others = [n for n in self._nodes.ids() if n != self._own_node_id]
+        soon = replace(self._ctx, deadline_s=time.monotonic() + _PEER_TIMEOUT_S)
+        answers, _ = await ask(self._nodes, others, lambda peer: peer.stat(soon, self._chunk_ids, held=True))
+        sources: dict[str, list[Source]] = {}
+        for node_id, stats in answers.items():
+            for stat in stats:
+                if stat.exists:
+                    ctx = replace(self._ctx, deadline_s=time.monotonic() + _PEER_COPY_S)
+                    source = PeerSource(self._nodes, node_id, ctx, stat.chunk_id, stat.size_bytes)
+                    sources.setdefault(stat.chunk_id, []).append(source)
+        return sources
+
+
+_buffers = threading.local()
+
+
+def _buffer(length: int) -> memoryview:
+    """The calling thread's own, used again and again: fresh memory costs as much as the copy."""
+    if len(getattr(_buffers, "data", b"")) < length:
+        _buffers.data = bytearray(length)
+    return memoryview(_buffers.data)[:length]

@@ -1,0 +1,65 @@
+"""The plain dict that every keeper of blobs is held against, and a stand-in for them where tests need none in particular."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from hashlib import md5
+from pathlib import Path
+
+from services.kv_store.blobs import WHOLE, BlobPage, BlobStat, ByteRange, From, Last, Span
+from services.kv_store.disk import storing
+from shared.errors import CorruptData, NotFound
+
+
+def slice_of(data: bytes, byte_range: ByteRange) -> bytes:
+    match byte_range:
+        case Span(start, length):
+            return data[start : start + length]
+        case From(start):
+            return data[start:]
+        case Last(length):
+            return data[max(0, len(data) - length) :]
+
+
+class DictBlobs:
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def stat(self, name: str) -> BlobStat | None:
+        data = self.data.get(name)
+        return None if data is None else BlobStat(name, len(data), 0.0, md5(data).hexdigest())
+
+    def read(self, name: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
+        if piece := slice_of(self._get(name), byte_range):
+            yield piece
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        found = slice_of(self._get(name), Span(start, len(out)))
+        if len(found) != len(out):
+            raise CorruptData(f"{name} ends early")
+        out[:] = found
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._lock:
+            self.data[name] = bytes(data)
+
+    def put_file(self, name: str, path: Path) -> None:
+        with storing():
+            self.put(name, path.read_bytes())
+
+    def delete(self, name: str) -> bool:
+        with self._lock:
+            return self.data.pop(name, None) is not None
+
+    def list(self, prefix: str = "", start_after: str = "", limit: int = 1000) -> BlobPage:
+        with self._lock:
+            names = sorted(n for n in self.data if n.startswith(prefix) and n > start_after)
+        stats = [s for n in names[:limit] if (s := self.stat(n))]
+        return BlobPage(tuple(stats), truncated=len(names) > limit)
+
+    def _get(self, name: str) -> bytes:
+        if name not in self.data:
+            raise NotFound(f"{name}: not stored")
+        return self.data[name]

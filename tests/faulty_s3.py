@@ -1,0 +1,154 @@
+"""A proxy in front of a real S3 server that spoils what passes: the network and the SDK are in the test, unlike with wrappers."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``number`` counts from 0; ``path`` with its query."""
+
+    number: int
+    method: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """
+    delay_s: before the request is passed on.
+    status, code: answered instead of passing it on (S3's error of that code).
+    keep_bytes: of the answer's body; then the connection ends.
+    reset: the connection is reset instead of passing the request on; with ``keep_bytes``, after these.
+    lost_answer: the request is passed on, and the connection is reset instead of answering.
+    """
+
+    delay_s: float = 0.0
+    status: int = 0
+    code: str = ""
+    keep_bytes: int | None = None
+    reset: bool = False
+    lost_answer: bool = False
+
+
+Plan = Callable[[Request], Fault | None]
+
+
+class FaultyS3:
+    """Listens at ``endpoint`` and passes on to ``upstream`` (host:port) what ``plan`` does not spoil. Set ``plan`` at any time."""
+
+    def __init__(self, upstream: str, plan: Plan | None = None) -> None:
+        self.upstream = upstream
+        self.plan: Plan = plan or (lambda request: None)
+        self.requests: list[Request] = []
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def fault_of(self, method: str, path: str) -> Fault | None:
+        with self._lock:
+            request = Request(len(self.requests), method, path)
+            self.requests.append(request)
+        return self.plan(request)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # of connections that clients keep open
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # clients that go away
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: FaultyS3
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._upstream = http.client.HTTPConnection(self.proxy.upstream)
+
+    def finish(self) -> None:
+        self._upstream.close()
+        super().finish()
+
+    def _handle(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        fault = self.proxy.fault_of(self.command, self.path) or Fault()
+        time.sleep(fault.delay_s)
+        if fault.status:
+            self._refuse(fault)
+        elif fault.reset and fault.keep_bytes is None:
+            self._reset()
+        else:
+            self._pass_on(body, fault)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle
+
+    def _pass_on(self, body: bytes, fault: Fault) -> None:
+        self._upstream.request(self.command, self.path, body, dict(self.headers.items()))
+        answer = self._upstream.getresponse()
+        content = answer.read()
+        if fault.lost_answer:
+            self._reset()
+            return
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "content-length", "connection"):
+                self.send_header(name, value)
+        length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+        if length is not None and answer.status != 204:
+            self.send_header("Content-Length", length)
+        self.end_headers()
+        self.wfile.write(content[: fault.keep_bytes])
+        if fault.keep_bytes is not None and fault.keep_bytes < len(content):
+            self._reset() if fault.reset else self._end()
+
+    def _refuse(self, fault: Fault) -> None:
+        content = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
+        self.send_response_only(fault.status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("x-minio-error-code", fault.code)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _end(self) -> None:
+        self.close_connection = True
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _reset(self) -> None:
+        self.close_connection = True
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
