@@ -46,6 +46,7 @@ class Arrival:
     """Which layers of one segment are there. For any thread."""
 
     def __init__(self, num_layers: int) -> None:
+        self._began_s = time.monotonic()
         self._changed = threading.Condition()
         self._there = [False] * num_layers
         self._num_missing = num_layers
@@ -54,6 +55,12 @@ class Arrival:
     @property
     def whole(self) -> bool:
         return self._num_missing == 0
+
+    @property
+    def remaining_s(self) -> float:
+        """How long the missing layers will take if they come as the others did."""
+        num_missing, num_there = self._num_missing, len(self._there) - self._num_missing
+        return (time.monotonic() - self._began_s) * num_missing / max(1, num_there)
 
     @property
     def failed(self) -> bool:

@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _MAX_CHUNKS_IN_FLIGHT = 8
 _POLL_S = 0.1
+_SOON_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class Engine:
         self._passes = PassRunner(model, self.config)
         self._roster = Roster(self._scheduler)
         self._library = Library(model.spec, self.config, self._loader, self._roster.holders)
+        self._overlap_from_s = self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
         self._closed = False
         self._news = threading.Event()  # something happened that a pass should not let wait while it waits itself
         self._ahead: GenerateJob | None = None  # runs on segments that are still arriving, during this step
@@ -203,7 +205,8 @@ class Engine:
 
     def _wait(self) -> None:
         with contextlib.suppress(queue.Empty):
-            self._inbox.get(timeout=_POLL_S if self._roster else None)()
+            soon = any(not job.started and job.arriving for job in self._roster.generating())
+            self._inbox.get(timeout=_SOON_S if soon else _POLL_S if self._roster else None)()
 
     def _post(self, event: Callable[[], None]) -> None:
         self._inbox.put(event)
@@ -322,7 +325,8 @@ class Engine:
 
     def _start_arriving(self) -> list[BranchWork]:
         """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request whose chunks arrive."""
-        job = next((job for job in self._roster.generating() if not job.started and job.arriving), None)
+        arriving = (job for job in self._roster.generating() if not job.started and job.arriving)
+        job = next((job for job in arriving if job.remaining_s >= self._overlap_from_s), None)
         if job is None:
             return []
         self._start(job)

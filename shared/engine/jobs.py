@@ -109,6 +109,12 @@ class GenerateJob:
         return not self.patient and all(entry.ready or entry.arriving for entry in self.held)
 
     @property
+    def remaining_s(self) -> float:
+        """How long the last layer will probably take to come."""
+        arrivals = (entry.segment.arrival for entry in self.held if entry.segment is not None)
+        return max((arrival.remaining_s for arrival in arrivals if arrival is not None and not arrival.whole), default=0.0)
+
+    @property
     def private_prompt_len(self) -> int:
         full = self.request.reuse is ReuseMode.FULL
         return sum(map(len, self.request.questions)) + (sum(len(c.token_ids) for c in self.request.chunks) if full else 0)

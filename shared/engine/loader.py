@@ -96,7 +96,7 @@ class Loader:
         for key in chunk_lens.keys() - stored.keys():
             tell(Loaded(key, None, broken=False))
         readings = [
-            ChunkReading(key, stored[key], Segment(self._spec, num_tokens), num_tokens, tell)
+            ChunkReading(key, stored[key], Segment.arriving(self._spec, num_tokens), tell)
             for key, num_tokens in chunk_lens.items()
             if key in stored
         ]

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.engine.arrival import Arrival
 from shared.engine.segment import Segment
 from shared.engine.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError
@@ -42,17 +41,15 @@ class ChunkReading:
     """One stored chunk on its way into ``segment``. ``tell`` hears of it on whichever thread notices: ``Arriving`` at most once,
     then ``Loaded`` exactly once."""
 
-    def __init__(
-        self, key: str, stored: StoredSegment, segment: Segment, num_tokens: int, tell: Callable[[Arriving | Loaded], None]
-    ) -> None:
+    def __init__(self, key: str, stored: StoredSegment, segment: Segment, tell: Callable[[Arriving | Loaded], None]) -> None:
+        assert segment.arrival is not None
         self._key = key
         self._stored = stored
         self._segment = segment
         self._tell = tell
         self._lock = threading.Lock()
-        self._num_layers = self._num_left = len(segment.k_LKTD)
-        self._arrival = Arrival(self._num_layers)
-        segment.length, segment.arrival = num_tokens, self._arrival
+        self._arrival = segment.arrival
+        self._num_left = len(segment.k_LKTD)
 
     def read(self, layer: int) -> None:
         """Each layer once, in any order, on any thread."""
