@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from services.kv_store.agent import Agent
-from services.kv_store.chunk_files import ChunkFiles
 from services.kv_store.documents import Documents
+from services.kv_store.local_tier import LocalTier
+from services.kv_store.node_tiers import NodeTiers
 from shared.errors import NotFound
 from shared.kv_types import KvStore
 
@@ -35,4 +36,8 @@ class _Alone:
 async def disk_node(directory: Path) -> AsyncGenerator[Agent, None]:
     """Its chunks lie on disk only."""
     directory.mkdir(parents=True, exist_ok=True)
-    yield Agent(_NODE, ChunkFiles(directory), Documents(directory), _Alone())
+    agent = Agent(_NODE, NodeTiers(LocalTier("disk", directory, keeps=True)), Documents(directory), _Alone())
+    try:
+        yield agent
+    finally:
+        await agent.close()

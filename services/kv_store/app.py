@@ -19,10 +19,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from services.kv_store.agent import Agent
 from services.kv_store.cluster_store import ClusterStore
 from services.kv_store.config import KvStoreConfig
-from services.kv_store.documents import Documents
+from services.kv_store.documents import Documents, keep_synced
+from services.kv_store.flight import FlightServer
 from services.kv_store.handlers import KvStoreHandlers, start_server
 from services.kv_store.housekeeping import Housekeeping
 from services.kv_store.node_tiers import NodeTiers
+from services.kv_store.object_blobs import ObjectBlobs
 from services.kv_store.own_tiers import OwnTiers
 from services.kv_store.quotas import Quotas
 from shared import log as logs
@@ -88,18 +90,26 @@ class AgentActor:
     async def _start(self) -> None:
         directory = Path(os.environ.get(DIRECTORY_VARIABLE) or self._config.directory)
         nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))
-        own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=False)
-        atexit.register(own.remove_memory)
-        tiers = NodeTiers(own.disk, own.memory, None, self._config.fetch, self._config.prefer_peers)
-        documents = await asyncio.to_thread(Documents, directory)
-        quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
-        agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas)
         host = self._config.host or _node_address(self._node_id)
+        objects = ObjectBlobs(self._config.objects) if self._config.objects.endpoint else None
+        own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=objects is not None)
+        atexit.register(own.remove_memory)
+        tiers = NodeTiers(own.disk, own.memory, objects, self._config.fetch, self._config.prefer_peers)
+        at_home = self._node_id == nodes.home()
+        documents = await asyncio.to_thread(Documents, directory, objects=objects if at_home else None)
+        quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
+        self._flight = FlightServer(host, tiers.read)
+        agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas, self._flight.location)
         self._server, self._address = await start_server(KvStoreHandlers(agent), host)
-        self._reconciling = asyncio.create_task(nodes.keep_up(self._config.reconcile_s, connect=False))
-        self._tidying = asyncio.create_task(_tidy(agent))
         house = Housekeeping(agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s)
-        self._housekeeping = [asyncio.create_task(house.follow_pins()), asyncio.create_task(house.collect_garbage())]
+        upkeep = [
+            nodes.keep_up(self._config.reconcile_s, connect=False),
+            _tidy(agent),
+            house.follow_pins(),
+            house.collect_garbage(),
+            *([keep_synced(documents)] if at_home else []),
+        ]
+        self._upkeep = [asyncio.create_task(task) for task in upkeep]
         log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
 
 

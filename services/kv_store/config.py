@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.kv_store.fetch import FetchConfig
+from services.kv_store.object_settings import ObjectSettings
 from shared.deployment import DeploymentConfig
 
 
@@ -61,6 +62,7 @@ class KvStoreConfig:
 
     directory: str
     host: str = ""
+    objects: ObjectSettings = field(default_factory=ObjectSettings)
     disk_capacity_bytes: int = 0
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     fetch: FetchConfig = field(default_factory=FetchConfig)

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
+from services.kv_store.chunk_names import check_chunk_id
 from shared.errors import CorruptData, KvquiltError, NotFound, Unavailable
 
 _SCHEMA = pa.schema([pa.field("data", pa.uint8())])
@@ -98,7 +99,7 @@ class _Server(flight.FlightServerBase):  # type: ignore[misc]
 
     def _batches(self, chunk_id: str, start: int, length: int) -> Iterator[pa.RecordBatch]:
         try:
-            for piece in self._read(chunk_id, start, length):
+            for piece in self._read(check_chunk_id(chunk_id), start, length):
                 array = pa.Array.from_buffers(pa.uint8(), len(piece), [None, pa.py_buffer(piece)])
                 yield pa.record_batch([array], schema=_SCHEMA)
         except NotFound:
