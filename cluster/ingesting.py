@@ -23,6 +23,7 @@ class Summary:
 
     num_stored: int = 0
     num_unchanged: int = 0
+    num_removed: int = 0
     num_chunks: int = 0
     num_chunks_reused: int = 0
     num_tokens: int = 0
@@ -38,6 +39,8 @@ class Summary:
                 self.num_tokens += progress.num_tokens
             case Stage.UNCHANGED:
                 self.num_unchanged += 1
+            case Stage.REMOVED:
+                self.num_removed += 1
             case Stage.FAILED:
                 self.failed[progress.document_id] = progress.error
             case _:
@@ -46,11 +49,15 @@ class Summary:
 
     @property
     def num_done(self) -> int:
-        return self.num_stored + self.num_unchanged + len(self.failed)
+        return self.num_stored + self.num_unchanged + self.num_removed + len(self.failed)
 
     def print(self, console: Console) -> None:
         chunks = f"{self.num_chunks} chunks of {self.num_tokens} tokens, {self.num_chunks_reused} with KV already"
-        console.print(f"{self.num_stored} stored ({chunks}), {self.num_unchanged} unchanged, {len(self.failed)} failed")
+        removed = f", {self.num_removed} removed" if self.num_removed else ""
+        console.print(f"{self.num_stored} stored ({chunks}), {self.num_unchanged} unchanged{removed}, {len(self.failed)} failed")
+        self.print_failed(console)
+
+    def print_failed(self, console: Console) -> None:
         for document_id, reason in sorted(self.failed.items()):
             console.print(Text(f"  {document_id}: {reason}", "red"), soft_wrap=True)
 
@@ -71,7 +78,7 @@ async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[Sourc
 
 
 async def follow_all(console: Console, updates: AsyncGenerator[UpsertProgress, None]) -> Summary:
-    """Progress of documents whose number is not known beforehand (re-encoding)."""
+    """Progress of documents whose number is not known beforehand (re-encoding, rebuilding, refreshing)."""
     summary = Summary()
     with _bar(console) as bar:
         task = bar.add_task("", total=None, document="")

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from shared.clients import ingest, rag
+from shared.clients import generation, ingest, kv_store, rag
+from shared.clients.generation import GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.ingest import IngestClient
+from shared.clients.kv_store import KvStoreClient
 from shared.clients.rag import RagClient
 
 
@@ -23,3 +25,15 @@ async def rag_client(target: str) -> AsyncIterator[RagClient]:
 async def ingest_client(target: str) -> AsyncIterator[IngestClient]:
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         yield IngestClient(GrpcTransport(channel, ingest.SERVICE, ingest.APPLICATION))
+
+
+@asynccontextmanager
+async def store_client(target: str) -> AsyncIterator[KvStoreClient]:
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        yield KvStoreClient(GrpcTransport(channel, kv_store.SERVICE, kv_store.APPLICATION))
+
+
+@asynccontextmanager
+async def generation_client(target: str) -> AsyncIterator[GenerationClient]:
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        yield GenerationClient(GrpcTransport(channel, generation.SERVICE, generation.APPLICATION))

@@ -17,13 +17,14 @@ class SourceDocument:
 
 
 class Stage(enum.Enum):
-    """The last three end a document."""
+    """The last four end a document. REMOVED: it was in the index, but there is no such document."""
 
     PARSED = "parsed"
     PREFILLED = "prefilled"
     STORED = "stored"
     UNCHANGED = "unchanged"
     FAILED = "failed"
+    REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,11 +157,12 @@ class VerifyProgress:
 
 @dataclass(frozen=True, slots=True)
 class CollectedGarbage:
-    """``num_kept``: unreferenced ones that are too young, or being read."""
+    """``num_kept``: unreferenced ones that are too young, or being read; ``kept``: which, in answer to a question about some."""
 
     num_chunks: int
     num_bytes: int
     num_kept: int
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,14 @@ class PinnedDocuments:
     collection: str
     document_id: str
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedChunks:
+    """``version`` is equal for equal sets; a set whose version the asker knew comes without its ids."""
+
+    version: str
+    chunk_ids: frozenset[str] = frozenset()
 
 
 class KvStore(Protocol):
@@ -226,8 +235,12 @@ class KvStore(Protocol):
         """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good ones."""
         ...
 
-    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool = False) -> CollectedGarbage:
-        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago."""
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+    ) -> CollectedGarbage:
+        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago.
+
+        ``chunk_ids``, to one node's store: nothing is removed; ``kept`` are those that must stay because of this node."""
         ...
 
     async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
@@ -237,5 +250,9 @@ class KvStore(Protocol):
         ...
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]: ...
+
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
+        """Over all tenants: for the other nodes."""
+        ...
 
     async def health(self, ctx: RequestContext) -> ServiceHealth: ...

@@ -85,6 +85,15 @@ class CollectionInfo:
     num_chunks: int
 
 
+@dataclass(frozen=True, slots=True)
+class IndexedIds:
+    """The documents of a collection that the index holds, sorted. ``other_embedder``: it has vectors of another embedder than the
+    one being served, and must be indexed anew."""
+
+    document_ids: tuple[str, ...] = ()
+    other_embedder: bool = False
+
+
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """
     Raises:

@@ -19,7 +19,7 @@ from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestPage
 from shared.prompt import PromptTemplate
 from shared.request import RequestContext
-from shared.search import IndexedDocument
+from shared.search import CollectionInfo, IndexedDocument, IndexedIds
 
 
 class Crash(BaseException):
@@ -56,6 +56,9 @@ class World:
     num_prefilled: int = 0
     step: Callable[[str], None] = lambda name: None
     page_size: int = 2
+    encodings: dict[str, str] = field(default_factory=dict)
+    other_embedder: set[str] = field(default_factory=set)
+    """Collections that were indexed with another embedder."""
 
     def service(self, chunk_tokens: int = 16, **config: int) -> IngestionService:
         async def no_pause(seconds: float) -> None:
@@ -82,13 +85,16 @@ class World:
             (),
         )
 
-    async def prefill(self, ctx: RequestContext, chunks: Sequence[ChunkRef]) -> AsyncGenerator[PrefilledChunk, None]:
+    async def prefill(
+        self, ctx: RequestContext, chunks: Sequence[ChunkRef], *, encoding: str = ""
+    ) -> AsyncGenerator[PrefilledChunk, None]:
         for i, chunk in enumerate(chunks):
             self._effect("prefill")
             chunk_id = chunk_identity(ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids, chunk.token_ids)
             existed = chunk_id in self.kv
             self.num_prefilled += not existed
             self.kv.add(chunk_id)
+            self.encodings[chunk_id] = encoding or self.encodings.get(chunk_id, "exact")
             self._effect("prefilled")
             yield PrefilledChunk(i, chunk_id, chunk.token_ids, existed)
 
@@ -134,15 +140,29 @@ class World:
 
     async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
         self._effect("index")
+        if collection in self.other_embedder:
+            raise FailedPrecondition("indexed with another embedder")
         key = (ctx.tenant, collection, document.document_id)
         changed = self.indexed.get(key) != document
         self.indexed[key] = document
         self._effect("indexed")
         return changed
 
+    async def list_indexed(self, ctx: RequestContext, collection: str) -> IndexedIds:
+        self._effect("list_indexed")
+        found = sorted(d for t, c, d in self.indexed if (t, c) == (ctx.tenant, collection))
+        return IndexedIds(tuple(found), collection in self.other_embedder)
+
+    async def list_collections(self, ctx: RequestContext) -> list[CollectionInfo]:
+        self._effect("list_collections")
+        found = Counter(c for t, c, _ in self.indexed if t == ctx.tenant)
+        return [CollectionInfo(name, found[name]) for name in sorted(found)]
+
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         self._effect("unindex")
         removed = [self.indexed.pop((ctx.tenant, collection, d), None) for d in document_ids]
+        if not any((t, c) == (ctx.tenant, collection) for t, c, _ in self.indexed):
+            self.other_embedder.discard(collection)
         self._effect("unindexed")
         return sum(len(d.chunks) for d in removed if d)
 
@@ -205,6 +225,6 @@ async def upsert(
 
 def outcome(events: list[UpsertProgress]) -> dict[str, Stage]:
     """How each document ended; each ends exactly once."""
-    ended = [e for e in events if e.stage in (Stage.STORED, Stage.UNCHANGED, Stage.FAILED)]
+    ended = [e for e in events if e.stage in (Stage.STORED, Stage.UNCHANGED, Stage.FAILED, Stage.REMOVED)]
     assert len({e.document_id for e in ended}) == len(ended)
     return {e.document_id: e.stage for e in ended}

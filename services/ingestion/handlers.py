@@ -34,6 +34,21 @@ class IngestHandlers:
             async for event in progress:
                 yield progress_to_pb(event)
 
+    @server_stream
+    async def Rebuild(self, request: ingest_pb2.RebuildRequest, ctx: RequestContext) -> AsyncIterator[ingest_pb2.UpsertProgress]:
+        async with aclosing(self._service.upkeep.rebuild(self._run_context(request.meta), request.collection)) as progress:
+            async for event in progress:
+                yield progress_to_pb(event)
+
+    @server_stream
+    async def Refresh(self, request: ingest_pb2.RefreshRequest, ctx: RequestContext) -> AsyncIterator[ingest_pb2.UpsertProgress]:
+        progress = self._service.upkeep.refresh(
+            self._run_context(request.meta), request.collection, request.chunk_ids, request.encoding
+        )
+        async with aclosing(progress):
+            async for event in progress:
+                yield progress_to_pb(event)
+
     @unary(ingest_pb2.DeleteDocumentsResponse)
     async def DeleteDocuments(
         self, request: ingest_pb2.DeleteDocumentsRequest, ctx: RequestContext

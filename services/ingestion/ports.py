@@ -8,14 +8,16 @@ from typing import Protocol
 from shared.clients.generation import ChunkRef, ModelDescription, PrefilledChunk
 from shared.kv_types import Manifest, ManifestPage
 from shared.request import RequestContext
-from shared.search import IndexedDocument
+from shared.search import CollectionInfo, IndexedDocument, IndexedIds
 
 
 class Generator(Protocol):
     async def describe(self, ctx: RequestContext) -> ModelDescription: ...
 
-    def prefill(self, ctx: RequestContext, chunks: Sequence[ChunkRef]) -> AsyncGenerator[PrefilledChunk, None]:
-        """One value per chunk, in order, each once its KV is durable."""
+    def prefill(
+        self, ctx: RequestContext, chunks: Sequence[ChunkRef], *, encoding: str = ""
+    ) -> AsyncGenerator[PrefilledChunk, None]:
+        """One value per chunk, in order, each once its KV is durable, and in ``encoding`` unless that is empty."""
         ...
 
 
@@ -39,3 +41,7 @@ class Index(Protocol):
         ...
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int: ...
+
+    async def list_indexed(self, ctx: RequestContext, collection: str) -> IndexedIds: ...
+
+    async def list_collections(self, ctx: RequestContext) -> list[CollectionInfo]: ...

@@ -1,22 +1,23 @@
-"""Upsert, delete, list: which documents are worked on, and whether they may be."""
+"""Upsert, delete, list: which documents are worked on, and whether they may be. (``upkeep``: what is done to stored ones.)"""
 
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 from services.ingestion.config import IngestionConfig
+from services.ingestion.locks import DocumentLocks
 from services.ingestion.recipe import Recipe, is_current
 from services.ingestion.run import run_documents
+from services.ingestion.upkeep import Upkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
 from shared.clients.generation import ModelDescription
 from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, UpsertProgress
 from shared.errors import FailedPrecondition, InvalidRequest, ModelMismatch, NotFound, UnreadableDocument
-from shared.kv_types import Manifest, ManifestPage
+from shared.kv_types import Manifest
 from shared.request import RequestContext, check_name
 from shared.search import check_metadata
 
@@ -32,7 +33,8 @@ class IngestionService:
         self._recipe = recipe
         self._store = store
         self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")  # one: tokenizers are not for several threads
-        self._locks: weakref.WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks = DocumentLocks()
+        self.upkeep = Upkeep(store, self._locks, config.parallel_documents)
 
     async def upsert(
         self, ctx: RequestContext, collection: str, documents: Sequence[SourceDocument]
@@ -47,7 +49,7 @@ class IngestionService:
         _check_ids([d.document_id for d in documents])
         recipe, model = await self._prepare(ctx)
         sources = {d.document_id: d for d in documents}
-        known = {m.document_id: m for m in await _summaries(ctx, self._store, collection)}
+        known = {m.document_id: m async for m in self._store.summaries(ctx, collection)}
         stale = [d for d, m in known.items() if d not in sources and not is_current(m, model)]
 
         def unchanged(stored: Manifest | None, source: SourceDocument) -> bool:
@@ -57,7 +59,7 @@ class IngestionService:
             source = sources[document_id]
             check_metadata(source.metadata)
             self._check_size(source)
-            async with self._lock(ctx, collection, document_id):
+            async with self._locks.of(ctx, collection, document_id):
                 if stale and document_id not in known:
                     raise _mixing(collection, len(stale))
                 if unchanged(known.get(document_id), source):
@@ -83,7 +85,7 @@ class IngestionService:
         stale = [m.document_id for m in stored if not is_current(m, model)]
 
         async def work(document_id: str, report: Report) -> None:
-            async with self._lock(ctx, collection, document_id):
+            async with self._locks.of(ctx, collection, document_id):
                 manifest = await self._store.stored(ctx, collection, document_id)
                 if manifest is None:
                     raise NotFound("the document was deleted meanwhile")
@@ -109,7 +111,7 @@ class IngestionService:
         not_found, num_chunks = [], 0
         for document_id in ids:
             ctx.check_deadline("deleting documents")
-            async with self._lock(ctx, collection, document_id):
+            async with self._locks.of(ctx, collection, document_id):
                 removed = await self._store.remove(ctx, collection, document_id)
             if removed is None:
                 not_found.append(document_id)
@@ -127,7 +129,7 @@ class IngestionService:
         model = await self._store.generator.describe(ctx)
         page = await self._store.manifests.manifest_page(ctx, collection, start_after, limit, summary=True)
         if collection and not start_after and not page.manifests:
-            raise _unknown(collection)
+            raise unknown(collection)
         return DocumentPage(tuple(_info(m, model) for m in page.manifests), page.truncated)
 
     async def check_ready(self, ctx: RequestContext) -> str:
@@ -152,9 +154,9 @@ class IngestionService:
         return self._recipe, model
 
     async def _inventory(self, ctx: RequestContext, collection: str) -> list[Manifest]:
-        found = await _summaries(ctx, self._store, collection)
+        found = [m async for m in self._store.summaries(ctx, collection)]
         if not found:
-            raise _unknown(collection)
+            raise unknown(collection)
         return found
 
     def _check_size(self, source: SourceDocument) -> None:
@@ -163,23 +165,6 @@ class IngestionService:
             raise UnreadableDocument(
                 f"the document has {len(source.content)} bytes, more than the {limit} that are allowed; split it"
             )
-
-    def _lock(self, ctx: RequestContext, collection: str, document_id: str) -> asyncio.Lock:
-        """Requests for one document wait for each other; the last one wins."""
-        return self._locks.setdefault((ctx.tenant, collection, document_id), asyncio.Lock())
-
-
-async def _summaries(ctx: RequestContext, store: DocumentStore, collection: str) -> list[Manifest]:
-    found: list[Manifest] = []
-
-    async def next_page(c: RequestContext) -> ManifestPage:
-        return await store.manifests.manifest_page(c, collection, found[-1].cursor(collection) if found else "", summary=True)
-
-    while True:
-        page = await store.policy.run(ctx, next_page)
-        found.extend(page.manifests)
-        if not page.truncated:
-            return found
 
 
 def _check_ids(document_ids: list[str]) -> None:
@@ -210,7 +195,3 @@ def _mixing(collection: str, num_stale: int) -> ModelMismatch:
         f"collection {collection!r} has {num_stale} documents made for another model than the one being served; new ones are not "
         f"mixed in. Re-encode the collection first: kvquilt ingest --re-encode --collection {collection}"
     )
-
-
-def _unknown(collection: str) -> NotFound:
-    return NotFound(f"collection {collection!r} does not exist")

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from services.ingestion.calls import CallPolicy
 from services.ingestion.ports import Generator, Index, Manifests
@@ -50,6 +51,17 @@ class DocumentStore:
         except NotFound:
             return None
 
+    async def summaries(self, ctx: RequestContext, collection: str) -> AsyncGenerator[Manifest, None]:
+        """The documents of ``collection`` (empty: of all), without texts and token ids."""
+        after, truncated = "", True
+        while truncated:
+            next_page = partial(self.manifests.manifest_page, collection=collection, start_after=after, summary=True)
+            page = await self.policy.run(ctx, next_page)
+            for manifest in page.manifests:
+                yield manifest
+            truncated = page.truncated
+            after = page.manifests[-1].cursor(collection) if page.manifests else ""
+
     async def keep(self, ctx: RequestContext, manifest: Manifest, report: Report) -> None:
         """For a document that has not changed: makes sure that it can be found, as a run may have ended just before that."""
         indexed_now = await self._index(ctx, manifest)
@@ -80,22 +92,36 @@ class DocumentStore:
         await self._index(ctx, manifest)
         report(_progress(manifest, Stage.STORED, done=len(manifest.chunks), reused=reused))
 
+    async def refresh(
+        self, ctx: RequestContext, manifest: Manifest, chunk_ids: frozenset[str], encoding: str, report: Report
+    ) -> None:
+        """Makes the KV of a stored document durable again; of its chunks in ``chunk_ids`` only, if there are any."""
+        chosen = replace(manifest, chunks=tuple(c for c in manifest.chunks if not chunk_ids or c.chunk_id in chunk_ids))
+        reused = await self._prefill(ctx, chosen, report, encoding)
+        num_chunks = len(chosen.chunks)
+        stage = Stage.UNCHANGED if reused == num_chunks else Stage.STORED
+        report(_progress(chosen, stage, done=num_chunks, reused=reused))
+
+    async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> None:
+        await self.policy.run(ctx, lambda c: self.index.unindex(c, collection, document_ids))
+
     async def remove(self, ctx: RequestContext, collection: str, document_id: str) -> list[str] | None:
         """The ids of the chunks that were removed with it, or None for an unknown document. It ceases to be found first."""
-        await self.policy.run(ctx, lambda c: self.index.unindex(c, collection, [document_id]))
+        await self.unindex(ctx, collection, [document_id])
         try:
             return await self.policy.run(ctx, lambda c: self.manifests.delete_manifest(c, collection, document_id))
         except NotFound:
             return None
 
-    async def _prefill(self, ctx: RequestContext, manifest: Manifest, report: Report) -> int:
+    async def _prefill(self, ctx: RequestContext, manifest: Manifest, report: Report, encoding: str = "") -> int:
         """How many chunks were durable before."""
         durable: dict[int, bool] = {}
         for begin in range(0, len(manifest.chunks), self.prefill_batch):
             batch = manifest.chunks[begin : begin + self.prefill_batch]
 
             async def call(c: RequestContext, begin: int = begin, batch: tuple[ManifestChunk, ...] = batch) -> None:
-                async with aclosing(self.generator.prefill(c, [ChunkRef(x.chunk_id, x.token_ids) for x in batch])) as answers:
+                refs = [ChunkRef(x.chunk_id, x.token_ids) for x in batch]
+                async with aclosing(self.generator.prefill(c, refs, encoding=encoding)) as answers:
                     async for answer in answers:
                         if answer.chunk_id != batch[answer.index].chunk_id:
                             raise ModelMismatch("the generator's model changed while the document was ingested; run it again")

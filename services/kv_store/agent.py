@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,9 @@ from services.kv_store.documents import Documents, Removal
 from services.kv_store.local_tier import Copy
 from services.kv_store.node_tiers import NodeTiers
 from services.kv_store.nodes import Nodes, ask
+from services.kv_store.quotas import Quotas
 from services.kv_store.sources import PeerSearch
+from services.kv_store.upkeep import Upkeep
 from shared.clients.health import ServiceHealth
 from shared.errors import FailedPrecondition, InvalidRequest, Unavailable
 from shared.kv_types import (
@@ -26,6 +29,7 @@ from shared.kv_types import (
     ManifestPage,
     NodeStats,
     OpenedChunk,
+    PinnedChunks,
     PinnedDocuments,
     StoreStats,
     VerifyProgress,
@@ -44,11 +48,18 @@ class Agent:
     object store, too, and its ``delete`` reaches all nodes."""
 
     def __init__(
-        self, node_id: str, tiers: NodeTiers, documents: Documents, nodes: Nodes, stale_staging_s: float = STALE_STAGING_S
+        self,
+        node_id: str,
+        tiers: NodeTiers,
+        documents: Documents,
+        nodes: Nodes,
+        stale_staging_s: float = STALE_STAGING_S,
+        quotas: Quotas | None = None,
     ) -> None:
         self._node_id, self._tiers, self._documents, self._nodes = node_id, tiers, documents, nodes
         self._stale_staging_s = stale_staging_s
         self._catalog_lock = asyncio.Lock()  # between deciding that nothing refers to a chunk and deleting it
+        self._upkeep = Upkeep(node_id, self, tiers, documents, nodes, quotas)
 
     async def recover(self, ctx: RequestContext) -> None:
         """Goes on with what was left undone: the agent died in between, or a node or the object store did not answer."""
@@ -116,26 +127,38 @@ class Agent:
     async def stats(self, ctx: RequestContext) -> StoreStats:
         tiers, counters = await asyncio.to_thread(self._tiers.stats)
         objects = await asyncio.to_thread(self._tiers.object_stats) if self._is_home else None
-        return StoreStats((NodeStats(self._node_id, self._is_home, tiers, counters),), objects)
+        tenants = await self._upkeep.tenants(ctx) if self._is_home else ()
+        return StoreStats((NodeStats(self._node_id, self._is_home, tiers, counters),), objects, tenants)
 
     async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
-        raise FailedPrecondition("verify: not part of this store")
-        yield
+        async with aclosing(self._upkeep.verify(ctx, repair)) as progress:
+            async for now in progress:
+                yield now
 
-    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool = False) -> CollectedGarbage:
-        raise FailedPrecondition("collect_garbage: not part of this store")
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+    ) -> CollectedGarbage:
+        return await self._upkeep.collect_garbage(ctx, grace_s, dry_run, [check_chunk_id(c) for c in chunk_ids])
 
     async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
-        raise FailedPrecondition("pin: not part of this store")
+        return await self._upkeep.pin(ctx, collection, document_id, unpin)
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
-        raise FailedPrecondition("list_pins: not part of this store")
+        return await self._upkeep.list_pins(ctx)
+
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
+        return await self._upkeep.pinned_chunks(known_version)
+
+    async def follow_pins(self, ctx: RequestContext) -> None:
+        """Makes this node keep what is pinned by now."""
+        await self._upkeep.follow_pins(ctx)
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         self._check_home()
         _check_manifest(ctx, manifest)
         async with self._catalog_lock:
             await self._check_stored(ctx, manifest)
+            await self._upkeep.check_quota(ctx, manifest)
             return await self._finish(ctx, await asyncio.to_thread(self._documents.put, manifest))
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
@@ -168,6 +191,7 @@ class Agent:
     def check_invariants(self) -> None:
         self._tiers.check_invariants()
         self._documents.check_invariants()
+        self._upkeep.check_invariants()
 
     async def _receive(self, size_bytes: int, pieces: AsyncIterator[bytes]) -> Path:
         """A staged file with what came.

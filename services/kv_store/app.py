@@ -21,8 +21,10 @@ from services.kv_store.cluster_store import ClusterStore
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents import Documents
 from services.kv_store.handlers import KvStoreHandlers, start_server
+from services.kv_store.housekeeping import Housekeeping
 from services.kv_store.node_tiers import NodeTiers
 from services.kv_store.own_tiers import OwnTiers
+from services.kv_store.quotas import Quotas
 from shared import log as logs
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
@@ -90,11 +92,14 @@ class AgentActor:
         atexit.register(own.remove_memory)
         tiers = NodeTiers(own.disk, own.memory, None, self._config.fetch, self._config.prefer_peers)
         documents = await asyncio.to_thread(Documents, directory)
-        agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s)
+        quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
+        agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas)
         host = self._config.host or _node_address(self._node_id)
         self._server, self._address = await start_server(KvStoreHandlers(agent), host)
         self._reconciling = asyncio.create_task(nodes.keep_up(self._config.reconcile_s, connect=False))
         self._tidying = asyncio.create_task(_tidy(agent))
+        house = Housekeeping(agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s)
+        self._housekeeping = [asyncio.create_task(house.follow_pins()), asyncio.create_task(house.collect_garbage())]
         log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
 
 

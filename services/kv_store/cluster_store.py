@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from heapq import merge
 
 from services.kv_store.agent import SERVICE
 from services.kv_store.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id
-from services.kv_store.nodes import Nodes, ask, on_node
+from services.kv_store.nodes import Nodes, ask, merged_page, on_node
 from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
 from shared.kv_types import (
@@ -20,6 +19,7 @@ from shared.kv_types import (
     Manifest,
     ManifestPage,
     OpenedChunk,
+    PinnedChunks,
     PinnedDocuments,
     StoreStats,
     VerifyProgress,
@@ -91,9 +91,7 @@ class ClusterStore:
         pages, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.list_page(ctx, start_after, limit))
         if unreachable:
             raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
-        chunks = {c.chunk_id: c for c in merge(*(p.chunks for p in pages.values()), key=lambda c: c.chunk_id)}
-        chosen = tuple(chunks.values())[:limit]
-        return ChunkPage(chosen, truncated=len(chunks) > limit or any(p.truncated for p in pages.values()))
+        return merged_page(list(pages.values()), limit)
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         return await on_node(self._nodes, self._nodes.home(), lambda home: home.put_manifest(ctx, manifest))
@@ -129,14 +127,19 @@ class ClusterStore:
             async for update in updates:
                 yield update
 
-    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool = False) -> CollectedGarbage:
-        return await on_node(self._nodes, self._nodes.home(), lambda home: home.collect_garbage(ctx, grace_s, dry_run))
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+    ) -> CollectedGarbage:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.collect_garbage(ctx, grace_s, dry_run, chunk_ids))
 
     async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
         return await on_node(self._nodes, self._nodes.home(), lambda home: home.pin(ctx, collection, document_id, unpin))
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
         return await on_node(self._nodes, self._nodes.home(), lambda home: home.list_pins(ctx))
+
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.list_pinned_chunks(ctx, known_version))
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         """Chunks and bytes are summed over the nodes; a chunk on two nodes counts twice."""

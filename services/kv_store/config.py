@@ -38,6 +38,20 @@ class QuotaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GarbageConfig:
+    """Every ``period_s`` seconds (0: never) chunks go that no document refers to, that nobody reads, and that were stored at least
+    ``grace_s`` ago. KV of an ingestion that was interrupted longer ago than that is computed again."""
+
+    period_s: float = 3600.0
+    grace_s: float = 24 * 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("period_s", "grace_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
 class KvStoreConfig:
     """``directory`` is used on every node, each with its own disk; where nodes share one (a test cluster on one machine), the
     environment variable ``KVQUILT_KV_STORE__DIRECTORY`` of a node overrides it there. ``disk_capacity_bytes`` 0: as much as fits.
@@ -53,6 +67,7 @@ class KvStoreConfig:
     prefer_peers: bool = False
     lease_s: float = 60.0
     quotas: QuotaConfig = field(default_factory=QuotaConfig)
+    garbage: GarbageConfig = field(default_factory=GarbageConfig)
     reconcile_s: float = 2.0
     stale_staging_s: float = 3600.0
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)

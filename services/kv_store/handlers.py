@@ -19,6 +19,8 @@ from shared.kv_types import ChunkStat, KvStore, StoreStats, TierStats
 from shared.request import RequestContext
 from shared.rpc import client_stream, context_of, server_stream, unary
 
+_IDS_PER_MESSAGE = 10_000
+
 
 class KvStoreHandlers:
     """The methods are named like the RPCs."""
@@ -130,8 +132,10 @@ class KvStoreHandlers:
 
     @unary(pb.CollectGarbageResponse)
     async def CollectGarbage(self, request: pb.CollectGarbageRequest, ctx: RequestContext) -> pb.CollectGarbageResponse:
-        result = await self._store.collect_garbage(ctx, request.grace_s, request.dry_run)
-        return pb.CollectGarbageResponse(num_chunks=result.num_chunks, num_bytes=result.num_bytes, num_kept=result.num_kept)
+        result = await self._store.collect_garbage(ctx, request.grace_s, request.dry_run, request.chunk_ids)
+        return pb.CollectGarbageResponse(
+            num_chunks=result.num_chunks, num_bytes=result.num_bytes, num_kept=result.num_kept, kept_chunk_ids=result.kept
+        )
 
     @unary(pb.PinResponse)
     async def Pin(self, request: pb.PinRequest, ctx: RequestContext) -> pb.PinResponse:
@@ -143,6 +147,16 @@ class KvStoreHandlers:
         return pb.ListPinsResponse(
             pins=[pb.PinnedDocuments(collection=p.collection, document_id=p.document_id, num_bytes=p.num_bytes) for p in pins]
         )
+
+    @server_stream
+    async def ListPinnedChunks(
+        self, request: pb.ListPinnedChunksRequest, ctx: RequestContext
+    ) -> AsyncIterator[pb.ListPinnedChunksResponse]:
+        pinned = await self._store.list_pinned_chunks(ctx, request.known_version)
+        yield pb.ListPinnedChunksResponse(version=pinned.version)
+        ids = list(pinned.chunk_ids)
+        for begin in range(0, len(ids), _IDS_PER_MESSAGE):
+            yield pb.ListPinnedChunksResponse(version=pinned.version, chunk_ids=ids[begin : begin + _IDS_PER_MESSAGE])
 
     @unary(common_pb2.HealthResponse)
     async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:

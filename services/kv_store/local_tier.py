@@ -100,6 +100,12 @@ class LocalTier:
                 self._queue.admit(copy.chunk_id, copy.size_bytes)
         self._shrink()
 
+    @property
+    def kept(self) -> DirectoryBlobs:
+        """The directory itself, where nothing is evicted."""
+        assert self._kept is not None, f"tier {self.name} keeps nothing"
+        return self._kept
+
     # ---- looking
 
     def find(self, chunk_id: str) -> Copy | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from heapq import merge
 from typing import Protocol, TypeVar
 
 from shared.errors import DeadlineExceeded, NotFound, Unavailable
-from shared.kv_types import KvStore
+from shared.kv_types import ChunkPage, KvStore
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -43,6 +44,15 @@ async def on_node(nodes: Nodes, node_id: str, call: Callable[[KvStore], Awaitabl
     except Unavailable:
         nodes.suspect(node_id)
         raise
+
+
+def merged_page(pages: Sequence[ChunkPage], limit: int) -> ChunkPage:
+    """What several nodes list from the same place on, as one page of at most ``limit``. It ends where the first of them ends that
+    has more."""
+    ends = [p.chunks[-1].chunk_id for p in pages if p.truncated and p.chunks]
+    chunks = {c.chunk_id: c for c in merge(*(p.chunks for p in pages), key=lambda c: c.chunk_id)}
+    chosen = tuple(c for c in chunks.values() if not ends or c.chunk_id <= min(ends))[:limit]
+    return ChunkPage(chosen, truncated=len(chosen) < len(chunks) or bool(ends))
 
 
 async def ask(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from protos.kvquilt.v1 import common_pb2, retrieval_pb2
 from services.retrieval.service import RetrievalService
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.clients.retrieval import document_of, filter_of, hit_to_pb, mode_of, mode_to_pb
 from shared.errors import KvquiltError
 from shared.request import RequestContext
-from shared.rpc import unary
+from shared.rpc import server_stream, unary
+
+_IDS_PER_MESSAGE = 1000
 
 
 class RetrievalHandlers:
@@ -40,6 +44,15 @@ class RetrievalHandlers:
         return retrieval_pb2.ListCollectionsResponse(
             collections=[retrieval_pb2.CollectionInfo(name=info.name, num_chunks=info.num_chunks) for info in found]
         )
+
+    @server_stream
+    async def ListIndexed(
+        self, request: retrieval_pb2.ListIndexedRequest, ctx: RequestContext
+    ) -> AsyncIterator[retrieval_pb2.ListIndexedResponse]:
+        indexed = await self._service.list_indexed(ctx, request.collection)
+        yield retrieval_pb2.ListIndexedResponse(other_embedder=indexed.other_embedder)
+        for begin in range(0, len(indexed.document_ids), _IDS_PER_MESSAGE):
+            yield retrieval_pb2.ListIndexedResponse(document_ids=indexed.document_ids[begin : begin + _IDS_PER_MESSAGE])
 
     @unary(common_pb2.HealthResponse)
     async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:

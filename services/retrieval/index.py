@@ -19,9 +19,17 @@ from services.retrieval.embedder import Vectors
 from services.retrieval.layout import collection_in, create_missing_indexes, milvus_name, schema_of, tenant_prefix
 from services.retrieval.lexicon import Lexicon, row_vector
 from services.retrieval.milvus import NOT_LOADED, Lexical, Milvus, translated
-from services.retrieval.rows import MAX_ROWS_PER_DOCUMENT, OUTPUT_FIELDS, document_key, hit_of, revision_of, rows_of
+from services.retrieval.rows import (
+    MAX_ROWS_PER_DOCUMENT,
+    OUTPUT_FIELDS,
+    document_id_of,
+    document_key,
+    hit_of,
+    revision_of,
+    rows_of,
+)
 from shared.errors import Conflict, FailedPrecondition, NotFound, Unavailable
-from shared.search import CollectionInfo, IndexedDocument, SearchHit
+from shared.search import CollectionInfo, IndexedDocument, IndexedIds, SearchHit
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +69,16 @@ class MilvusIndex:
             for name in names:
                 self._load(name)
             return [CollectionInfo(collection_in(name), self._count(name)) for name in names]
+
+    def documents(self, tenant: str, collection: str) -> IndexedIds:
+        """Which documents have rows, whichever embedder made them."""
+        names = self._names_of(tenant, collection)
+        found: set[str] = set()
+        for name in names:
+            self._load(name)
+            with self._using(name, "listing documents"):
+                found.update(document_id_of(row) for row in self._all_rows(name, ["payload"]))
+        return IndexedIds(tuple(sorted(found)), other_embedder=any(name != self._name(tenant, collection) for name in names))
 
     def is_current(self, tenant: str, collection: str, document: IndexedDocument) -> bool:
         """Whether exactly these chunks of the document are searchable."""
@@ -176,7 +194,7 @@ class MilvusIndex:
             if name not in names:
                 raise FailedPrecondition(
                     f"collection {collection!r} was indexed with another embedder than {self._embedder}; "
-                    "configure that embedder again, or delete the collection and ingest it anew"
+                    f"configure that embedder again, or index the collection anew: kvquilt retrieval rebuild -c {collection}"
                 )
             self._load(name)
         return name

@@ -85,6 +85,10 @@ def hit_of(row: Mapping[str, Any], score: float) -> SearchHit:
     )
 
 
+def document_id_of(row: Mapping[str, Any]) -> str:
+    return str(json.loads(row["payload"])["document_id"])
+
+
 def _payload(document: IndexedDocument, chunk: IndexedChunk) -> str:
     return json.dumps(
         {

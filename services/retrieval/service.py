@@ -20,7 +20,7 @@ from services.retrieval.rows import MAX_FIELD_BYTES, rows_of, searchable_text
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.ranking import fuse_rankings
 from shared.request import RequestContext, check_name
-from shared.search import CollectionInfo, Filter, IndexedDocument, SearchHit, SearchMode, SearchResult
+from shared.search import CollectionInfo, Filter, IndexedDocument, IndexedIds, SearchHit, SearchMode, SearchResult
 
 MAX_QUERIES = 256
 _TEXTS_PER_STEP = 16
@@ -96,6 +96,11 @@ class RetrievalService:
 
     async def list_collections(self, ctx: RequestContext) -> list[CollectionInfo]:
         return await self._read(self._index.collections, ctx.tenant)
+
+    async def list_indexed(self, ctx: RequestContext, collection: str) -> IndexedIds:
+        """The documents that the index holds; none for an unknown collection."""
+        check_name("collection", collection)
+        return await self._read(self._index.documents, ctx.tenant, collection)
 
     async def facts(self) -> dict[str, str]:
         """For an operator."""

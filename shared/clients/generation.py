@@ -56,7 +56,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """``tokenizer_hash`` is empty for a model without a tokenizer, which is served by ids only."""
+    """``tokenizer_hash`` is empty for a model without a tokenizer, which is served by ids only. ``kv_encoding``: how new KV is
+    stored (exact, int8, …)."""
 
     model: str
     fingerprint: str
@@ -69,6 +70,7 @@ class ModelDescription:
     kv_bytes_per_token: int
     device: str
     eos_ids: tuple[int, ...]
+    kv_encoding: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +159,17 @@ class GenerationClient:
             kv_bytes_per_token=pb.kv_bytes_per_token,
             device=pb.device,
             eos_ids=tuple(pb.eos_ids),
+            kv_encoding=pb.kv_encoding,
         )
 
     async def prefill(
-        self, ctx: RequestContext, chunks: Sequence[ChunkRef | Piece], prefix: Piece | None = None
+        self, ctx: RequestContext, chunks: Sequence[ChunkRef | Piece], prefix: Piece | None = None, encoding: str = ""
     ) -> AsyncGenerator[PrefilledChunk, None]:
-        """One value per chunk, in order, each once its KV is durable. ``prefix`` None: the model's own."""
-        request = generation_pb2.PrefillRequest(meta=meta_of(ctx), prefix=_optional(prefix), chunks=map(_chunk_to_pb, chunks))
+        """One value per chunk, in order, each once its KV is durable. ``prefix`` None: the model's own. ``encoding`` empty: what is
+        stored stays as it is; else every chunk is stored in it afterwards."""
+        request = generation_pb2.PrefillRequest(
+            meta=meta_of(ctx), prefix=_optional(prefix), chunks=map(_chunk_to_pb, chunks), encoding=encoding
+        )
         stream = self._transport.stream("Prefill", request, generation_pb2.PrefillResponse, ctx.remaining_s)
         async with aclosing(stream):
             async for pb in stream:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from google.protobuf.message import Message
+
 from protos.kvquilt.v1 import ingest_pb2
 from shared.clients import health as health_rpc
 from shared.clients.health import ServiceHealth, meta_of
@@ -22,6 +24,7 @@ _PB_STAGE = {
     Stage.STORED: ingest_pb2.UpsertProgress.STAGE_STORED,
     Stage.UNCHANGED: ingest_pb2.UpsertProgress.STAGE_UNCHANGED,
     Stage.FAILED: ingest_pb2.UpsertProgress.STAGE_FAILED,
+    Stage.REMOVED: ingest_pb2.UpsertProgress.STAGE_REMOVED,
 }
 _STAGE = {pb: stage for stage, pb in _PB_STAGE.items()}
 _LAST_STAGES = (Stage.STORED, Stage.UNCHANGED, Stage.FAILED)
@@ -44,7 +47,7 @@ class IngestClient:
         """
         request = ingest_pb2.UpsertRequest(meta=meta_of(ctx), collection=collection, documents=map(_source_to_pb, documents))
         unfinished = {d.document_id for d in documents}
-        async with aclosing(self._upsert(ctx, request)) as progress:
+        async with aclosing(self._progress("Upsert", ctx, request)) as progress:
             async for event in progress:
                 if event.stage in _LAST_STAGES:
                     unfinished.discard(event.document_id)
@@ -55,7 +58,34 @@ class IngestClient:
     async def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
         """Makes every document that belongs to another model anew for the one being served, from its stored text."""
         request = ingest_pb2.UpsertRequest(meta=meta_of(ctx), collection=collection, re_encode=True)
-        async with aclosing(self._upsert(ctx, request)) as progress:
+        async with aclosing(self._progress("Upsert", ctx, request)) as progress:
+            async for event in progress:
+                yield event
+
+    async def rebuild(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[UpsertProgress, None]:
+        """Makes the index anew from the stored manifests; ``collection`` empty: all of the tenant's. Each document ends with
+        STORED, UNCHANGED, REMOVED or FAILED.
+
+        Raises:
+            NotFound: neither documents nor the index know the collection.
+        """
+        request = ingest_pb2.RebuildRequest(meta=meta_of(ctx), collection=collection)
+        async with aclosing(self._progress("Rebuild", ctx, request)) as progress:
+            async for event in progress:
+                yield event
+
+    async def refresh(
+        self, ctx: RequestContext, collection: str = "", chunk_ids: Sequence[str] = (), encoding: str = ""
+    ) -> AsyncGenerator[UpsertProgress, None]:
+        """Makes the KV of documents whole: what is missing is computed. ``collection`` empty: all of the tenant's;
+        ``chunk_ids``: only documents that refer to one of these, and only these chunks; ``encoding``: all their KV is in it
+        afterwards.
+
+        Raises:
+            NotFound: no such collection.
+        """
+        request = ingest_pb2.RefreshRequest(meta=meta_of(ctx), collection=collection, chunk_ids=chunk_ids, encoding=encoding)
+        async with aclosing(self._progress("Refresh", ctx, request)) as progress:
             async for event in progress:
                 yield event
 
@@ -89,8 +119,8 @@ class IngestClient:
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         return await health_rpc.health(self._transport, ctx)
 
-    async def _upsert(self, ctx: RequestContext, request: ingest_pb2.UpsertRequest) -> AsyncGenerator[UpsertProgress, None]:
-        async with aclosing(self._transport.stream("Upsert", request, ingest_pb2.UpsertProgress, ctx.remaining_s)) as responses:
+    async def _progress(self, method: str, ctx: RequestContext, request: Message) -> AsyncGenerator[UpsertProgress, None]:
+        async with aclosing(self._transport.stream(method, request, ingest_pb2.UpsertProgress, ctx.remaining_s)) as responses:
             async for response in responses:
                 yield _progress_of(response)
 

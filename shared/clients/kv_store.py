@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.clients import health as health_rpc
@@ -19,6 +20,7 @@ from shared.kv_types import (
     ManifestPage,
     NodeStats,
     OpenedChunk,
+    PinnedChunks,
     PinnedDocuments,
     StoreStats,
     TenantStats,
@@ -227,11 +229,15 @@ class KvStoreClient:
         finally:
             await responses.aclose()
 
-    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool = False) -> CollectedGarbage:
-        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago."""
-        request = pb.CollectGarbageRequest(meta=meta_of(ctx), grace_s=grace_s, dry_run=dry_run)
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+    ) -> CollectedGarbage:
+        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago.
+
+        ``chunk_ids``, to one node's agent: nothing is removed; ``kept`` are those that must stay because of this node."""
+        request = pb.CollectGarbageRequest(meta=meta_of(ctx), grace_s=grace_s, dry_run=dry_run, chunk_ids=chunk_ids)
         response = await self._transport.unary("CollectGarbage", request, pb.CollectGarbageResponse, ctx.remaining_s)
-        return CollectedGarbage(response.num_chunks, response.num_bytes, response.num_kept)
+        return CollectedGarbage(response.num_chunks, response.num_bytes, response.num_kept, tuple(response.kept_chunk_ids))
 
     async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
         """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later documents included.
@@ -250,6 +256,17 @@ class KvStoreClient:
         request = pb.ListPinsRequest(meta=meta_of(ctx))
         response = await self._transport.unary("ListPins", request, pb.ListPinsResponse, ctx.remaining_s)
         return [PinnedDocuments(p.collection, p.document_id, p.num_bytes) for p in response.pins]
+
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
+        """Over all tenants; without the ids where ``known_version`` is what holds."""
+        request = pb.ListPinnedChunksRequest(meta=meta_of(ctx), known_version=known_version)
+        version, chunk_ids = "", set[str]()
+        responses = self._transport.stream("ListPinnedChunks", request, pb.ListPinnedChunksResponse, ctx.remaining_s)
+        async with aclosing(responses):
+            async for response in responses:
+                version = response.version
+                chunk_ids.update(response.chunk_ids)
+        return PinnedChunks(version, frozenset(chunk_ids))
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         return await health_rpc.health(self._transport, ctx)

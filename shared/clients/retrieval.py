@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import aclosing
 
 from protos.kvquilt.v1 import retrieval_pb2
 from shared.clients import health as health_rpc
@@ -15,6 +16,7 @@ from shared.search import (
     FilterOp,
     IndexedChunk,
     IndexedDocument,
+    IndexedIds,
     SearchHit,
     SearchMode,
     SearchResult,
@@ -90,6 +92,19 @@ class RetrievalClient:
         request = retrieval_pb2.ListCollectionsRequest(meta=meta_of(ctx))
         response = await self._transport.unary("ListCollections", request, retrieval_pb2.ListCollectionsResponse, ctx.remaining_s)
         return [CollectionInfo(info.name, info.num_chunks) for info in response.collections]
+
+    async def list_indexed(self, ctx: RequestContext, collection: str) -> IndexedIds:
+        """The documents that the index holds; none for an unknown collection."""
+        request = retrieval_pb2.ListIndexedRequest(meta=meta_of(ctx), collection=collection)
+        found: list[str] = []
+        other_embedder = False
+        async with aclosing(
+            self._transport.stream("ListIndexed", request, retrieval_pb2.ListIndexedResponse, ctx.remaining_s)
+        ) as responses:
+            async for response in responses:
+                found.extend(response.document_ids)
+                other_embedder |= response.other_embedder
+        return IndexedIds(tuple(found), other_embedder)
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         return await health_rpc.health(self._transport, ctx)

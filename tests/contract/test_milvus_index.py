@@ -16,7 +16,7 @@ from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import Lexical, connect
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable
-from shared.search import Filter, FilterOp, IndexedChunk, IndexedDocument, SearchHit
+from shared.search import Filter, FilterOp, IndexedChunk, IndexedDocument, IndexedIds, SearchHit
 
 DIM = 8
 _names = (f"c-{i}.x_y" for i in itertools.count())
@@ -67,6 +67,20 @@ def test_what_was_put_is_found_whole(index: MilvusIndex, collection: str) -> Non
     assert sorted((hit.chunk for hit in _dense(index, collection)), key=lambda c: c.chunk_id) == list(document.chunks)
     hit = _dense(index, collection)[0]
     assert (hit.document_id, hit.title, hit.metadata, hit.model_fingerprint) == ('d"1\\', document.title, {"lang": "en"}, "model")
+
+
+def test_the_documents_of_a_collection_are_listed_whichever_embedder_indexed_them(index: MilvusIndex, collection: str) -> None:
+    assert index.documents("t", collection) == IndexedIds()
+    _put(index, collection, _document("b/ü", "one", "two"), _document("a", "three"))
+    _put(index, collection, _document("theirs", "four"), tenant="u")
+    assert index.documents("t", collection) == IndexedIds(("a", "b/ü"))
+    later = MilvusIndex(index._milvus, "another embedder", DIM)
+    assert later.documents("t", collection) == IndexedIds(("a", "b/ü"), other_embedder=True)
+    with pytest.raises(FailedPrecondition, match="kvquilt retrieval rebuild"):
+        _put(later, collection, _document("c", "five"))
+    later.remove("t", collection, ["a", "b/ü"])
+    _put(later, collection, _document("c", "five"))
+    assert later.documents("t", collection) == IndexedIds(("c",))
 
 
 def test_the_nearest_vector_comes_first_with_its_cosine(index: MilvusIndex, collection: str) -> None:

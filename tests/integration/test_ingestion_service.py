@@ -73,6 +73,24 @@ async def test_a_collection_is_re_encoded_over_the_wire(client: IngestClient, wo
     assert [d.current async for d in client.list(context(), "c")] == [True]
 
 
+async def test_an_index_is_rebuilt_and_kv_refreshed_over_the_wire(client: IngestClient, world: World) -> None:
+    async for _ in client.upsert(context(), "c", [text("a.txt", "One."), text("b.txt", "Two.")]):
+        pass
+    del world.indexed["default", "c", "a.txt"]
+    del world.manifests["default", "c", "b.txt"]
+    assert outcome([e async for e in client.rebuild(context())]) == {"c/a.txt": Stage.STORED, "c/b.txt": Stage.REMOVED}
+    (chunk,) = world.manifests["default", "c", "a.txt"].chunks
+    world.kv.clear()
+    refreshed = client.refresh(context(), "c", [chunk.chunk_id], "int8")
+    assert outcome([e async for e in refreshed]) == {"a.txt": Stage.STORED}
+    assert world.encodings[chunk.chunk_id] == "int8"
+    world.check_settled()
+    for call in (client.rebuild, client.refresh):
+        with pytest.raises(NotFound, match="'nowhere'"):
+            async for _ in call(context(), "nowhere"):
+                pass
+
+
 async def test_errors_arrive_as_what_they_are(client: IngestClient, channel: grpc.aio.Channel) -> None:
     with pytest.raises(InvalidRequest, match="comes more than once"):
         async for _ in client.upsert(context(), "c", [text("a.txt", "1"), text("a.txt", "2")]):

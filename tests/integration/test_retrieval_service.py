@@ -22,7 +22,7 @@ from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.retrieval import APPLICATION, SERVICE, RetrievalClient
 from shared.errors import ConfigError, DeadlineExceeded, FailedPrecondition, InvalidRequest, NotFound
 from shared.request import RequestContext
-from shared.search import Filter, FilterOp, IndexedChunk, IndexedDocument, SearchMode
+from shared.search import Filter, FilterOp, IndexedChunk, IndexedDocument, IndexedIds, SearchMode
 
 
 class WordEmbedder:
@@ -87,6 +87,13 @@ def ctx(request: pytest.FixtureRequest) -> RequestContext:
 def _document(document_id: str, *texts: str, **metadata: str) -> IndexedDocument:
     chunks = tuple(IndexedChunk(f"{document_id}-{i}", text, (i, 2**31), "Head", i, i + len(text)) for i, text in enumerate(texts))
     return IndexedDocument(document_id, f"About {document_id}", "model", chunks, metadata)
+
+
+async def test_indexed_documents_are_listed_over_the_wire(client: RetrievalClient, ctx: RequestContext) -> None:
+    assert await client.list_indexed(ctx, "c") == IndexedIds()
+    for name in ("b", "a"):
+        await client.index(ctx, "c", _document(name, "text"))
+    assert await client.list_indexed(ctx, "c") == IndexedIds(("a", "b"))
 
 
 async def test_a_hit_is_what_was_indexed(client: RetrievalClient, ctx: RequestContext) -> None:

@@ -49,12 +49,14 @@ class UpsertProgress(_message.Message):
         STAGE_STORED: _ClassVar[UpsertProgress.Stage]
         STAGE_UNCHANGED: _ClassVar[UpsertProgress.Stage]
         STAGE_FAILED: _ClassVar[UpsertProgress.Stage]
+        STAGE_REMOVED: _ClassVar[UpsertProgress.Stage]
     STAGE_UNSPECIFIED: UpsertProgress.Stage
     STAGE_PARSED: UpsertProgress.Stage
     STAGE_PREFILLED: UpsertProgress.Stage
     STAGE_STORED: UpsertProgress.Stage
     STAGE_UNCHANGED: UpsertProgress.Stage
     STAGE_FAILED: UpsertProgress.Stage
+    STAGE_REMOVED: UpsertProgress.Stage
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]

@@ -94,7 +94,8 @@ class IngestServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Rebuild(self, request, context):
-        """Makes the index anew from the stored manifests: what it holds afterwards is what they say.
+        """Makes the index anew from the stored manifests: what it holds afterwards is what they say. Documents that are indexed as they
+        should be cost a lookup, so an interrupted run goes on when it is started again. Needs neither sources nor the generator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

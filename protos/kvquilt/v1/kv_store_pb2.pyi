@@ -412,24 +412,28 @@ class VerifyProgress(_message.Message):
     def __init__(self, num_copies: _Optional[int] = ..., num_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedCopy, _Mapping]]] = ..., missing_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CollectGarbageRequest(_message.Message):
-    __slots__ = ("meta", "grace_s", "dry_run")
+    __slots__ = ("meta", "grace_s", "dry_run", "chunk_ids")
     META_FIELD_NUMBER: _ClassVar[int]
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     grace_s: float
     dry_run: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., grace_s: _Optional[float] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., grace_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CollectGarbageResponse(_message.Message):
-    __slots__ = ("num_chunks", "num_bytes", "num_kept")
+    __slots__ = ("num_chunks", "num_bytes", "num_kept", "kept_chunk_ids")
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     num_chunks: int
     num_bytes: int
     num_kept: int
-    def __init__(self, num_chunks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_kept: _Optional[int] = ...) -> None: ...
+    kept_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, num_chunks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_kept: _Optional[int] = ..., kept_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PinRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_id", "unpin")
@@ -470,3 +474,19 @@ class ListPinsResponse(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     pins: _containers.RepeatedCompositeFieldContainer[PinnedDocuments]
     def __init__(self, pins: _Optional[_Iterable[_Union[PinnedDocuments, _Mapping]]] = ...) -> None: ...
+
+class ListPinnedChunksRequest(_message.Message):
+    __slots__ = ("meta", "known_version")
+    META_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    known_version: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., known_version: _Optional[str] = ...) -> None: ...
+
+class ListPinnedChunksResponse(_message.Message):
+    __slots__ = ("version", "chunk_ids")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...

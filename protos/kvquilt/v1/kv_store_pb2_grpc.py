@@ -127,6 +127,11 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.FromString,
                 _registered_method=True)
+        self.ListPinnedChunks = channel.unary_stream(
+                '/kvquilt.v1.KvStore/ListPinnedChunks',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksResponse.FromString,
+                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/kvquilt.v1.KvStore/Health',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.SerializeToString,
@@ -262,6 +267,13 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPinnedChunks(self, request, context):
+        """For the agents of other nodes, from the home node's: which chunks are pinned, over all tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Health(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -360,6 +372,11 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.ListPins,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'ListPinnedChunks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListPinnedChunks,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksResponse.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -855,6 +872,33 @@ class KvStore:
             '/kvquilt.v1.KvStore/ListPins',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPinnedChunks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/ListPinnedChunks',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -188,3 +188,19 @@ class ListCollectionsResponse(_message.Message):
     COLLECTIONS_FIELD_NUMBER: _ClassVar[int]
     collections: _containers.RepeatedCompositeFieldContainer[CollectionInfo]
     def __init__(self, collections: _Optional[_Iterable[_Union[CollectionInfo, _Mapping]]] = ...) -> None: ...
+
+class ListIndexedRequest(_message.Message):
+    __slots__ = ("meta", "collection")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ...) -> None: ...
+
+class ListIndexedResponse(_message.Message):
+    __slots__ = ("document_ids", "other_embedder")
+    DOCUMENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_EMBEDDER_FIELD_NUMBER: _ClassVar[int]
+    document_ids: _containers.RepeatedScalarFieldContainer[str]
+    other_embedder: bool
+    def __init__(self, document_ids: _Optional[_Iterable[str]] = ..., other_embedder: _Optional[bool] = ...) -> None: ...

@@ -56,6 +56,11 @@ class RetrievalStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListCollectionsRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListCollectionsResponse.FromString,
                 _registered_method=True)
+        self.ListIndexed = channel.unary_stream(
+                '/kvquilt.v1.Retrieval/ListIndexed',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListIndexedRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListIndexedResponse.FromString,
+                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/kvquilt.v1.Retrieval/Health',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.SerializeToString,
@@ -93,6 +98,13 @@ class RetrievalServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListIndexed(self, request, context):
+        """Which documents of a collection the index holds, whichever embedder they were indexed with.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Health(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -121,6 +133,11 @@ def add_RetrievalServicer_to_server(servicer, server):
                     servicer.ListCollections,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListCollectionsRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListCollectionsResponse.SerializeToString,
+            ),
+            'ListIndexed': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListIndexed,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListIndexedRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListIndexedResponse.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -237,6 +254,33 @@ class Retrieval:
             '/kvquilt.v1.Retrieval/ListCollections',
             protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListCollectionsRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListCollectionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListIndexed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvquilt.v1.Retrieval/ListIndexed',
+            protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListIndexedRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListIndexedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from cluster.asking import collect, show, show_json
-from cluster.cli import exit_code, main
+from cluster.cli import main
 from cluster.ingesting import ingest_files
+from cluster.session import exit_code
 from cluster.sources import SourceFile
 from shared import errors
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, Retrieved

@@ -1,0 +1,127 @@
+"""Upkeep of documents that are stored already: their index (from the manifests) and their KV (from the manifests' token ids).
+
+Both runs look at every document anew when its turn comes, under the document's lock, so they may run while documents come and go;
+and both find at once what is as it should be, so an interrupted run goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from services.ingestion.locks import DocumentLocks
+from services.ingestion.recipe import is_current
+from services.ingestion.run import run_documents
+from services.ingestion.upsert import DocumentStore, Report
+from shared.documents import Stage, UpsertProgress
+from shared.errors import ModelMismatch, NotFound
+from shared.kv_types import Manifest
+from shared.request import RequestContext, check_name
+
+log = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Documents are named by their id, or as ``collection/document_id`` in a run over all collections."""
+
+    def __init__(self, store: DocumentStore, locks: DocumentLocks, parallel: int) -> None:
+        self._store, self._locks, self._parallel = store, locks, parallel
+
+    async def rebuild(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
+        """Makes the index say what the manifests of ``collection`` (empty: of all) say, and nothing else.
+
+        Raises:
+            NotFound: neither manifests nor the index know the collection.
+        """
+        _check_collection(collection)
+        keys = dict.fromkeys([m.cursor(collection) async for m in self._store.summaries(ctx, collection)])
+        keys |= dict.fromkeys(await self._indexed(ctx, collection, {_split(collection, key)[0] for key in keys}))
+        if collection and not keys:
+            raise unknown(collection)
+
+        async def work(key: str, report: Report) -> None:
+            name, document_id = _split(collection, key)
+            async with self._locks.of(ctx, name, document_id):
+                manifest = await self._store.stored(ctx, name, document_id)
+                if manifest is not None and manifest.chunks:
+                    return await self._store.keep(ctx, manifest, _as(key, report))
+                await self._store.unindex(ctx, name, [document_id])
+                return report(UpsertProgress(key, Stage.REMOVED))
+
+        async with aclosing(run_documents(list(keys), work, self._parallel)) as progress:
+            async for event in progress:
+                yield event
+
+    async def refresh(
+        self, ctx: RequestContext, collection: str, chunk_ids: Sequence[str], encoding: str
+    ) -> AsyncGenerator[UpsertProgress, None]:
+        """Makes the KV of ``collection`` (empty: of all) whole; of ``chunk_ids`` only, if there are any; in ``encoding``, if named.
+
+        Raises:
+            NotFound: no such collection.
+        """
+        _check_collection(collection)
+        named = frozenset(chunk_ids)
+        model = await self._store.policy.run(ctx, self._store.generator.describe)
+        found = {m.cursor(collection): _concerns(m, named) async for m in self._store.summaries(ctx, collection)}
+        if collection and not found:
+            raise unknown(collection)
+
+        async def work(key: str, report: Report) -> None:
+            name, document_id = _split(collection, key)
+            async with self._locks.of(ctx, name, document_id):
+                manifest = await self._store.stored(ctx, name, document_id)
+                if manifest is None:  # deleted meanwhile
+                    return report(UpsertProgress(key, Stage.REMOVED))
+                if not is_current(manifest, model):
+                    raise ModelMismatch(
+                        "made for another model than the one being served, which cannot compute its KV; make it anew: "
+                        f"kvquilt ingest --re-encode --collection {name}"
+                    )
+                return await self._store.refresh(ctx, manifest, named, encoding, _as(key, report))
+
+        chosen = [key for key, concerned in found.items() if concerned]
+        async with aclosing(run_documents(chosen, work, self._parallel)) as progress:
+            async for event in progress:
+                yield event
+
+    async def _indexed(self, ctx: RequestContext, collection: str, stored: set[str]) -> list[str]:
+        """Keys of the documents in the index. Collections that were indexed with another embedder are emptied on the way: nothing
+        can be searched or added there."""
+        store, keys = self._store, []
+        known = {c.name for c in await store.policy.run(ctx, store.index.list_collections)}
+        for name in [collection] if collection else sorted(known | stored):
+            indexed = await store.policy.run(ctx, partial(store.index.list_indexed, collection=name))
+            if indexed.other_embedder:
+                log.info("collection %s was indexed with another embedder: indexing it anew", name)
+                await store.unindex(ctx, name, indexed.document_ids)
+            keys += [document_id if collection else f"{name}/{document_id}" for document_id in indexed.document_ids]
+        return keys
+
+
+def unknown(collection: str) -> NotFound:
+    return NotFound(f"collection {collection!r} does not exist")
+
+
+def _check_collection(collection: str) -> None:
+    if collection:
+        check_name("collection", collection)
+
+
+def _split(collection: str, key: str) -> tuple[str, str]:
+    """Collection and document id of a key."""
+    if collection:
+        return collection, key
+    name, _, document_id = key.partition("/")
+    return name, document_id
+
+
+def _as(key: str, report: Report) -> Report:
+    return lambda progress: report(replace(progress, document_id=key))
+
+
+def _concerns(manifest: Manifest, chunk_ids: frozenset[str]) -> bool:
+    return not chunk_ids or any(c.chunk_id in chunk_ids for c in manifest.chunks)

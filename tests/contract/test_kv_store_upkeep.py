@@ -1,0 +1,232 @@
+"""What keeps the store whole and small, held against every store: damage found and mended, garbage, pins, quotas, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from services.kv_store.agent import Agent
+from services.kv_store.chunk_names import blob_of
+from shared.errors import NotFound
+from shared.kv_types import (
+    CollectedGarbage,
+    DamagedCopy,
+    KvStore,
+    Manifest,
+    ManifestChunk,
+    PinnedDocuments,
+    TenantStats,
+    VerifyProgress,
+)
+from shared.request import RequestContext
+from tests.dict_blobs import DictBlobs
+from tests.kv_chunks import chunk_bytes, chunk_id_of
+from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc
+
+A, B, C = (chunk_id_of(n) for n in range(3))
+CTX = RequestContext.create(tenant="acme", deadline_ms=60_000)
+SIZE = len(chunk_bytes(A))
+
+
+@dataclass
+class World:
+    store: KvStore
+    agents: dict[str, Agent]
+    directory: Path
+    objects: DictBlobs | None
+
+    async def put(self, chunk_id: str) -> None:
+        await self.store.put(CTX, chunk_id, SIZE, in_pieces(chunk_bytes(chunk_id)))
+
+    async def document(self, document_id: str, *chunk_ids: str, tenant: str = "acme", collection: str = "books") -> None:
+        chunks = tuple(ManifestChunk(c, (1, 2), text="t") for c in chunk_ids)
+        ctx = RequestContext.create(tenant=tenant)
+        await self.store.put_manifest(ctx, Manifest(tenant, collection, document_id, chunks=chunks))
+
+    async def read(self, chunk_id: str) -> bytes:
+        return b"".join([piece async for piece in self.store.get(CTX, chunk_id)])
+
+    def files(self, chunk_id: str) -> list[Path]:
+        """Every local file of the chunk."""
+        return sorted(p for p in self.directory.rglob(f"{chunk_id}.arrow") if "staging" not in p.parts)
+
+    async def verify(self, repair: bool = False) -> tuple[VerifyProgress, list[DamagedCopy]]:
+        messages = [p async for p in self.store.verify(CTX, repair)]
+        return messages[-1], [d for m in messages for d in m.damaged]
+
+
+SHAPES = ("one node", "one node over gRPC", "a cluster over gRPC")
+EVERYWHERE = [f"{shape}, {keeper}" for shape in SHAPES for keeper in ("disks only", "object store")]
+with_objects = pytest.mark.parametrize("world", [name for name in EVERYWHERE if "object store" in name], indirect=True)
+in_clusters = pytest.mark.parametrize("world", [name for name in EVERYWHERE if "cluster" in name], indirect=True)
+
+
+@pytest.fixture(params=EVERYWHERE)
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    objects = DictBlobs() if "object store" in request.param else None
+    if "cluster" in request.param:
+        async with cluster(tmp_path, ["home", "other"], objects) as (front, agents, _), over_grpc(front) as client:
+            yield World(client, agents, tmp_path, objects)
+            for agent in agents.values():
+                agent.check_invariants()
+        return
+    agent = agent_on(tmp_path, "home", KnownNodes(), objects=objects)
+    async with over_grpc(agent) as client:
+        yield World(client if "gRPC" in request.param else agent, {"home": agent}, tmp_path, objects)
+    agent.check_invariants()
+    await agent.close()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+async def test_a_whole_store_is_verified_copy_by_copy(world: World) -> None:
+    for chunk_id in (A, B):
+        await world.put(chunk_id)
+    await world.document("1", A, B)
+    last, damaged = await world.verify()
+    num_copies = sum(len(world.files(c)) for c in (A, B)) + (2 if world.objects is not None else 0)
+    assert (last, damaged) == (VerifyProgress(num_copies, num_copies * SIZE), [])
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+async def test_a_damaged_file_is_found_and_after_a_repair_nothing_damaged_is_left(
+    world: World, damage: Callable[[Path], None]
+) -> None:
+    await world.put(A)
+    await world.document("1", A)
+    damage(world.files(A)[0])
+    last, damaged = await world.verify()
+    assert [(d.chunk_id, d.restored) for d in damaged] == [(A, False)]
+    assert damaged[0].reason
+    assert len(world.files(A)) == 1
+    last, damaged = await world.verify(repair=True)
+    if world.objects is None:  # there was no other copy
+        assert ([d.restored for d in damaged], last.missing, world.files(A)) == ([False], (A,), [])
+        await world.put(A)
+    else:
+        assert ([d.restored for d in damaged], last.missing) == ([True], ())
+    assert await world.read(A) == chunk_bytes(A)
+    last, damaged = await world.verify()
+    assert (damaged, last.missing) == ([], ())
+
+
+@with_objects
+async def test_a_damaged_object_is_replaced_by_a_good_copy_from_a_node(world: World) -> None:
+    assert world.objects is not None
+    await world.put(A)
+    await world.document("1", A)
+    data = bytearray(world.objects.data[blob_of(A)])
+    data[500] ^= 1
+    world.objects.data[blob_of(A)] = bytes(data)
+    last, damaged = await world.verify()
+    assert [(d.chunk_id, d.tier, d.restored) for d in damaged] == [(A, "objects", False)]
+    last, damaged = await world.verify(repair=True)
+    assert ([d.restored for d in damaged], last.missing) == ([True], ())
+    assert world.objects.data[blob_of(A)] == chunk_bytes(A)
+
+
+@with_objects
+async def test_a_lost_object_is_put_again_from_a_nodes_copy(world: World) -> None:
+    assert world.objects is not None
+    await world.put(A)
+    await world.document("1", A)
+    del world.objects.data[blob_of(A)]
+    assert (await world.verify())[0].missing == (A,)
+    assert (await world.verify(repair=True))[0].missing == ()
+    assert world.objects.data[blob_of(A)] == chunk_bytes(A)
+
+
+async def test_what_documents_need_and_nobody_has_is_missing(world: World) -> None:
+    for chunk_id in (A, B):
+        await world.put(chunk_id)
+    await world.document("1", A, B)
+    for path in world.files(A):
+        path.write_bytes(b"torn")
+    if world.objects is not None:
+        world.objects.data[blob_of(A)] = b"torn"
+    assert (await world.verify())[0].missing == (A,)
+    last, damaged = await world.verify(repair=True)
+    assert last.missing == (A,)
+    assert not any(d.restored for d in damaged)
+    assert world.files(A) == []
+    last, damaged = await world.verify()
+    assert (last.missing, damaged) == ((A,), [])
+    with pytest.raises(NotFound):
+        await world.read(A)
+
+
+async def test_garbage_goes_everywhere_and_what_documents_need_stays(world: World) -> None:
+    for chunk_id in (A, B):
+        await world.put(chunk_id)
+    await world.document("1", A)
+    assert await world.store.collect_garbage(CTX, 0.0, dry_run=True) == CollectedGarbage(1, SIZE, 0)
+    assert await world.store.collect_garbage(CTX, 0.0) == CollectedGarbage(1, SIZE, 0)
+    assert (await world.store.stat(CTX, [A, B]))[0].exists
+    assert not (await world.store.stat(CTX, [A, B]))[1].exists
+    assert world.files(B) == []
+    assert world.objects is None or set(world.objects.data) & {blob_of(A), blob_of(B)} == {blob_of(A)}
+    assert await world.store.collect_garbage(CTX, 0.0) == CollectedGarbage(0, 0, 0)
+    await world.document("2", A)
+
+
+async def test_young_garbage_is_kept(world: World) -> None:
+    await world.put(B)
+    assert await world.store.collect_garbage(CTX, 3600.0) == CollectedGarbage(0, 0, 1)
+    assert (await world.store.stat(CTX, [B]))[0].exists
+
+
+@pytest.mark.parametrize("reader", ["home", "other"])
+@in_clusters
+async def test_what_a_request_on_any_node_was_told_of_is_not_garbage(world: World, reader: str) -> None:
+    await world.put(B)
+    (opened,) = await world.store.open(CTX, [B], reader)
+    assert opened.exists
+    assert await world.store.collect_garbage(CTX, 0.0) == CollectedGarbage(0, 0, 1)
+    assert await world.read(B) == chunk_bytes(B)
+
+
+async def test_statistics_count_distinct_chunks_per_tenant_and_every_copy_per_tier(world: World) -> None:
+    for chunk_id in (A, B, C):
+        await world.put(chunk_id)
+    await world.document("1", A, B)
+    await world.document("2", B)
+    await world.document("x", C, tenant="beta")
+    stats = await world.store.stats(CTX)
+    assert stats.tenants == (TenantStats("acme", 2, 2 * SIZE), TenantStats("beta", 1, SIZE))
+    local = sum(t.num_bytes for n in stats.nodes for t in n.tiers)
+    assert local == sum(p.stat().st_size for c in (A, B, C) for p in world.files(c))
+    if world.objects is not None:
+        assert stats.objects is not None
+        assert (stats.objects.num_chunks, stats.objects.num_bytes) == (3, 3 * SIZE)
+
+
+async def test_pins_are_told_with_their_bytes_and_taken_back(world: World) -> None:
+    for chunk_id in (A, B, C):
+        await world.put(chunk_id)
+    await world.document("1", A, B)
+    await world.document("2", B, C)
+    await world.document("x", C, tenant="beta")
+    assert await world.store.pin(CTX, "books", "1") == 2 * SIZE
+    assert await world.store.pin(CTX, "books") == 3 * SIZE
+    assert await world.store.list_pins(CTX) == [PinnedDocuments("books", "", 3 * SIZE), PinnedDocuments("books", "1", 2 * SIZE)]
+    assert await world.store.list_pins(RequestContext.create(tenant="beta")) == []
+    assert (await world.store.list_pinned_chunks(CTX)).chunk_ids == {A, B, C}
+    assert await world.store.pin(CTX, "books", unpin=True) == 2 * SIZE
+    pinned = await world.store.list_pinned_chunks(CTX)
+    assert pinned.chunk_ids == {A, B}
+    assert (await world.store.list_pinned_chunks(CTX, pinned.version)).chunk_ids == frozenset()
+    with pytest.raises(NotFound, match="is not pinned"):
+        await world.store.pin(CTX, "books", unpin=True)
+    with pytest.raises(NotFound, match="does not exist"):
+        await world.store.pin(CTX, "nowhere")

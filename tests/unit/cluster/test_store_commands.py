@@ -1,0 +1,223 @@
+"""`kvquilt store` and `kvquilt retrieval` without services: help, options, what is printed, what is asked in which order."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from cluster.cli import main
+from cluster.store_commands import Duration
+from cluster.store_console import counters_table, damage_table, stats_json, tenants_table, tiers_table
+from cluster.store_upkeep import Findings, migrate, repair, verify
+from shared.documents import DocumentInfo, Stage, UpsertProgress
+from shared.kv_types import ChunkStat, DamagedCopy, NodeStats, StoreStats, TenantStats, TierStats, VerifyProgress
+from shared.request import RequestContext
+
+STORE = ("stats", "verify", "repair", "migrate", "gc", "pin", "unpin", "pins", "export", "import")
+CTX = RequestContext.create()
+STATS = StoreStats(
+    nodes=(
+        NodeStats("n1", True, (TierStats("memory", 1, 1234567, 0, 5), TierStats("disk", 2, 22, 10**9)), {"opens": 3}),
+        NodeStats("n2", False, (TierStats("disk", 3, 33),), {"opens": 4}),
+    ),
+    objects=TierStats("objects", 4, 44),
+    tenants=(TenantStats("acme", 2, 40, 100), TenantStats("beta", 1, 4)),
+)
+
+
+def invoke(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, list(args), catch_exceptions=False)
+    return result.exit_code, result.output
+
+
+def console() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=160), out
+
+
+def contexts(tenant: str) -> RequestContext:
+    return RequestContext.create(tenant=tenant)
+
+
+@pytest.mark.parametrize("command", [["store"], *(["store", name] for name in STORE), ["retrieval"], ["retrieval", "rebuild"]])
+def test_every_command_explains_itself(command: list[str]) -> None:
+    code, output = invoke(*command, "--help")
+    assert code == 0
+    assert "Usage:" in output
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["store", "stats"],
+        ["store", "verify"],
+        ["store", "repair"],
+        ["store", "migrate"],
+        ["store", "gc"],
+        ["store", "pin", "-c", "x"],
+        ["store", "export", "-c", "x", "f"],
+        ["retrieval", "rebuild"],
+    ],
+)
+def test_without_a_running_system_the_remedy_is_named(args: list[str], tmp_path: Path) -> None:
+    code, output = invoke("--data-dir", str(tmp_path), *args)
+    assert (code, len(output.strip().splitlines())) == (3, 1)
+    assert "start it with `kvquilt up`" in output
+    assert "--target" in output
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1h", 3600.0), ("2d", 172800.0), ("0s", 0.0)])
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+def test_a_duration_without_a_unit_is_refused_with_an_example() -> None:
+    code, output = invoke("store", "gc", "--grace", "10")
+    assert code == 2
+    assert "write 90s, 30m, 1h or 2d" in output
+
+
+def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
+    screen, out = console()
+    for table in (tiers_table(STATS), tenants_table(STATS), counters_table(STATS)):
+        screen.print(table)
+    for part in ("1,234,567", "1,000,000,000", "objects", "acme", "n1 (home)"):
+        assert part in out.getvalue()
+    assert ["opens", "7"] in [line.split() for line in out.getvalue().splitlines()]
+    parsed = json.loads(stats_json(STATS))
+    assert parsed["nodes"][0]["tiers"][0] == {
+        "tier": "memory",
+        "num_chunks": 1,
+        "num_bytes": 1234567,
+        "capacity_bytes": 0,
+        "pinned_bytes": 5,
+    }
+    assert parsed["tenants"][1] == {"tenant": "beta", "num_documents": 1, "num_bytes": 4, "quota_bytes": 0}
+
+
+def test_damage_is_listed_with_node_tier_and_reason() -> None:
+    screen, out = console()
+    screen.print(
+        damage_table([DamagedCopy("c1", "n1", "disk", "fails its checksum", True), DamagedCopy("c2", "n2", "objects", "short")])
+    )
+    assert [line.split()[:4] for line in out.getvalue().splitlines()[1:]] == [
+        ["c1", "n1", "disk", "restored"],
+        ["c2", "n2", "objects", "damaged"],
+    ]
+
+
+@dataclass
+class Store:
+    progress: Sequence[VerifyProgress] = ()
+    lost: dict[str, str] = field(default_factory=dict)
+    """Chunk → tenant whose documents need it."""
+    asked: list[object] = field(default_factory=list)
+
+    async def stats(self, ctx: RequestContext) -> StoreStats:
+        return STATS
+
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
+        return [ChunkStat(c, c not in self.lost) for c in chunk_ids]
+
+    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+        self.asked.append(("verify", repair))
+        for p in self.progress:
+            yield p
+
+
+@dataclass
+class Ingest:
+    """Computes the chunks of a tenant that ``store`` lost, unless they are ``hopeless``."""
+
+    store: Store
+    documents: Sequence[DocumentInfo] = ()
+    hopeless: set[str] = field(default_factory=set)
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+
+    async def list(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[DocumentInfo, None]:
+        for d in self.documents:
+            if collection in ("", d.collection):
+                yield d
+
+    async def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
+        self.calls.append(("re_encode", collection))
+        yield (
+            UpsertProgress("a", Stage.FAILED, error="broken") if collection in self.hopeless else UpsertProgress("a", Stage.STORED)
+        )
+
+    async def refresh(
+        self, ctx: RequestContext, collection: str = "", chunk_ids: Sequence[str] = (), encoding: str = ""
+    ) -> AsyncGenerator[UpsertProgress, None]:
+        self.calls.append(("refresh", ctx.tenant, collection, encoding, *chunk_ids))
+        for chunk_id in chunk_ids:
+            if self.store.lost.get(chunk_id) == ctx.tenant and chunk_id not in self.hopeless:
+                del self.store.lost[chunk_id]
+                yield UpsertProgress("d", Stage.STORED, 1, 1)
+
+
+async def test_verifying_gathers_all_damage_and_what_is_missing() -> None:
+    first, second = DamagedCopy("c1", "n1", "disk", "flipped"), DamagedCopy("c2", "n2", "memory", "short", True)
+    store = Store([VerifyProgress(1, 10, (first,)), VerifyProgress(5, 50, (second,)), VerifyProgress(9, 90, missing=("c1",))])
+    findings = await verify(console()[0], store, CTX, repair=False)
+    assert findings == Findings(9, 90, [first, second], ("c1",))
+    assert not findings.whole
+    assert store.asked == [("verify", False)]
+    screen, out = console()
+    findings.print(screen)
+    assert "9 copies of 90 bytes verified: 2 damaged" in out.getvalue()
+    assert "c1  no good copy is left" in out.getvalue()
+
+
+async def test_a_whole_store_is_whole() -> None:
+    assert (await verify(console()[0], Store([VerifyProgress(9, 90)]), CTX, repair=False)).whole
+
+
+async def test_what_is_missing_is_computed_for_every_tenant_that_has_documents() -> None:
+    store = Store(lost={"c1": "acme", "c2": "beta"})
+    ingest = Ingest(store)
+    assert await repair(console()[0], console()[0], store, ingest, contexts, "", Findings(missing=("c1", "c2")))
+    assert ingest.calls == [("refresh", "acme", "", "", "c1", "c2"), ("refresh", "beta", "", "", "c2")]
+
+
+async def test_for_one_tenant_only_its_own_are_computed_and_the_rest_is_named() -> None:
+    store = Store(lost={"c1": "acme", "c2": "beta"})
+    screen, out = console()
+    assert not await repair(screen, console()[0], store, Ingest(store), contexts, "acme", Findings(missing=("c1", "c2")))
+    assert "c2  could not be computed anew" in out.getvalue()
+    assert "c1  could not" not in out.getvalue()
+
+
+async def test_nothing_missing_needs_no_computing() -> None:
+    store = Store()
+    ingest = Ingest(store)
+    assert await repair(console()[0], console()[0], store, ingest, contexts, "", Findings())
+    assert ingest.calls == []
+
+
+def document(collection: str, current: bool) -> DocumentInfo:
+    return DocumentInfo(collection, "d", "D", 1, "f", current, 0.0)
+
+
+async def test_migrating_makes_documents_of_another_model_anew_and_then_brings_all_into_the_encoding() -> None:
+    ingest = Ingest(Store(), [document("a", True), document("b", False), document("b", False), document("c", False)])
+    assert not (await migrate(console()[0], console()[0], ingest, contexts, "", "int8")).failed
+    assert ingest.calls == [("re_encode", "b"), ("re_encode", "c"), ("refresh", "default", "", "int8")]
+
+
+async def test_migrating_one_collection_leaves_the_others_alone() -> None:
+    ingest = Ingest(Store(), [document("b", False), document("c", False)])
+    await migrate(console()[0], console()[0], ingest, contexts, "c", "int8")
+    assert ingest.calls == [("re_encode", "c"), ("refresh", "default", "c", "int8")]
+
+
+async def test_migrating_stops_at_a_collection_that_cannot_be_made_anew() -> None:
+    ingest = Ingest(Store(), [document("b", False), document("c", False)], hopeless={"b"})
+    assert (await migrate(console()[0], console()[0], ingest, contexts, "", "int8")).failed == {"a": "broken"}
+    assert ingest.calls == [("re_encode", "b")]

@@ -1,0 +1,142 @@
+"""Pins outlive their process, follow the documents, and leave room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from services.kv_store.blobs import WHOLE, ByteRange
+from services.kv_store.catalog import Document
+from services.kv_store.pins import BLOB, Pin, Pins, check_room
+from shared.errors import KvquiltError, NotFound, StorageFull, Unavailable
+from tests.dict_blobs import DictBlobs
+
+
+class Catalog:
+    def __init__(self) -> None:
+        self.documents: dict[tuple[str, str, str], Document] = {}
+
+    def __call__(self) -> list[Document]:
+        return list(self.documents.values())
+
+    def put(self, collection: str, document_id: str, *chunk_ids: str, tenant: str = "t") -> None:
+        self.documents[tenant, collection, document_id] = Document(tenant, collection, document_id, chunk_ids)
+
+
+class Failing(DictBlobs):
+    failure: KvquiltError | None = None
+
+    def put(self, name: str, data: bytes) -> None:
+        if self.failure is not None:
+            raise self.failure
+        super().put(name, data)
+
+    def read(self, name: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
+        if self.failure is not None:
+            raise self.failure
+        yield from super().read(name, byte_range)
+
+
+def pins_in(blobs: DictBlobs, catalog: Catalog) -> Pins:
+    pins = Pins(blobs, catalog)
+    pins.load()
+    return pins
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    made = Catalog()
+    made.put("books", "1", "a", "b")
+    made.put("books", "2", "b", "c")
+    made.put("films", "1", "d")
+    made.put("books", "1", "x", tenant="u")
+    return made
+
+
+def test_a_pinned_collection_includes_documents_that_come_later(catalog: Catalog) -> None:
+    pins = pins_in(DictBlobs(), catalog)
+    pins.change(Pin("t", "books"), unpin=False)
+    before = pins.chunks()
+    assert before.chunk_ids == {"a", "b", "c"}
+    catalog.put("books", "3", "e")
+    assert pins.chunks().chunk_ids == {"a", "b", "c", "e"}
+    assert pins.chunks().version != before.version
+    catalog.put("films", "2", "f")
+    assert pins.chunks().chunk_ids == {"a", "b", "c", "e"}
+
+
+def test_the_version_changes_with_the_set_only(catalog: Catalog) -> None:
+    pins = pins_in(DictBlobs(), catalog)
+    pins.change(Pin("t", "books", "1"), unpin=False)
+    before = pins.chunks()
+    catalog.put("films", "2", "f")
+    assert pins.chunks().version == before.version
+
+
+def test_pins_outlive_the_process_and_can_be_taken_back(catalog: Catalog) -> None:
+    blobs = DictBlobs()
+    pins = pins_in(blobs, catalog)
+    for pin in (Pin("t", "books", "1"), Pin("t", "films"), Pin("u", "books")):
+        pins.change(pin, unpin=False)
+    again = pins_in(blobs, catalog)
+    assert again.of("t") == [Pin("t", "books", "1"), Pin("t", "films")]
+    assert again.chunks().chunk_ids == {"a", "b", "d", "x"}
+    again.change(Pin("t", "films"), unpin=True)
+    again.check_invariants()
+    assert pins_in(blobs, catalog).chunks().chunk_ids == {"a", "b", "x"}
+
+
+def test_what_does_not_exist_cannot_be_pinned_and_what_is_not_pinned_cannot_be_unpinned(catalog: Catalog) -> None:
+    pins = pins_in(DictBlobs(), catalog)
+    for pin in (Pin("t", "songs"), Pin("t", "books", "9")):
+        with pytest.raises(NotFound, match="does not exist"):
+            pins.change(pin, unpin=False)
+        with pytest.raises(NotFound, match="kvquilt store pins"):
+            pins.change(pin, unpin=True)
+
+
+def test_a_document_that_is_gone_leaves_its_pin_without_chunks(catalog: Catalog) -> None:
+    pins = pins_in(DictBlobs(), catalog)
+    pins.change(Pin("t", "films"), unpin=False)
+    del catalog.documents["t", "films", "1"]
+    assert pins.chunks().chunk_ids == frozenset()
+    pins.change(Pin("t", "films"), unpin=True)
+
+
+def test_a_pin_that_cannot_be_written_down_does_not_hold(catalog: Catalog) -> None:
+    blobs = Failing()
+    pins = pins_in(blobs, catalog)
+    blobs.failure = Unavailable("down")
+    with pytest.raises(Unavailable):
+        pins.change(Pin("t", "books"), unpin=False)
+    assert pins.chunks().chunk_ids == frozenset()
+
+
+def test_while_the_keeper_is_down_nobody_is_told_that_nothing_is_pinned(catalog: Catalog) -> None:
+    blobs = Failing()
+    pins_in(blobs, catalog).change(Pin("t", "films"), unpin=False)
+    blobs.failure = Unavailable("down")
+    pins = Pins(blobs, catalog)
+    for ask in (pins.load, pins.chunks):
+        with pytest.raises(Unavailable):
+            ask()
+    blobs.failure = None
+    pins.load()
+    assert pins.chunks().chunk_ids == {"d"}
+
+
+def test_a_damaged_list_is_forgotten_rather_than_believed(catalog: Catalog) -> None:
+    blobs = DictBlobs()
+    pins_in(blobs, catalog).change(Pin("t", "books"), unpin=False)
+    data = bytearray(blobs.data[BLOB])
+    data[-5] ^= 1
+    blobs.put(BLOB, bytes(data))
+    assert pins_in(blobs, catalog).of("t") == []
+
+
+def test_the_smallest_node_must_keep_room_for_the_rest() -> None:
+    check_room(90, {"a": 100, "b": 1000, "c": 0})
+    check_room(10**15, {"a": 0})
+    with pytest.raises(StorageFull, match="holds 100"):
+        check_room(91, {"a": 100, "b": 1000})
