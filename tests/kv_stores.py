@@ -97,7 +97,9 @@ def agent_on(
     location: str = "",
 ) -> Agent:
     """With the default ``tiers`` of ``disk`` and ``objects`` unless others are given."""
-    agent = Agent(node_id, tiers or tiers_in(directory, disk, objects), Documents(directory, disk), nodes, location=location)
+    agent = Agent(
+        node_id, tiers or tiers_in(directory, disk, objects), Documents(directory, disk, objects), nodes, location=location
+    )
     nodes.stores[node_id] = agent
     return agent
 
@@ -127,7 +129,7 @@ async def cluster(
             flight = FlightServer("127.0.0.1", tiers.read)
             stack.callback(flight.close)
             location = flight.location if i % 2 == 0 else ""  # the others by `get`
-            agents[node_id] = agent_on(directory / node_id, node_id, nodes, tiers=tiers, location=location)
+            agents[node_id] = agent_on(directory / node_id, node_id, nodes, objects=objects, tiers=tiers, location=location)
         for node_id, agent in agents.items():
             nodes.stores[node_id] = await stack.enter_async_context(over_grpc(agent))
         yield ClusterStore(nodes, node_ids[0]), agents, nodes

@@ -197,6 +197,8 @@ async def _tidy(agent: Agent) -> None:
     while True:
         try:
             await agent.recover(RequestContext.create())
+        except KvquiltError as error:
+            log.warning("clearing up has to wait: %s", error.detail)
         except Exception:
             log.exception("clearing up failed")
         await asyncio.sleep(_TIDY_S)
