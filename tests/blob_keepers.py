@@ -9,24 +9,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from services.kv_store.blobs import Blobs
+from services.kv_store.directory_blobs import DirectoryBlobs
+from services.kv_store.disk import Disk, VolatileDisk
 from services.kv_store.object_blobs import ObjectBlobs
-from tests.dict_blobs import DictBlobs
+from services.kv_store.staging import Staging
 from tests.minio_server import settings_for
 
-KEEPERS = ["dict", "objects", "objects under a prefix"]
+KEEPERS = ["memory", "disk", "objects", "objects under a prefix"]
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @contextmanager
 def keeper(kind: str, endpoint: str) -> Iterator[Blobs]:
     """``endpoint``: of the S3 server."""
-    if kind == "dict":
-        yield DictBlobs()
-    else:
+    if kind.startswith("objects"):
         yield ObjectBlobs(settings_for(endpoint, prefix="a/b" if "prefix" in kind else ""))
+        return
+    in_memory = kind == "memory" and _SHARED_MEMORY.is_dir()
+    with temporary_directory(_SHARED_MEMORY if in_memory else None) as directory:
+        disk = VolatileDisk() if kind == "memory" else Disk()
+        yield DirectoryBlobs(directory / "blobs", Staging(directory / "staging", disk), disk, durable=kind == "disk")
+        assert not list((directory / "staging").iterdir())
 
 
 @contextmanager
-def temporary_directory(parent: str | None = None) -> Iterator[Path]:
+def temporary_directory(parent: Path | None = None) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="kvquilt-blobs-", dir=parent))
     try:
         yield directory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -73,12 +73,12 @@ class FailingBlobs(WrappedBlobs):
 
 
 class FlakyBlobs(WrappedBlobs):
-    """Every ``period``-th call fails, half of these after they did what they should."""
+    """A share ``rate`` of the calls fails, half of the failing ``put`` after they did what they should."""
 
-    def __init__(self, inner: Blobs, period: int = 2) -> None:
+    def __init__(self, inner: Blobs, rate: float, seed: int = 0) -> None:
         super().__init__(inner)
         self.num_failed = 0
-        self._period, self._numbers, self._lock = period, itertools.count(1), threading.Lock()
+        self._rate, self._random, self._lock = rate, random.Random(seed), threading.Lock()
 
     def before(self, method: str, name: str) -> None:
         if self._fails():
@@ -93,7 +93,7 @@ class FlakyBlobs(WrappedBlobs):
 
     def _fails(self) -> bool:
         with self._lock:
-            fails = next(self._numbers) % self._period == 0
+            fails = self._random.random() < self._rate
             self.num_failed += fails
             return fails
 
@@ -137,6 +137,7 @@ class DyingBlobs(WrappedBlobs):
         super().__init__(inner)
         self.num_changes = 0
         self._dies_at, self._death, self._after = dies_at, death, after
+        self._lock = threading.Lock()
 
     def put(self, name: str, data: bytes) -> None:
         self._change(lambda: self.inner.put(name, data))
@@ -150,7 +151,8 @@ class DyingBlobs(WrappedBlobs):
         return there
 
     def _change(self, make: Callable[[], object]) -> None:
-        number, self.num_changes = self.num_changes, self.num_changes + 1
+        with self._lock:
+            number, self.num_changes = self.num_changes, self.num_changes + 1
         if number < self._dies_at or (number == self._dies_at and self._after):
             make()
         if number >= self._dies_at:

@@ -134,6 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
         self.send_response_only(fault.status)
         self.send_header("Content-Type", "application/xml")
+        self.send_header("x-minio-error-code", fault.code)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if self.command != "HEAD":

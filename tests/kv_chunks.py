@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from shared.identity import ids_hash
 from shared.kv_format import ChunkHeader, write_chunk
+from shared.kv_format.layout import FORMAT_VERSION
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEW = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.float32, "uint8": np.uint8}
@@ -70,3 +73,13 @@ def chunk_bytes(chunk_id: str, seed: int = 0) -> bytes:
 
 def chunk_id_of(n: int) -> str:
     return hashlib.blake2b(str(n).encode(), digest_size=20).hexdigest()
+
+
+def newer_chunk_bytes(chunk_id: str) -> bytes:
+    """A whole file of a later version of the format, as far as this one can tell."""
+    mark, newer = (
+        magic + xxhash.xxh32_digest(magic) for magic in (struct.pack("<8sI", b"KVQSEAL\n", v) for v in (FORMAT_VERSION, 99))
+    )
+    data = chunk_bytes(chunk_id)
+    assert mark in data
+    return data.replace(mark, newer)

@@ -50,17 +50,23 @@ def s3_server() -> Iterator[S3Server]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def new_bucket() -> str:
+    return f"bucket-{next(_bucket_numbers)}"
+
+
 def settings_for(endpoint: str, **settings: Any) -> ObjectSettings:
     """A bucket of one's own, and little patience."""
-    chosen: dict[str, Any] = {"bucket": f"bucket-{next(_bucket_numbers)}", "secure": False, "retry_s": 5.0} | settings
+    chosen: dict[str, Any] = {"bucket": new_bucket(), "secure": False, "retry_s": 5.0} | settings
     return ObjectSettings(endpoint, **chosen)
 
 
-def impatient(endpoint: str, **settings: Any) -> ObjectBlobs:
-    """Blobs that are repeated as often as ever, without waiting in between: time passes with the pauses only."""
+def impatient(endpoint: str, slept: list[float] | None = None, **settings: Any) -> ObjectBlobs:
+    """Blobs that are repeated as often as ever, without waiting in between: time passes with the pauses only (``slept``)."""
+    pauses: list[float] = [] if slept is None else slept
     passed = [0.0]
 
     def sleep(seconds: float) -> None:
+        pauses.append(seconds)
         passed[0] += seconds
 
     return ObjectBlobs(settings_for(endpoint, **settings), Clock(now=lambda: passed[0], sleep=sleep))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -69,16 +70,17 @@ class DirectoryBlobs:
             self._staging.discard(staged)
 
     def put_file(self, name: str, path: Path) -> None:
-        try:
-            self._put_staged(name, path)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            self._put_staged(name, self._staging.copy_of(path))
+        with storing():
+            try:
+                self._put_staged(name, path)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                self._put_staged(name, self._staging.copy_of(path))
 
     def delete(self, name: str) -> bool:
         with storing():
-            return self._disk.remove(self.path_of(name))
+            return self.stat(name) is not None and self._disk.remove(self.path_of(name))
 
     def list(self, prefix: str = "", start_after: str = "", limit: int = 1000) -> BlobPage:
         with storing():
@@ -114,15 +116,21 @@ class DirectoryBlobs:
 
     def _open(self, name: str) -> int:
         try:
-            return os.open(self.path_of(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(self.path_of(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound("no such blob") from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # a directory of blobs is none itself
+            os.close(fd)
+            raise NotFound("no such blob")
+        return fd
 
 
 def _stat(name: str, path: str | Path) -> BlobStat | None:
     try:
         status = os.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
         return None
     version = f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
     return BlobStat(name, status.st_size, status.st_mtime, version)
@@ -147,16 +155,14 @@ def _walk(directory: str | Path, base: str, prefix: str, start_after: str) -> It
     """In the order of names; what cannot hold a wanted name is not looked into."""
     try:
         with os.scandir(directory) as entries:
-            found = sorted((e.name + "/" if e.is_dir(follow_symlinks=False) else e.name, e.path) for e in entries)
+            children = sorted((e.name + "/" if e.is_dir(follow_symlinks=False) else e.name, e.path) for e in entries)
     except FileNotFoundError:
         return
-    for entry, path in found:
+    for entry, path in children:
         name = base + entry
         if name.endswith("/"):
             wanted = name.startswith(prefix) or prefix.startswith(name)
             if wanted and (name > start_after or start_after.startswith(name)):
                 yield from _walk(path, name, prefix, start_after)
-        elif name > start_after and name.startswith(prefix) and not entry.startswith("."):
-            stat = _stat(name, path)
-            if stat:
-                yield stat
+        elif name > start_after and name.startswith(prefix) and not entry.startswith(".") and (found := _stat(name, path)):
+            yield found

@@ -40,7 +40,8 @@ class Disk:
         """A descriptor of a new file whose space is taken already: filling it cannot fail for want of space. Not durable."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.posix_fallocate(fd, 0, size_bytes)
+            if size_bytes:
+                os.posix_fallocate(fd, 0, size_bytes)
         except OSError:
             os.close(fd)
             path.unlink()

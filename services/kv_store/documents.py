@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +35,6 @@ DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20
 LONGEST_DOCUMENT_ID = 2048
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
-_SAME_FAILURE_S = 1.0
 _UNSURE = "the documents are not known: the object store has not answered yet; retry"
 
 
@@ -62,7 +60,7 @@ class Documents:
                 self._files.now_mirrors(None)
             self._catalog = self._scan(set_damaged_aside=True)
         self.ready = self.sure = self._mirror is None
-        self._failure: tuple[float, KvquiltError] | None = None
+        self._failure: KvquiltError | None = None
 
     @property
     def num_documents(self) -> int:
@@ -166,14 +164,16 @@ class Documents:
     def sync(self) -> None:
         """Makes this node's manifests the bucket's, if they may differ."""
         touched: set[str] = set()
+        known_failure = self._failure
         with storing(), self._changing:
             if self._mirror is None or self.sure:
                 return
+            if self._failure is not None and self._failure is not known_failure:  # of somebody who looked while we waited
+                raise type(self._failure)(self._failure.detail)
             try:
-                self._raise_a_fresh_failure()
                 self._mirror.sync(touched)
             except KvquiltError as error:
-                self._failure = time.monotonic(), error
+                self._failure = error
                 raise
             finally:
                 for name in touched:
@@ -252,11 +252,6 @@ class Documents:
     def _make_ready(self) -> None:
         if not self.ready:
             self.sync()
-
-    def _raise_a_fresh_failure(self) -> None:
-        """Of those who waited for the lock while another found the object store down, none waits for it again."""
-        if self._failure is not None and time.monotonic() - self._failure[0] < _SAME_FAILURE_S:
-            raise type(self._failure[1])(self._failure[1].detail)
 
     def _scan(self, set_damaged_aside: bool) -> Catalog:
         catalog = Catalog()

@@ -141,7 +141,7 @@ class NodeTiers:
     async def exists(self, chunk_id: str) -> bool:
         """Whether ``put`` would find it stored already; it is durable then."""
         async with self._locks.hold(chunk_id):
-            return await self._exists(chunk_id, uploaded=True)
+            return await self._exists(chunk_id, behind=False, uploaded=True)
 
     async def put(self, chunk_id: str, staged: Path, replace: bool = False, behind: bool = False) -> bool:
         """Takes over a file of ``disk.staging``; returns whether the chunk was stored already (unless ``replace``, the new file is
@@ -154,10 +154,11 @@ class NodeTiers:
         try:
             async with self._locks.hold(chunk_id):
                 copied = self.objects is None and self._is_here(chunk_id)
-                durable = await self._exists(chunk_id, uploaded=not behind and not replace)
-                if not durable or (replace and not await self._in_threads(self._is_newer, chunk_id)):
+                durable = await self._exists(chunk_id, behind, uploaded=not behind and not replace)
+                newer = await self._in_threads(self._is_newer, chunk_id, durable and replace and not behind)
+                if not newer and (not durable or replace):
                     await self._store(chunk_id, staged, behind)
-                return durable or copied
+                return durable or copied or newer
         finally:
             await self._in_threads(self.disk.staging.discard, staged)
 
@@ -295,7 +296,7 @@ class NodeTiers:
 
     # ---- on the way out
 
-    async def _exists(self, chunk_id: str, uploaded: bool) -> bool:
+    async def _exists(self, chunk_id: str, behind: bool, uploaded: bool) -> bool:
         """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there first."""
         copy = self.disk.find(chunk_id)
         if copy is not None and copy.kept:
@@ -305,7 +306,12 @@ class NodeTiers:
             return True
         if self.objects is None or chunk_id in self._fetches.damaged_objects:
             return False
-        return await self._in_threads(self.objects.stat, blob_of(chunk_id)) is not None
+        try:
+            return await self._in_threads(self.objects.stat, blob_of(chunk_id)) is not None
+        except KvquiltError:
+            if behind:  # it can be stored here, and the object store be asked later
+                return False
+            raise
 
     async def _store(self, chunk_id: str, staged: Path, behind: bool) -> None:
         summary = await self._in_threads(verified, staged, chunk_id)
@@ -346,27 +352,33 @@ class NodeTiers:
         version, path = self.disk.version(chunk_id), self.disk.path_of(chunk_id)
         try:
             await self._in_threads(verified, path, chunk_id)
-            await self._in_threads(self.objects.put_file, blob_of(chunk_id), path)
+            if not await self._in_threads(self._is_newer_object, chunk_id):
+                await self._in_threads(self.objects.put_file, blob_of(chunk_id), path)
+                self.counters["uploads"] += 1
         except (NotFound, FileNotFoundError):
             pass  # settling finds out
         except CorruptData as error:
             log.error("what waited for the object store is damaged: %s", error.detail)
             await self._in_threads(self.disk.remove, chunk_id)
-        else:
-            self.counters["uploads"] += 1
         await self._in_threads(self.disk.settle, chunk_id, version)
 
-    def _is_newer(self, chunk_id: str) -> bool:
-        """A file of a newer format is not replaced."""
-        try:
-            for tier in self._tiers:
-                if tier.find(chunk_id) is not None:
+    def _is_newer(self, chunk_id: str, look_at_object: bool) -> bool:
+        """A file of a newer format is not replaced, wherever it is. Uploading looks at the object itself."""
+        for tier in self._tiers:
+            with suppress(NotFound, CorruptData):
+                try:
                     inspect_chunk(tier.path_of(chunk_id))
+                except NewerFormat:
+                    return True
+        return look_at_object and self._is_newer_object(chunk_id)
+
+    def _is_newer_object(self, chunk_id: str) -> bool:
+        try:
             if self.objects is not None:
-                self._inspect_object(chunk_id)
+                inspect_object(self.objects, chunk_id)
         except NewerFormat:
             return True
-        except KvquiltError:
+        except (NotFound, CorruptData):
             pass
         return False
 
@@ -417,20 +429,6 @@ class NodeTiers:
             file.close()
             self.disk.staging.discard(file.path)
 
-    def _inspect_object(self, chunk_id: str) -> ChunkSummary | None:
-        """What its end says, without reading the rest."""
-        assert self.objects is not None
-        stat, length = self.objects.stat(blob_of(chunk_id)), TAIL_GUESS_BYTES
-        while stat is not None:
-            tail = b"".join(self.objects.read(blob_of(chunk_id), Last(length)))
-            try:
-                return summary_of_tail(tail, stat.size_bytes)
-            except ShortTail as error:
-                if error.needed_bytes <= length:
-                    return None
-                length = error.needed_bytes
-        return None
-
     def _object_copy(self, chunk_id: str) -> Copy | None:
         assert self.objects is not None
         stat = self.objects.stat(blob_of(chunk_id))
@@ -459,3 +457,18 @@ def all_objects(objects: Blobs) -> Iterator[BlobStat]:
         if not page.truncated:
             return
         page = objects.list(CHUNKS, page.blobs[-1].name)
+
+
+def inspect_object(objects: Blobs, chunk_id: str) -> ChunkSummary:
+    """What its end says, without reading the rest. Blocks. Raises like ``summary_of_tail`` and ``Blobs.read``."""
+    stat, length = objects.stat(blob_of(chunk_id)), TAIL_GUESS_BYTES
+    if stat is None:
+        raise NotFound(f"chunk {chunk_id}: not stored")
+    while True:
+        tail = b"".join(objects.read(blob_of(chunk_id), Last(length)))
+        try:
+            return summary_of_tail(tail, stat.size_bytes)
+        except ShortTail as error:
+            if error.needed_bytes <= length:
+                raise CorruptData(f"chunk {chunk_id}: it ends early") from None
+            length = error.needed_bytes

@@ -104,7 +104,7 @@ def _of_answer(answer: Answer) -> KvquiltError:
         return Unavailable(_OVERLOADED)
     if status in (401, 403):
         return FailedPrecondition(_REFUSED.detail)
-    if status == 400 and not code:
+    if status == 400 and code in ("", "BadRequest"):
         return FailedPrecondition("objects.endpoint, objects.secure: what answers there does not speak S3, or wants TLS")
     return InternalError("the object store refused a request; the service's log has the reason")
 

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.kv_store.manifest_json import VERSION, decode, encode
+from shared.errors import NewerFormat
+from shared.kv_types import Manifest, ManifestChunk
+from tests.kv_chunks import chunk_id_of
+
+CHUNK = ManifestChunk(chunk_id_of(0), (1, 2, 3), 0, 9, "päge }\n", "Part > Chapter")
+DOCUMENT = Manifest("default", "books", "ü.pdf", "Title", "hash", "model", (5,), (CHUNK,), {"author": "N. N."}, 1.5)
+
+
+def sealed(body: str) -> bytes:
+    """With a right checksum, whoever wrote it."""
+    return f'{{"xxh3_64":"{xxhash.xxh3_64_hexdigest(body.encode())}",{body}}}\n'.encode()
+
+
+@given(st.text(), st.text(), st.lists(st.tuples(st.text(), st.lists(st.integers(0, 2**32 - 1)))))
+def test_a_manifest_comes_back_as_it_was(document_id: str, title: str, chunks: list[tuple[str, list[int]]]) -> None:
+    parts = tuple(ManifestChunk(chunk_id_of(i), tuple(ids), text=text) for i, (text, ids) in enumerate(chunks))
+    manifest = Manifest("t", "c", document_id, title, chunks=parts)
+    assert decode(encode(manifest)) == manifest
+
+
+def test_it_is_json_that_says_its_version() -> None:
+    assert json.loads(encode(DOCUMENT))["version"] == VERSION
+    assert json.loads(encode(DOCUMENT))["manifest"]["document_id"] == "ü.pdf"
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
+    data = encode(DOCUMENT)
+    for at in range(len(data)):
+        with pytest.raises(ValueError, match=r"checksum|not a manifest"):
+            decode(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(ValueError, match=r"checksum|not a manifest"):
+            decode(data[:at])
+
+
+def test_version_1_is_still_read() -> None:
+    inner = json.dumps(json.loads(encode(DOCUMENT))["manifest"], separators=(",", ":"))
+    version_1 = f'{{"xxh3_64":"{xxhash.xxh3_64_hexdigest(inner.encode())}","manifest":{inner}}}\n'.encode()
+    assert decode(version_1) == DOCUMENT
+
+
+def test_a_later_version_is_refused_as_such() -> None:
+    with pytest.raises(NewerFormat, match="update kvquilt"):
+        decode(sealed('"version":3,"manifest":{"whatever":"it is"}'))
+
+
+@pytest.mark.parametrize("body", ['"version":2', '"version":2,"manifest":{"tenant":"t"}', '"version":2,"manifest":[]'])
+def test_fields_that_are_not_ours_are_damage(body: str) -> None:
+    with pytest.raises(ValueError, match="another version"):
+        decode(sealed(body))
