@@ -95,7 +95,7 @@ def agent_on(
     tiers: NodeTiers | None = None,
 ) -> Agent:
     """With the default ``tiers`` of ``disk`` and ``objects`` unless others are given."""
-    agent = Agent(node_id, tiers or tiers_in(directory, disk, objects), Documents(directory, disk), nodes)
+    agent = Agent(node_id, tiers or tiers_in(directory, disk, objects), Documents(directory, disk, objects), nodes)
     nodes.stores[node_id] = agent
     return agent
 

@@ -6,19 +6,20 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from services.kv_store.chunk_names import CHUNKS, DEFAULT_PAGE, LARGEST_PAGE, blob_of, check_chunk_id, chunk_of
+from services.kv_store.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, chunk_of
 from services.kv_store.documents import Documents, Removal
 from services.kv_store.local_tier import Copy
-from services.kv_store.node_tiers import NodeTiers
+from services.kv_store.node_tiers import NodeTiers, all_objects
 from services.kv_store.nodes import Nodes, ask
 from services.kv_store.quotas import Quotas
 from services.kv_store.sources import PeerSearch
 from services.kv_store.upkeep import Upkeep
 from shared.clients.health import ServiceHealth
-from shared.errors import FailedPrecondition, InvalidRequest, Unavailable
+from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
 from shared.kv_types import (
     ChunkPage,
     ChunkStat,
@@ -66,7 +67,9 @@ class Agent:
         self._tiers.upload_pending()
         await asyncio.to_thread(self._tiers.clean, self._stale_staging_s)
         async with self._catalog_lock:
-            await self._delete_pending(ctx)
+            if self._is_home:
+                await asyncio.to_thread(self._documents.sync)
+                await self._delete_pending(ctx)
 
     async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
         ids = [check_chunk_id(c) for c in chunk_ids]
@@ -115,7 +118,10 @@ class Agent:
 
     async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
         async with self._catalog_lock:
-            referenced = tuple(c for c in chunk_ids if self._documents.references(check_chunk_id(c)))
+            known = [check_chunk_id(c) for c in chunk_ids]
+            if self._is_home:
+                await asyncio.to_thread(self._documents.sync)
+            referenced = tuple(c for c in known if self._is_home and self._documents.references(c))
             deleted, unreachable = await self._delete_everywhere(ctx, [c for c in chunk_ids if c not in set(referenced)])
         if unreachable:
             raise Unavailable(f"{unreachable} node(s) did not answer; chunks may still be stored there: retry")
@@ -221,8 +227,7 @@ class Agent:
         found = self._tiers.disk.copies(start_after, limit + 1, kept_only=objects is not None)
         chunks = {c.chunk_id: _stat(c.chunk_id, c) for c in found}
         if objects is not None and self._is_home:
-            page = objects.list(CHUNKS, blob_of(start_after) if start_after else "", limit + 1)
-            for blob in page.blobs:
+            for blob in islice(all_objects(objects, start_after, limit + 1), limit + 1):
                 if (chunk_id := chunk_of(blob.name)) is not None:
                     chunks.setdefault(chunk_id, ChunkStat(chunk_id, True, blob.size_bytes, blob.modified_s))
         chosen = sorted(chunks)[:limit]
@@ -259,8 +264,8 @@ class Agent:
         return [c for c in removal.chunk_ids if not self._documents.references(c)]
 
     async def _delete_everywhere(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> tuple[list[str], int]:
-        """Which of them were stored, and how many nodes did not answer. The object store comes last: nothing is brought there by a
-        node that has let go of a chunk."""
+        """Which of them were stored, and how many nodes (or object stores) did not answer. The object store comes last: nothing is
+        brought there by a node that has let go of a chunk."""
         if not chunk_ids:
             return [], 0
         deleted = await _those(chunk_ids, self._tiers.delete)
@@ -268,7 +273,11 @@ class Agent:
         if self._is_home:
             answers, unreachable = await self._ask_others(lambda peer: peer.delete(ctx, chunk_ids))
             deleted.update(c for answer in answers.values() for c in answer.deleted)
-            deleted |= await _those(chunk_ids, self._tiers.delete_object)
+            try:
+                deleted |= await _those(chunk_ids, self._tiers.delete_object)
+            except KvquiltError as error:
+                log.warning("chunks stay in the object store for now: %s", error.detail)
+                unreachable += 1
         return [c for c in dict.fromkeys(chunk_ids) if c in deleted], unreachable
 
     async def _ask_others(self, call: Callable[[KvStore], Awaitable[ResultT]]) -> tuple[dict[str, ResultT], int]:

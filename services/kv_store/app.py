@@ -23,6 +23,7 @@ from services.kv_store.documents import Documents
 from services.kv_store.handlers import KvStoreHandlers, start_server
 from services.kv_store.housekeeping import Housekeeping
 from services.kv_store.node_tiers import NodeTiers
+from services.kv_store.object_blobs import ObjectBlobs
 from services.kv_store.own_tiers import OwnTiers
 from services.kv_store.quotas import Quotas
 from shared import log as logs
@@ -88,10 +89,11 @@ class AgentActor:
     async def _start(self) -> None:
         directory = Path(os.environ.get(DIRECTORY_VARIABLE) or self._config.directory)
         nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))
-        own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=False)
+        objects = ObjectBlobs(self._config.objects) if self._config.objects.endpoint else None
+        own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=objects is not None)
         atexit.register(own.remove_memory)
-        tiers = NodeTiers(own.disk, own.memory, None, self._config.fetch, self._config.prefer_peers)
-        documents = await asyncio.to_thread(Documents, directory)
+        tiers = NodeTiers(own.disk, own.memory, objects, self._config.fetch, self._config.prefer_peers)
+        documents = await asyncio.to_thread(Documents, directory, None, objects)
         quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
         agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas)
         host = self._config.host or _node_address(self._node_id)
@@ -187,6 +189,8 @@ async def _tidy(agent: Agent) -> None:
     while True:
         try:
             await agent.recover(RequestContext.create())
+        except KvquiltError as error:
+            log.warning("clearing up has to wait: %s", error.detail)
         except Exception:
             log.exception("clearing up failed")
         await asyncio.sleep(_TIDY_S)

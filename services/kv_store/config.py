@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.kv_store.fetch import FetchConfig
+from services.kv_store.object_settings import ObjectSettings
 from shared.deployment import DeploymentConfig
 
 
@@ -54,13 +55,15 @@ class GarbageConfig:
 @dataclass(frozen=True, slots=True)
 class KvStoreConfig:
     """``directory`` is used on every node, each with its own disk; where nodes share one (a test cluster on one machine), the
-    environment variable ``KVQUILT_KV_STORE__DIRECTORY`` of a node overrides it there. ``disk_capacity_bytes`` 0: as much as fits.
-    ``lease_s``: how long a chunk stays in its tier after somebody was told where it is. ``prefer_peers``: fetch from other nodes
-    before the object store. ``host``: the address on which agents listen; empty means their node's own. ``stale_staging_s``:
-    staged files that did not change for so long belong to nobody any more."""
+    environment variable ``KVQUILT_KV_STORE__DIRECTORY`` of a node overrides it there. ``host``: the address on which agents
+    listen; empty means their node's own. ``objects``: the object store that holds everything, if its endpoint is given.
+    ``disk_capacity_bytes`` 0: as much as fits. ``lease_s``: how long a chunk stays in its tier after somebody was told where it
+    is. ``prefer_peers``: fetch from other nodes before the object store. ``stale_staging_s``: staged files that did not change for
+    so long belong to nobody any more."""
 
     directory: str
     host: str = ""
+    objects: ObjectSettings = field(default_factory=ObjectSettings)
     disk_capacity_bytes: int = 0
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     fetch: FetchConfig = field(default_factory=FetchConfig)

@@ -132,6 +132,7 @@ class Fetch:
         try:
             summary = await self._fill(source, tier, file, size)
             opened = await self._in_thread(self._keep, tier, reservation, file, summary)
+            self._check_wanted()
         except BaseException:
             tier.staging.discard(file.path)
             raise
@@ -210,8 +211,7 @@ class Fetch:
         finally:
             for worker in workers:
                 worker.cancel()
-        if self.unwanted:
-            raise NotFound(f"chunk {self.chunk_id}: deleted or replaced meanwhile")
+        self._check_wanted()
 
     async def _read(self, source: Source, file: StagedFile, start: int, length: int, order: int) -> None:
         for tries_left in reversed(range(_TRIES)):
@@ -238,6 +238,10 @@ class Fetch:
             if kept is not None:
                 return kept
         return OpenedChunk(self.chunk_id, True, str(file.path), summary.size_bytes, summary.layers, tier=tier.name)
+
+    def _check_wanted(self) -> None:
+        if self.unwanted:
+            raise NotFound(f"chunk {self.chunk_id}: deleted or replaced meanwhile")
 
     def _tell(self, opened: OpenedChunk | None) -> None:
         if not self._framed.done():

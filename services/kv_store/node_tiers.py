@@ -453,14 +453,15 @@ class NodeTiers:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
 
-def all_objects(objects: Blobs) -> Iterator[BlobStat]:
-    """Every chunk in the object store, in the order of ids. Blocks."""
-    page = objects.list(CHUNKS)
+def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> Iterator[BlobStat]:
+    """Every chunk in the object store after the one called ``start_after``, in the order of ids. Blocks."""
+    after = blob_of(start_after) if start_after else ""
     while True:
+        page = objects.list(CHUNKS, after, page_len)
         yield from (blob for blob in page.blobs if chunk_of(blob.name))
         if not page.truncated:
             return
-        page = objects.list(CHUNKS, page.blobs[-1].name)
+        after = page.blobs[-1].name
 
 
 def inspect_object(objects: Blobs, chunk_id: str) -> ChunkSummary:

@@ -7,36 +7,53 @@ from pathlib import Path
 
 import pytest
 
+from services.kv_store.blobs import Blobs
+from services.kv_store.object_blobs import ObjectBlobs
 from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, NotFound
 from shared.kv_format import ChunkFile, verify_chunk
 from shared.kv_types import DeletedChunks, KvStore, Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of
-from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc
+from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc, tiers_in
+from tests.minio_server import settings_for
 
 A, B, C = (chunk_id_of(n) for n in range(3))
 CTX = RequestContext.create(tenant="acme", deadline_ms=60_000)
 
 
-@pytest.fixture(params=["", "with an object store"], ids=["disks only", "object store"])
-def objects(request: pytest.FixtureRequest) -> DictBlobs | None:
-    return DictBlobs() if request.param else None
+STORES = [
+    *(f"{store}, {objects}" for objects in ("disks only", "object store", "S3 server") for store in ("one node", "a cluster")),
+    "one node without room, object store",
+    "one node over gRPC, disks only",
+    "a cluster over gRPC, disks only",
+    "a cluster over gRPC, S3 server",
+]
 
 
-@pytest.fixture(params=["one node", "one node over gRPC", "a cluster", "a cluster over gRPC"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path, objects: DictBlobs | None) -> AsyncIterator[KvStore]:
+@pytest.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KvStore]:
+    objects = objects_of(request)
     if "cluster" in request.param:
         async with cluster(tmp_path, ["home", "other"], objects) as (front, agents, _), over_grpc(front) as client:
             yield client if "gRPC" in request.param else front
             for agent in agents.values():
                 agent.check_invariants()
         return
-    agent = agent_on(tmp_path, "home", KnownNodes(), objects=objects)
+    tiers = None
+    if "without room" in request.param:
+        tiers = tiers_in(tmp_path, None, objects, capacity_bytes=len(chunk_bytes(A)) + 1, memory_bytes=1, lease_s=0)
+    agent = agent_on(tmp_path, "home", KnownNodes(), objects=objects, tiers=tiers)
     async with over_grpc(agent) as client:
         yield client if "gRPC" in request.param else agent
     agent.check_invariants()
     await agent.close()
+
+
+def objects_of(request: pytest.FixtureRequest) -> Blobs | None:
+    if "S3 server" in request.param:
+        return ObjectBlobs(settings_for(request.getfixturevalue("s3_server").endpoint))
+    return DictBlobs() if "object store" in request.param else None
 
 
 async def put(store: KvStore, chunk_id: str, seed: int = 0) -> bool:

@@ -18,11 +18,11 @@ from services.kv_store.fetch import FetchConfig
 from services.kv_store.node_tiers import LocalCopy, NodeTiers
 from services.kv_store.sources import PeerSearch
 from shared.errors import CorruptData, KvquiltError, NotFound, StorageFull, Unavailable
-from shared.kv_format import ChunkFile, verify_chunk, write_chunk
+from shared.kv_format import TAIL_GUESS_BYTES, ChunkFile, verify_chunk, write_chunk
 from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
-from tests.faulty_blobs import FailingBlobs, FlakyBlobs, HookedBlobs, TruncatedBlobs
+from tests.faulty_blobs import FailingBlobs, HookedBlobs, TruncatedBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of, header_of, kv_of, newer_chunk_bytes
 from tests.kv_stores import KnownNodes, tiers_in
 from tests.unit.kv_store.disks import QuickDisk
@@ -206,8 +206,16 @@ async def test_one_that_hangs_in_the_middle_fails_its_readers_and_leaves_nothing
 
 
 async def test_a_part_that_fails_once_is_asked_for_again(make: Make, stored: DictBlobs) -> None:
-    tiers = make(FlakyBlobs(stored, period=5), fetch=FetchConfig(concurrency=1, part_bytes=40_000))
+    calls: Counter[str] = Counter()
+
+    def hook(method: str, name: str) -> None:
+        calls[method] += 1
+        if method == "read_into" and calls[method] % 2:
+            raise Unavailable("overloaded")
+
+    tiers = make(HookedBlobs(stored, hook), fetch=FetchConfig(concurrency=1, part_bytes=40_000))
     assert await whole(tiers) == large(A)
+    assert calls["read_into"] == 2 * (1 + -(-(SIZE - TAIL_GUESS_BYTES) // 40_000))
 
 
 @pytest.mark.parametrize("keep_bytes", [0, 1000, 20_000])
@@ -305,6 +313,7 @@ async def test_a_chunk_that_loses_its_room_while_it_arrives_can_still_be_read(ma
     reading = asyncio.create_task(asyncio.to_thread(read_layers, opened))
     may_send.set()
     assert await reading
+    assert not await tiers.fetched(A, nobody())
     again = await open_one(tiers)
     assert Path(again.path).read_bytes() == large(A)
     assert bytes_in(tiers) == {"disk": 0, "pending": 0}
@@ -351,7 +360,7 @@ async def test_a_file_damaged_while_it_is_read_is_found_by_its_reader_and_healed
     make: Make, stored: DictBlobs
 ) -> None:
     tiers = make(stored)
-    await put(tiers)
+    await whole(tiers)
     opened = await open_one(tiers)
     with ChunkFile.open(opened.path, opened.layers) as file, open(opened.path, "r+b") as raw:
         raw.seek(opened.layers[2][0] + 300)
