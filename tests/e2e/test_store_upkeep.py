@@ -33,10 +33,8 @@ def collection(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def chunk_ids(stack: Stack, collection: str) -> list[str]:
-    hits = json.loads(stack.cli("ask", "What is violet?", "-c", collection, "-k", "9", "--json", "--max-tokens", "1").stdout)[
-        "hits"
-    ]
-    return sorted({hit["chunk_id"] for hit in hits})
+    asked = stack.cli("ask", "What is violet?", "-c", collection, "-k", "9", "--json", "--max-tokens", "1")
+    return sorted({hit["chunk_id"] for hit in json.loads(asked.stdout)["hits"]})
 
 
 def files(stack: Stack, chunk_id: str) -> list[Path]:
