@@ -40,6 +40,11 @@ class S3Program:
     path: Path
     origin: str
 
+    @property
+    def replaces_in_one_step(self) -> bool:
+        """rclone mixes the bytes of two that write the same object at the same time: S3 does not, so no store should be on it."""
+        return self.kind == "minio"
+
 
 class S3Server:
     """Runs from construction to ``close``; between ``stop`` and ``start`` it is down, and comes back with port, keys and data."""

@@ -172,8 +172,11 @@ class Shelf:
         self.corrupt: set[str] = set()
         self.failure: KvquiltError | None = None
 
-    def open(self, chunk_lens: Mapping[str, int]) -> Mapping[str, StoredSegment]:
+    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
         return {i: _Book(*self.kv[i], i in self.corrupt) for i in chunk_lens if i in self.kv}
+
+    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+        pass
 
     def save(
         self,
@@ -183,6 +186,8 @@ class Shelf:
         k_LHTD: Sequence[torch.Tensor],
         v_LHTD: Sequence[torch.Tensor],
         replace: bool,
+        behind: bool,
+        encoding: str = "",
     ) -> None:
         if self.failure is not None:
             raise self.failure

@@ -14,7 +14,8 @@ from shared.request import RequestContext
 
 
 class DirectoryStore:
-    """``failure`` is raised by every method while it is set. ``calls`` are their names; ``adopted`` are (chunk id, replaced)."""
+    """``failure`` is raised by every method while it is set. ``calls`` are their names; ``adopted`` are (chunk id, replaced),
+    ``behind`` says of each whether it was written behind an answer."""
 
     def __init__(self, root: Path) -> None:
         self._chunks, self._staging = root / "chunks", root / "staging"
@@ -23,6 +24,7 @@ class DirectoryStore:
         self.failure: KvquiltError | None = None
         self.calls: list[str] = []
         self.adopted: list[tuple[str, bool]] = []
+        self.behind: list[bool] = []
 
     def path_of(self, chunk_id: str) -> Path:
         return self._chunks / f"{chunk_id}.arrow"
@@ -41,13 +43,16 @@ class DirectoryStore:
         await self._called("stage")
         return str(self._staging)
 
-    async def adopt(self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False) -> bool:
+    async def adopt(
+        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+    ) -> bool:
         await self._called("adopt")
         assert verify_chunk(path).header.chunk_id == chunk_id
         existed = self.path_of(chunk_id).exists()
         if not existed or replace:
             os.replace(path, self.path_of(chunk_id))
             self.adopted.append((chunk_id, replace))
+            self.behind.append(behind)
         return existed
 
     async def _called(self, name: str) -> None:

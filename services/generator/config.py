@@ -14,7 +14,8 @@ class GeneratorConfig:
     """``model``: a directory or Hugging Face id. ``reuse`` and ``max_tokens`` apply to requests that name none.
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``kv_store`` is the application that keeps KV; empty: none,
-    everything is computed here and forgotten with the process.
+    everything is computed here and forgotten with the process. ``kv_encoding``: how new KV is stored (see
+    ``docs/encodings.md``); what is stored already is read as it is.
     """
 
     model: str
@@ -25,6 +26,7 @@ class GeneratorConfig:
     max_chunks: int = 1024
     max_questions: int = 64
     kv_store: str = "kv_store"
+    kv_encoding: Literal["exact", "int8", "int4"] = "exact"
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ class GenerationServicer:
         self, request: generation_pb2.PrefillRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.PrefillResponse]:
         prefix = _piece(request.prefix, "prefix") if request.HasField("prefix") else None
-        prefilled = self._generator.prefill(ctx, prefix, _chunks(request.chunks))
+        prefilled = self._generator.prefill(ctx, prefix, _chunks(request.chunks), request.encoding)
         async with aclosing(prefilled):
             async for done in prefilled:
                 yield generation_pb2.PrefillResponse(
@@ -85,6 +85,7 @@ class GenerationServicer:
             kv_bytes_per_token=spec.kv_bytes_per_token,
             device=str(spec.device),
             eos_ids=sorted(spec.eos_ids),
+            kv_encoding=generator.config.kv_encoding,
         )
 
     @unary(common_pb2.HealthResponse)

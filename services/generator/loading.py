@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 from services.generator.config import GeneratorConfig
-from services.generator.segment_source import ChunkStore, KvShape, StoreSegmentSource
+from services.generator.segment_files import KvShape
+from services.generator.segment_source import ChunkStore, StoreSegmentSource
 from services.generator.serving import Generator
 from shared.engine import Engine, load_model
 from shared.engine.source import NoSource, SegmentSource
@@ -24,7 +25,10 @@ def load_generator(config: GeneratorConfig, store: ChunkStore | None, node_id: s
     """
     model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
     tokenizer = _load_tokenizer(config.model)
-    source: SegmentSource = StoreSegmentSource(store, node_id, loop, KvShape.of_model(model)) if store else NoSource()
+    source: SegmentSource = NoSource()
+    if store:
+        shape = KvShape.of_model(model, tokenizer.hash if tokenizer else "")
+        source = StoreSegmentSource(store, node_id, loop, shape, config.kv_encoding)
     engine = Engine(model, config.engine, source, decode=tokenizer.decode if tokenizer else None)
     log.info("serving %s, fingerprint %s, %s on %s", config.model, model.fingerprint, model.spec.dtype_name, model.spec.device)
     return Generator(config, engine, tokenizer)

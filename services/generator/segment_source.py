@@ -1,4 +1,4 @@
-"""Stored KV for the engine: kv_store names files on this node, this module reads and writes them.
+"""Stored KV for the engine: kv_store names files on this node, this module finds, converts and hands them over.
 
 KV bytes never pass through the store's RPCs: ``Open`` answers paths, and ``Adopt`` takes over a file written here. The engine calls
 from its loader threads; the calls to the store run on the service's event loop.
@@ -7,34 +7,32 @@ from its loader threads; the calls to the store run on the service's event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from shared.engine import LoadedModel
+from services.generator.segment_files import FileSegment, KvShape, Scratch, empty_layers, encode_layers, write_layers
+from shared.engine.encodings import EXACT, Buffers, encoding_of
 from shared.engine.source import StoredSegment
-from shared.errors import CorruptData, KvquiltError, NotFound, Unavailable
-from shared.identity import ids_hash
-from shared.kv_format import ChunkFile, ChunkHeader, write_chunk
+from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
+from shared.kv_format import ChunkFile, ChunkHeader
 from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
 
-Array = np.ndarray[Any, np.dtype[Any]]
 ValueT = TypeVar("ValueT")
 _OPEN_DEADLINE_MS = 30_000
 _SAVE_DEADLINE_MS = 120_000
-_BITS = {2: torch.int16, 4: torch.int32}  # numpy has no bfloat16: values travel as integers of their size
 
 
 class ChunkStore(Protocol):
@@ -42,76 +40,47 @@ class ChunkStore(Protocol):
 
     async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]: ...
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
-    async def adopt(self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False) -> bool: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class KvShape:
-    """What all chunks of one model have in common, in the words of ``ChunkHeader``."""
-
-    model_fingerprint: str
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    rope: str
-    encoding: str = "exact"
-
-    @classmethod
-    def of_model(cls, model: LoadedModel) -> KvShape:
-        spec = model.spec
-        return cls(model.fingerprint, spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype_name, rope=str(spec.rope))
-
-    def header(self, chunk_id: str, prefix_ids: Sequence[int], token_ids: Sequence[int]) -> ChunkHeader:
-        return ChunkHeader(
-            chunk_id=chunk_id,
-            model_fingerprint=self.model_fingerprint,
-            prefix_hash=ids_hash(prefix_ids),
-            num_layers=self.num_layers,
-            num_kv_heads=self.num_kv_heads,
-            num_tokens=len(token_ids),
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            encoding=self.encoding,
-            rope=self.rope,
-            ids_hash=ids_hash(token_ids),
-            token_ids=tuple(token_ids),
-        )
-
-    def check(self, header: ChunkHeader, chunk_id: str, num_tokens: int) -> None:
-        """The identity binds tenant, prefix and ids; what remains is that the file is the one that it is said to be.
-
-        Raises:
-            CorruptData: it is another chunk's, another model's, or of another shape.
-        """
-        ours = dataclasses.replace(self.header(chunk_id, (), header.token_ids), prefix_hash=header.prefix_hash)
-        if header != ours or header.num_tokens != num_tokens:
-            raise CorruptData(f"chunk {chunk_id}: its file was written for another chunk or model")
+    async def adopt(
+        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+    ) -> bool: ...
 
 
 class StoreSegmentSource:
-    """``shared.engine.source.SegmentSource`` over kv_store, on node ``node_id``. ``loop`` is the one that ``store`` lives on."""
+    """``shared.engine.source.SegmentSource`` over kv_store, on node ``node_id``. ``loop`` is the one that ``store`` lives on.
 
-    def __init__(self, store: ChunkStore, node_id: str, loop: asyncio.AbstractEventLoop, shape: KvShape) -> None:
+    New KV is stored in ``encoding``; what is stored is read in whatever encoding it has.
+    """
+
+    def __init__(
+        self, store: ChunkStore, node_id: str, loop: asyncio.AbstractEventLoop, shape: KvShape, encoding: str = EXACT
+    ) -> None:
         self._store = store
         self._node_id = node_id
         self._loop = loop
         self._shape = shape
+        self._encoding = encoding
+        self._scratch = Scratch(shape.rope)
+        # What ``as_stored`` made and ``save`` has not written yet, by the first layer's keys. Encoding the decoded values once more
+        # would not give the same bits.
+        self._encoded: MutableMapping[torch.Tensor, list[Buffers]] = WeakTensorKeyDictionary()
 
-    def open(self, chunk_lens: Mapping[str, int]) -> Mapping[str, StoredSegment]:
+    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
         """A file that cannot be read right is not absent: its segment raises when read, so that it will be replaced."""
-        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
-        try:
-            opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id), ctx)
-        except KvquiltError as error:
-            log.warning("kv_store does not answer, %d chunks are computed instead: %s", len(chunk_lens), error.detail)
-            return {}
-        segments: dict[str, StoredSegment] = {}
-        for chunk in opened:
-            if chunk.exists:
-                with contextlib.suppress(NotFound):  # deleted since
-                    segments[chunk.chunk_id] = self._segment(chunk, chunk_lens[chunk.chunk_id])
-        return segments
+        found = self._find(chunk_lens)
+        if not encoding:
+            return found
+        converted = {chunk_id: self._converted(chunk_id, segment, encoding) for chunk_id, segment in found.items()}
+        anew = [chunk_id for chunk_id, segment in converted.items() if segment is None]
+        return {i: s for i, s in converted.items() if s} | self._find({i: chunk_lens[i] for i in anew})
+
+    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+        if self._encoding == EXACT:
+            return
+        layers = encode_layers(self._encoding, k_LHTD, v_LHTD, self._scratch)
+        rotation = self._scratch.rotation(k_LHTD[0].device)
+        for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):
+            encoding_of(self._encoding).decode(buffers, rotation, k_HTD, v_HTD)
+        self._encoded[k_LHTD[0]] = layers
 
     def save(
         self,
@@ -121,27 +90,50 @@ class StoreSegmentSource:
         k_LHTD: Sequence[torch.Tensor],
         v_LHTD: Sequence[torch.Tensor],
         replace: bool,
+        behind: bool,
+        encoding: str = "",
     ) -> None:
         """Writes the file next to the store's own and hands it over, which moves it: one write, no copy."""
-        ctx = RequestContext.create(deadline_ms=_SAVE_DEADLINE_MS)
-        path = Path(self._wait(self._store.stage(ctx, self._node_id), ctx)) / f"{chunk_id}.{uuid.uuid4().hex}"
-        header = self._shape.header(chunk_id, prefix_ids, token_ids)
+        encoding = encoding or self._encoding
+        layers = self._encoded.pop(k_LHTD[0], None) if encoding == self._encoding else None
+        layers = layers or encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
+        self._hand_over(self._shape.header(chunk_id, prefix_ids, token_ids, encoding), layers, replace, behind)
+
+    def _find(self, chunk_lens: Mapping[str, int]) -> dict[str, StoredSegment]:
+        """One that was not there any more is asked for once again: it may just have arrived, and so have moved."""
+        if not chunk_lens:
+            return {}
+        segments = dict(self._opened(chunk_lens))
+        moved = {chunk_id: chunk_lens[chunk_id] for chunk_id, segment in segments.items() if segment is None}
+        segments |= dict(self._opened(moved)) if moved else {}
+        return {chunk_id: segment for chunk_id, segment in segments.items() if segment is not None}
+
+    def _opened(self, chunk_lens: Mapping[str, int]) -> Iterable[tuple[str, StoredSegment | None]]:
+        """The stored ones; None where the named file is not there."""
+        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
         try:
-            write_chunk(path, header, [_array_of(k) for k in k_LHTD], [_array_of(v) for v in v_LHTD])
-            self._wait(self._store.adopt(ctx, chunk_id, self._node_id, str(path), replace), ctx)
-        except OSError as error:
-            log.exception("chunk %s cannot be written", chunk_id)
-            raise Unavailable(f"chunk {chunk_id}: its KV cannot be written: {os.strerror(error.errno or 0)}") from None
-        finally:
-            path.unlink(missing_ok=True)
+            opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id), ctx)
+        except KvquiltError as error:
+            log.warning("kv_store does not answer, %d chunks are computed instead: %s", len(chunk_lens), error.detail)
+            return
+        for chunk in opened:
+            if chunk.exists:
+                try:
+                    yield chunk.chunk_id, self._segment(chunk, chunk_lens[chunk.chunk_id])
+                except NotFound:
+                    yield chunk.chunk_id, None
+                except (NewerFormat, Unavailable) as error:
+                    log.warning("stored KV of chunk %s cannot be had (%s); it is recomputed", chunk.chunk_id, error.detail)
 
     def _segment(self, chunk: OpenedChunk, num_tokens: int) -> StoredSegment:
         """
         Raises:
-            NotFound: the file was deleted meanwhile.
+            NotFound: the file is not there any more.
+            NewerFormat: a later version of kvquilt wrote it.
+            Unavailable: it was still arriving, and that ended.
         """
         try:
-            file = ChunkFile.open(chunk.path, chunk.layers)
+            file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
         except CorruptData as error:
             return _BrokenSegment(error)
         try:
@@ -149,7 +141,47 @@ class StoreSegmentSource:
         except CorruptData as error:
             file.close()
             return _BrokenSegment(error)
-        return _FileSegment(file)
+        return FileSegment(file, self._scratch)
+
+    def _converted(self, chunk_id: str, segment: StoredSegment, encoding: str) -> StoredSegment | None:
+        """The segment itself where it has ``encoding``; None where it was stored anew in it; else one that cannot be read, so that
+        the engine computes the chunk again and says so if that cannot be stored either."""
+        if not isinstance(segment, FileSegment) or segment.encoding == encoding:
+            return segment
+        try:
+            if segment.encoding != EXACT:
+                raise CorruptData(f"it is stored as {segment.encoding}, from which {encoding} cannot be made")
+            self._convert(segment, encoding)
+        except KvquiltError as error:
+            return _BrokenSegment(CorruptData(f"chunk {chunk_id}: {error.detail}"))
+        finally:
+            segment.close()
+        return None
+
+    def _convert(self, segment: FileSegment, encoding: str) -> None:
+        k_LHTD, v_LHTD = empty_layers(segment.header)
+        for layer, (k_HTD, v_HTD) in enumerate(zip(k_LHTD, v_LHTD, strict=True)):
+            segment.read_layer(layer, k_HTD, v_HTD)
+        layers = encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
+        self._hand_over(dataclasses.replace(segment.header, encoding=encoding), layers, replace=True, behind=False)
+
+    def _hand_over(self, header: ChunkHeader, layers: Sequence[Buffers], replace: bool, behind: bool) -> None:
+        ctx = RequestContext.create(deadline_ms=_SAVE_DEADLINE_MS)
+        with self._staged(ctx, header.chunk_id) as path:
+            write_layers(path, header, layers)
+            self._wait(self._store.adopt(ctx, header.chunk_id, self._node_id, str(path), replace, behind), ctx)
+
+    @contextmanager
+    def _staged(self, ctx: RequestContext, chunk_id: str) -> Iterator[Path]:
+        """A file that is gone afterwards, unless the store took it."""
+        path = Path(self._wait(self._store.stage(ctx, self._node_id), ctx)) / f"{chunk_id}.{uuid.uuid4().hex}"
+        try:
+            yield path
+        except OSError as error:
+            log.exception("chunk %s cannot be written", chunk_id)
+            raise Unavailable(f"chunk {chunk_id}: its KV cannot be written: {os.strerror(error.errno or 0)}") from None
+        finally:
+            path.unlink(missing_ok=True)
 
     def _wait(self, call: Coroutine[Any, Any, ValueT], ctx: RequestContext) -> ValueT:
         """The result of ``call``, run on the event loop while this thread waits.
@@ -169,25 +201,6 @@ class StoreSegmentSource:
             raise Unavailable("kv_store did not answer in time") from None
 
 
-class _FileSegment:
-    """KV of one chunk in an open file."""
-
-    def __init__(self, file: ChunkFile) -> None:
-        self._file = file
-
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        if k_out_HTD.device.type == "cpu":
-            self._file.read_layer(layer, _array_of(k_out_HTD), _array_of(v_out_HTD))
-            return
-        k_HTD, v_HTD = (torch.empty(out.shape, dtype=out.dtype, pin_memory=True) for out in (k_out_HTD, v_out_HTD))
-        self._file.read_layer(layer, _array_of(k_HTD), _array_of(v_HTD))
-        k_out_HTD.copy_(k_HTD)
-        v_out_HTD.copy_(v_HTD)
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class _BrokenSegment:
     """A stored file that cannot be read right."""
 
@@ -199,9 +212,3 @@ class _BrokenSegment:
 
     def close(self) -> None:
         pass
-
-
-def _array_of(tensor: torch.Tensor) -> Array:
-    """The bits of ``tensor`` as integers; a view, wherever it is in host memory and contiguous."""
-    array: Array = tensor.detach().cpu().contiguous().view(_BITS[tensor.element_size()]).numpy()
-    return array

@@ -22,6 +22,7 @@ from shared.engine.types import (
 )
 from shared.errors import InvalidRequest
 from shared.identity import chunk_identity
+from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 
@@ -64,16 +65,22 @@ class Generator:
         return self._thread.alive
 
     async def prefill(
-        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
+        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece], encoding: str = ""
     ) -> AsyncGenerator[PrefilledChunk, None]:
-        """One value per piece, in order, each once its KV is durable. The same chunk twice is one piece of work."""
+        """One value per piece, in order, each once its KV is durable. The same chunk twice is one piece of work.
+
+        ``encoding`` empty: the configured one for new KV, what is stored stays as it is; else the one that all of it is stored in
+        afterwards.
+        """
+        if encoding and encoding not in ENCODINGS:
+            raise InvalidRequest(f"encoding: {encoding!r} is not one of {', '.join(ENCODINGS)}")
         prefix_ids, chunks = self._context(ctx, prefix, pieces)
         if not chunks:
             return
         unique = tuple(dict.fromkeys(chunks))
         stored: dict[Chunk, bool] = {}
         next_index = 0
-        events = self._thread.stream(PrefillRequest("", prefix_ids, unique), ctx)
+        events = self._thread.stream(PrefillRequest("", prefix_ids, unique, encoding=encoding), ctx)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, ChunkStoredEvent):
@@ -112,6 +119,7 @@ class Generator:
             "fingerprint": self.model.fingerprint,
             "device": str(spec.device),
             "dtype": spec.dtype_name,
+            "kv_encoding": self.config.kv_encoding,
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),

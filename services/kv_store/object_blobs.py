@@ -114,11 +114,11 @@ class ObjectBlobs:
         return BlobPage(stats, truncated=len(found) > limit)
 
     def _listing(self, prefix: str, start_after: str) -> Iterator[Object]:
-        after = self._prefix + start_after if start_after else None
+        after = self._prefix + start_after if start_after else ""
         objects: Iterator[Object] = self._client.list_objects(
-            self._bucket, prefix=self._prefix + prefix, recursive=True, start_after=after
+            self._bucket, prefix=self._prefix + prefix, recursive=True, start_after=after or None
         )
-        return objects
+        return (o for o in objects if (o.object_name or "") > after)  # some servers need an object of that name
 
     def _put(self, name: str, data: BinaryIO, size_bytes: int) -> None:
         self._client.put_object(self._bucket, self._key(name), data, size_bytes, part_size=self._settings.part_bytes)
@@ -160,8 +160,8 @@ class ObjectBlobs:
                 raise FailedPrecondition(
                     "objects.bucket: there is no such bucket, and these credentials may not create it; create it for them"
                 ) from error
-            if answer_of(error).code != "BucketAlreadyOwnedByYou":  # another thread or node was faster
-                raise
+            if answer_of(error).code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                raise  # else another thread or node was faster; somebody else's bucket will refuse us
 
     @contextlib.contextmanager
     def _noticing_a_lost_bucket(self) -> Iterator[None]:

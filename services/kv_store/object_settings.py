@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 _ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(:[0-9]{1,5})?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -54,6 +55,9 @@ class ObjectSettings:
             raise ValueError(f"region: letters, digits, '_' and '-', got {self.region!r}")
         if self.ca_file and not self.secure:
             raise ValueError("ca_file: only with secure")
+        for name in ("ca_file", "credentials_file"):
+            if getattr(self, name) and not Path(getattr(self, name)).is_absolute():
+                raise ValueError(f"{name}: must be an absolute path, got {getattr(self, name)!r}")
         for name in ("connect_timeout_s", "read_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")

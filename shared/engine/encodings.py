@@ -58,7 +58,7 @@ class Integers:
     def encode(self, k_HTD: torch.Tensor, v_HTD: torch.Tensor, rotation: Rotation) -> Buffers:
         cos, sin = _local_angles(rotation, k_HTD)
         unrotated_HTD = rotation.rotate(k_HTD.float(), (cos, -sin))
-        k, k_scale, k_offset = self._reduced(unrotated_HTD, 1, self.key_tokens, torch.float32)
+        k, k_scale, k_offset = self._reduced(unrotated_HTD, 1, self.key_tokens, k_HTD.dtype)
         v, v_scale, v_offset = self._reduced(v_HTD.float(), 2, self.value_channels, v_HTD.dtype)
         return {"k": k, "k_scale": k_scale, "k_offset": k_offset, "v": v, "v_scale": v_scale, "v_offset": v_offset}
 
@@ -70,15 +70,17 @@ class Integers:
     def _reduced(
         self, x_HTD: torch.Tensor, dim: int, group: int, range_type: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Numbers, steps and smallest values; the steps without the dimension that they are taken over where it is one group."""
+        """Numbers, steps and smallest values; these two without the dimension that they are taken over where it is one group."""
         grouped = _grouped(x_HTD, dim, group)
         low, high = grouped.aminmax(dim=dim + 1, keepdim=True)
-        scale = _rounded_up((high - low) / self.levels, range_type)
+        offset = _rounded_down(low, range_type)
+        base = offset.float()
+        scale = _rounded_up((high - base) / self.levels, range_type)
         step = scale.float()
-        numbers = torch.where(step > 0, (grouped - low) / step, 0).round_().clamp_(0, self.levels).to(torch.uint8)
+        numbers = torch.where(step > 0, (grouped - base) / step, 0).round_().clamp_(0, self.levels).to(torch.uint8)
         numbers_HTD = numbers.flatten(dim, dim + 1).narrow(dim, 0, x_HTD.shape[dim])
         dropped = dim + 1 if group else (dim, dim + 1)
-        return self._pack(numbers_HTD), scale.squeeze(dropped).contiguous(), low.to(range_type).squeeze(dropped).contiguous()
+        return self._pack(numbers_HTD), scale.squeeze(dropped).contiguous(), offset.squeeze(dropped).contiguous()
 
     def _restored(self, buffers: Buffers, name: str, dim: int, group: int, like_HTD: torch.Tensor) -> torch.Tensor:
         numbers_HTD = self._unpack(buffers[name], like_HTD.shape[2]).float()
@@ -132,12 +134,23 @@ def _spread(ranges: torch.Tensor, dim: int, group: int, shape: torch.Size) -> to
     return ranges.repeat_interleave(group, dim).narrow(dim, 0, shape[dim])
 
 
+def _rounded_down(low: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In ``dtype`` and at most ``low``, so that a range begins with its smallest value (unless that is below all of ``dtype``)."""
+    nearest = low.to(dtype)
+    below = (low - low.abs() * torch.finfo(dtype).eps - _tiny(dtype)).to(dtype)
+    return torch.where(nearest.float() > low, below, nearest).clamp_(min=torch.finfo(dtype).min)
+
+
 def _rounded_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """In ``dtype`` and at least ``scale``, so that a range reaches its largest value; 0 stays 0."""
-    if dtype == torch.float32:
-        return scale
-    larger = scale * (1 + torch.finfo(dtype).eps) + torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    return torch.where(scale > 0, larger, 0).to(dtype)
+    nearest = scale.to(dtype)
+    above = (scale * (1 + torch.finfo(dtype).eps) + _tiny(dtype)).to(dtype)
+    return torch.where(nearest.float() < scale, above, nearest)
+
+
+def _tiny(dtype: torch.dtype) -> float:
+    """The smallest number above 0."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
 def _within(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -228,7 +228,8 @@ class Engine:
         self._library.acquire_prefix(job)
         if isinstance(job, PrefillJob):
             lens = {key: len(work.chunk.token_ids) for key, work in job.works.items()}
-            self._loader.verify(lens, lambda checked: self._inbox.put(lambda: self._on_checked(checked, job)))
+            encoding = job.request.encoding
+            self._loader.verify(lens, lambda checked: self._inbox.put(lambda: self._on_checked(checked, job)), encoding)
             return
         try:
             self._library.acquire_chunks(job, lambda loaded: self._inbox.put(lambda: self._library.on_loaded(loaded)))
@@ -318,7 +319,9 @@ class Engine:
                 owner.chunk.token_ids,
                 owner.branch.segment,
                 owner.broken,
-                lambda saved: self._inbox.put(lambda: self._on_saved(saved, job)),
+                behind=False,
+                encoding=job.request.encoding,
+                done=lambda saved: self._inbox.put(lambda: self._on_saved(saved, job)),
             )
         elif logits_V is not None:
             assert isinstance(job, GenerateJob)

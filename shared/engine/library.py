@@ -97,9 +97,12 @@ class Library:
         """A prefix stays in memory; a chunk is written behind, for the next time."""
         assert entry.branch is not None
         segment = entry.branch.segment
+        is_chunk = not entry.key.startswith(_PREFIX)
+        if is_chunk:
+            self._loader.as_stored(segment)
         self._pool.fill(entry, segment)
-        if not entry.key.startswith(_PREFIX):
-            self._loader.save(entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken)
+        if is_chunk:
+            self._loader.save(entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken, behind=True)
 
     def check_invariants(self, admitted: Iterable[Job]) -> None:
         self._pool.check_invariants(Counter(entry.key for job in admitted for entry in job.held))

@@ -48,13 +48,17 @@ class Loader:
         self._readers = ThreadPoolExecutor(num_threads, thread_name_prefix="kv-load")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
 
-    def load(self, chunk_lens: Mapping[str, int], done: Callable[[Loaded], None]) -> None:
-        """Calls ``done`` once per chunk."""
-        self._readers.submit(self._open, chunk_lens, done)
+    def load(self, chunk_lens: Mapping[str, int], done: Callable[[Loaded], None], encoding: str = "") -> None:
+        """Calls ``done`` once per chunk. ``encoding``: see ``SegmentSource.open``."""
+        self._readers.submit(self._open, chunk_lens, done, encoding)
 
-    def verify(self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None]) -> None:
+    def verify(self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None], encoding: str = "") -> None:
         """Calls ``done`` once per chunk; reads everything and keeps nothing."""
-        self.load(chunk_lens, lambda loaded: done(Checked(loaded.key, loaded.segment is not None, loaded.broken)))
+        self.load(chunk_lens, lambda loaded: done(Checked(loaded.key, loaded.segment is not None, loaded.broken)), encoding)
+
+    def as_stored(self, segment: Segment) -> None:
+        """Gives a complete segment, in place, the values that it will be loaded with."""
+        self._source.as_stored(segment.k_LKTD, segment.v_LKTD)
 
     def save(
         self,
@@ -63,19 +67,21 @@ class Loader:
         token_ids: tuple[int, ...],
         segment: Segment,
         replace: bool,
+        behind: bool,
+        encoding: str = "",
         done: Callable[[Saved], None] | None = None,
     ) -> None:
         """Makes a complete segment durable. Without ``done`` a failure is only logged: the answer does not depend on it."""
-        self._writer.submit(self._save, key, prefix_ids, token_ids, segment, replace, done)
+        self._writer.submit(self._save, key, prefix_ids, token_ids, segment, replace, behind, encoding, done)
 
     def close(self) -> None:
         """Waits for what was begun."""
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)
 
-    def _open(self, chunk_lens: Mapping[str, int], done: Callable[[Loaded], None]) -> None:
+    def _open(self, chunk_lens: Mapping[str, int], done: Callable[[Loaded], None], encoding: str) -> None:
         try:
-            stored = self._source.open(chunk_lens)
+            stored = self._source.open(chunk_lens, encoding)
         except Exception:
             log.exception("the segment source failed to open %d chunks; they are recomputed", len(chunk_lens))
             stored = {}
@@ -95,6 +101,8 @@ class Loader:
         except CorruptData as error:
             log.warning("stored KV of chunk %s is corrupt (%s); it is recomputed and replaced", key, error.detail)
             broken = True
+        except KvquiltError as error:
+            log.warning("stored KV of chunk %s cannot be had (%s); it is recomputed", key, error.detail)
         except Exception:
             log.exception("stored KV of chunk %s cannot be read; it is recomputed", key)
         finally:
@@ -108,11 +116,13 @@ class Loader:
         token_ids: tuple[int, ...],
         segment: Segment,
         replace: bool,
+        behind: bool,
+        encoding: str,
         done: Callable[[Saved], None] | None,
     ) -> None:
         error: KvquiltError | None = None
         try:
-            self._source.save(key, prefix_ids, token_ids, segment.k_LKTD, segment.v_LKTD, replace)
+            self._source.save(key, prefix_ids, token_ids, segment.k_LKTD, segment.v_LKTD, replace, behind, encoding)
         except KvquiltError as failure:
             log.warning("KV of chunk %s could not be stored: %s", key, failure.detail)
             error = failure

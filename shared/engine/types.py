@@ -82,12 +82,16 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """Compute the chunks' KV behind the prefix and hand it to the segment source (``save``)."""
+    """Compute the chunks' KV behind the prefix and hand it to the segment source (``save``).
+
+    ``encoding`` empty: new KV is stored in the source's own, what is stored stays as it is; else all of it ends up in this one.
+    """
 
     request_id: str
     prefix_ids: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     deadline_s: float | None = None
+    encoding: str = ""
 
 
 @dataclass(frozen=True, slots=True)

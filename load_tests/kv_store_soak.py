@@ -1,0 +1,213 @@
+"""A soak of kv_store: clients put, get, open, replace and delete chunks and documents while the service is killed at random.
+
+    python -m load_tests.kv_store_soak --seconds 300 --clients 8            local tiers
+    python -m load_tests.kv_store_soak --seconds 300 --clients 8 --objects  with a real S3 server behind them
+
+Tiers are small, so that copies are evicted all the time. At the end every acknowledged chunk must be readable and correct, every
+acknowledged document there, a scrub must find nothing, and ``check_invariants()`` of the whole agent must hold. Exit code 0 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process, create_subprocess_exec
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from load_tests.kv_agent import build_agent, object_settings, settings
+from load_tests.s3_server import S3Server
+from load_tests.soak_clients import SoakClient, Violation
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.errors import KvquiltError
+from shared.request import RequestContext
+
+DISK_BYTES, MEMORY_BYTES = 6 << 20, 2 << 20
+_START_TIMEOUT_S = 60.0
+_SETTLE_S = 30.0
+
+
+@dataclass(slots=True)
+class Service:
+    """The agent's process. ``client`` reaches whichever runs last."""
+
+    directory: Path
+    memory: Path
+    disk_bytes: int
+    endpoint: str = ""
+    keys: dict[str, str] = field(default_factory=dict)
+    client: KvStoreClient = field(init=False)
+    _process: Process | None = None
+    _channel: grpc.aio.Channel | None = None
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory.with_name("service.log")
+
+    async def start(self) -> None:
+        options = ["--memory", str(self.memory), "--memory-bytes", str(MEMORY_BYTES), "--disk-bytes", str(self.disk_bytes)]
+        if self.endpoint:
+            options += ["--endpoint", self.endpoint]
+        command = [sys.executable, "-m", "load_tests.kv_agent", str(self.directory), *options]
+        with open(self.log_path, "ab") as log:
+            self._process = await create_subprocess_exec(*command, stdout=PIPE, stderr=log, env=os.environ | self.keys)
+        assert self._process.stdout is not None
+        address = (await asyncio.wait_for(self._process.stdout.readline(), _START_TIMEOUT_S)).decode().strip()
+        if not address:
+            raise Violation("the service did not start again")
+        old, self._channel = self._channel, grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.client = KvStoreClient(GrpcTransport(self._channel, SERVICE, APPLICATION))
+        if old is not None:
+            await old.close()
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+
+    async def close(self) -> None:
+        await self.kill()
+        if self._channel is not None:
+            await self._channel.close()
+
+
+async def soak(root: Path, seconds: float, num_clients: int, server: S3Server | None, seed: int) -> Counter[str]:
+    """What was done.
+
+    Raises:
+        Violation: the store broke a promise.
+        AssertionError: its invariants do not hold at the end.
+    """
+    rng, counts = random.Random(seed), Counter[str]()
+    # Without an object store the disk holds the only copy of everything, which is never evicted, so it has no limit there.
+    service = Service(root / "kv", root / "memory", DISK_BYTES if server else 0)
+    if server is not None:
+        service.endpoint, service.keys = server.endpoint, server.environment
+    scratch = root / "scratch"
+    scratch.mkdir()
+    ends_s = time.monotonic() + seconds
+    clients = [SoakClient(n, lambda: service.client, scratch, counts, random.Random(rng.random())) for n in range(num_clients)]
+    await service.start()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for client in clients:
+                group.create_task(client.run(lambda: time.monotonic() > ends_s))
+            group.create_task(_kill_now_and_then(service, rng, ends_s, counts))
+        await _check(service, clients, counts)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        await service.close()
+    await _check_invariants(service, counts)
+    return counts
+
+
+async def _kill_now_and_then(service: Service, rng: random.Random, ends_s: float, counts: Counter[str]) -> None:
+    while (pause_s := rng.uniform(0.5, 4.0)) < ends_s - time.monotonic():
+        await asyncio.sleep(pause_s)
+        with suppress(KvquiltError):  # too busy to say
+            counts["evicted"] += await _evictions(service)
+        await service.kill()
+        counts["kills"] += 1
+        await service.start()
+
+
+async def _evictions(service: Service) -> int:
+    stats = await service.client.stats(RequestContext.create())
+    return sum(node.counters.get("evictions", 0) for node in stats.nodes)
+
+
+async def _check(service: Service, clients: list[SoakClient], counts: Counter[str]) -> None:
+    """Once more after a last kill, against a store that has just come up."""
+    counts["evicted"] += await _evictions(service)
+    await service.kill()
+    await service.start()
+    await _settled(service)
+    for client in clients:
+        num_chunks, num_documents = await client.check_everything()
+        counts["chunks acknowledged at the end"] += num_chunks
+        counts["documents acknowledged at the end"] += num_documents
+    async for progress in service.client.verify(RequestContext.create(deadline_ms=120_000)):
+        if progress.damaged or progress.missing:
+            raise Violation(f"the scrub found damage: {progress}")
+        counts["copies verified at the end"] = progress.num_copies
+
+
+async def _settled(service: Service) -> None:
+    """Returns once nothing waits for the object store."""
+    deadline_s = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline_s:
+        stats = await service.client.stats(RequestContext.create())
+        if stats.objects is None or not any(t.num_chunks for n in stats.nodes for t in n.tiers if t.tier == "pending"):
+            return
+        await asyncio.sleep(0.2)
+    raise Violation("chunks still wait for the object store")
+
+
+async def _check_invariants(service: Service, counts: Counter[str]) -> None:
+    """Of an agent over what the last one left."""
+    with _environment(service.keys):
+        config = settings(service.directory, service.memory, service.disk_bytes, MEMORY_BYTES)
+        agent, documents, own = build_agent(config, object_settings(service.endpoint))
+        try:
+            await asyncio.to_thread(documents.sync)
+            await agent.recover(RequestContext.create())
+            agent.check_invariants()
+        finally:
+            await agent.close()
+            own.remove_memory()
+    counts["check_invariants() held"] = 1
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--objects", action="store_true", help="with a real S3 server, which is started for it")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvquilt-soak-") as root:
+        server = S3Server(Path(root) / "s3") if args.objects else None
+        try:
+            counts = asyncio.run(soak(Path(root), args.seconds, args.clients, server, args.seed))
+        except AssertionError as error:
+            print(f"FAILED: {error or 'check_invariants() does not hold'}; the service said last:", file=sys.stderr)
+            print((Path(root) / "service.log").read_text()[-4000:], file=sys.stderr)
+            return 1
+        finally:
+            if server is not None:
+                server.close()
+    print(f"{args.seconds:g} s, {args.clients} clients" + (f", {server.program.origin}" if server else ""))
+    for name, count in sorted(counts.items()):
+        print(f"{count:8}  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""Clients of a soak: each works on chunks of its own, and keeps account of what the store may answer about each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from shared.clients.kv_store import KvStoreClient
+from shared.errors import CorruptData, InternalError, KvquiltError, NotFound
+from shared.identity import ids_hash
+from shared.kv_format import ChunkHeader, write_chunk
+from shared.kv_types import PIECE_BYTES, Manifest, ManifestChunk
+from shared.request import RequestContext
+
+COLLECTION = "soak"
+_LAYERS, _HEADS, _HEAD_DIM = 2, 2, 32
+_MOST_CHUNKS = 24
+_ABSENT = ""
+
+
+class Violation(AssertionError):
+    """The store broke a promise."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """``allowed``: digests of what the store may answer; empty for absent. More than one after a call whose end is not known."""
+
+    chunk_id: str
+    allowed: set[str] = field(default_factory=lambda: {_ABSENT})
+    document: str = ""
+
+    @property
+    def must_be_there(self) -> bool:
+        return _ABSENT not in self.allowed
+
+
+def make_chunk(path: Path, chunk_id: str, seed: int) -> bytes:
+    """The file of a chunk of 60 to 250 KB; the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    tokens = int(rng.integers(120, 500))
+    token_ids = tuple(range(tokens))
+    header = ChunkHeader(
+        chunk_id=chunk_id,
+        model_fingerprint="soak",
+        tokenizer_hash="",
+        prefix_hash=ids_hash(()),
+        num_layers=_LAYERS,
+        num_kv_heads=_HEADS,
+        num_tokens=tokens,
+        head_dim=_HEAD_DIM,
+        dtype="bfloat16",
+        encoding="exact",
+        rope="",
+        ids_hash=ids_hash(token_ids),
+        token_ids=token_ids,
+    )
+    shape = (_HEADS, tokens, _HEAD_DIM)
+    k, v = ([rng.integers(0, 1 << 16, shape, np.uint16) for _ in range(_LAYERS)] for _ in "kv")
+    write_chunk(path, header, k, v)
+    return path.read_bytes()
+
+
+@dataclass(slots=True)
+class SoakClient:
+    """``connect``: a client of the store as it runs now; while it is being started, of none that answers."""
+
+    number: int
+    connect: Callable[[], KvStoreClient]
+    scratch: Path
+    counts: Counter[str]
+    rng: random.Random
+    chunks: dict[str, Chunk] = field(default_factory=dict)
+    documents: dict[str, set[str]] = field(default_factory=dict)
+    """Acknowledged ones, and the chunks of each."""
+    gone_documents: set[str] = field(default_factory=set)
+    _made: int = 0
+
+    async def run(self, until: Callable[[], bool]) -> None:
+        steps: list[tuple[Callable[[], Awaitable[None]], int]] = [
+            (self.put, 5),
+            (self.replace, 1),
+            (self.adopt, 3),
+            (self.get, 5),
+            (self.open, 6),
+            (self.delete, 3),
+            (self.put_document, 2),
+            (self.delete_document, 1),
+        ]
+        kinds, weights = zip(*steps, strict=True)
+        while not until():
+            step = self.put if not self.chunks else self.rng.choices(kinds, weights)[0]
+            try:
+                await step()
+                self.counts[step.__name__] += 1
+            except (CorruptData, InternalError) as error:
+                raise Violation(f"{step.__name__}: {error.code}: {error.detail}") from None
+            except KvquiltError as error:
+                self.counts[f"{step.__name__} failed: {error.code}"] += 1
+                await asyncio.sleep(0.02)
+
+    # ---- what a client does; the account is changed before a call, for the call may end without an answer
+
+    async def put(self) -> None:
+        chunk, data, digest = await self._new()
+        chunk.allowed.add(digest)
+        await self.connect().put(_ctx(), chunk.chunk_id, len(data), _pieces(data))
+        chunk.allowed = {digest}
+
+    async def replace(self) -> None:
+        chunk = self._any()
+        data = await self._data(chunk.chunk_id)
+        digest = _digest(data)
+        chunk.allowed.add(digest)
+        await self.connect().put(_ctx(), chunk.chunk_id, len(data), _pieces(data), replace=True)
+        chunk.allowed = {digest}
+
+    async def adopt(self) -> None:
+        chunk, data, digest = await self._new()
+        store = self.connect()
+        path = Path(await store.stage(_ctx())) / f"client-{self.number}-{self._made}"
+        await asyncio.to_thread(path.write_bytes, data)
+        chunk.allowed.add(digest)
+        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), behind=self.rng.random() < 0.5)
+        chunk.allowed = {digest}
+
+    async def get(self) -> None:
+        self._check(chunk := self._any(), await _read(self.connect(), chunk.chunk_id))
+
+    async def open(self) -> None:
+        """Several at once, as a request does, and reads the files."""
+        chosen = self.rng.sample(sorted(self.chunks), min(4, len(self.chunks)))
+        for opened in await self.connect().open(_ctx(), chosen):
+            if opened.exists and not opened.progress:
+                try:
+                    data = await asyncio.to_thread(Path(opened.path).read_bytes)
+                except FileNotFoundError:  # the service was killed and its tiers came up elsewhere
+                    continue
+                self._check(self.chunks[opened.chunk_id], _digest(data))
+                self.counts[f"opened in {opened.tier}"] += 1
+
+    async def delete(self) -> None:
+        chunk = self._any()
+        before = set(chunk.allowed)
+        chunk.allowed.add(_ABSENT)
+        answer = await self.connect().delete(_ctx(), [chunk.chunk_id])
+        if answer.referenced:
+            chunk.allowed = before
+            return
+        if chunk.document in self.documents:
+            raise Violation(f"{chunk.chunk_id} was deleted although document {chunk.document} refers to it")
+        chunk.allowed = {_ABSENT}
+        self._retire()
+
+    async def put_document(self) -> None:
+        free = [c for c in self.chunks.values() if c.must_be_there and not c.document]
+        if not free:
+            return
+        document_id = f"{self.number}-{self._made}-{self.rng.randrange(10**9)}"
+        chosen = self.rng.sample(free, min(3, len(free)))
+        for chunk in chosen:
+            chunk.document = document_id
+        chunks = tuple(ManifestChunk(c.chunk_id, (1,)) for c in chosen)
+        await self.connect().put_manifest(_ctx(), Manifest(_ctx().tenant, COLLECTION, document_id, chunks=chunks))
+        self.documents[document_id] = {c.chunk_id for c in chosen}
+
+    async def delete_document(self) -> None:
+        if not self.documents:
+            return
+        document_id = self.rng.choice(sorted(self.documents))
+        for chunk_id in self.documents.pop(document_id):  # they go with it, now or when the store recovers: nobody uses them again
+            self.chunks.pop(chunk_id)
+        try:
+            await self.connect().delete_manifest(_ctx(), COLLECTION, document_id)
+        except NotFound:
+            raise Violation(f"document {document_id} was acknowledged, and is not there") from None
+        self.gone_documents.add(document_id)
+
+    # ---- afterwards
+
+    async def check_everything(self) -> tuple[int, int]:
+        """Reads whatever must be there; how many chunks and documents that were.
+
+        Raises:
+            Violation: something is not as was acknowledged.
+        """
+        store = self.connect()
+        for chunk in self.chunks.values():
+            self._check(chunk, await _read(store, chunk.chunk_id))
+        for document_id, chunk_ids in self.documents.items():
+            try:
+                manifest = await store.get_manifest(_ctx(), COLLECTION, document_id)
+            except NotFound:
+                raise Violation(f"document {document_id} was acknowledged, and is not there") from None
+            if {c.chunk_id for c in manifest.chunks} != chunk_ids:
+                raise Violation(f"document {document_id} names other chunks than were acknowledged")
+        for document_id in self.gone_documents:
+            try:
+                await store.get_manifest(_ctx(), COLLECTION, document_id)
+            except NotFound:
+                continue
+            raise Violation(f"document {document_id} was deleted, and is there again")
+        return sum(c.must_be_there for c in self.chunks.values()), len(self.documents)
+
+    # ----
+
+    def _check(self, chunk: Chunk, found: str) -> None:
+        """``found`` is a digest, or empty for absent."""
+        if found not in chunk.allowed:
+            raise Violation(f"{chunk.chunk_id} is {'absent' if not found else 'not what was put there'}")
+        if len(chunk.allowed) > 1 and not chunk.document:
+            self.counts["unknown ends settled"] += 1
+
+    def _any(self) -> Chunk:
+        return self.chunks[self.rng.choice(sorted(self.chunks))]
+
+    async def _new(self) -> tuple[Chunk, bytes, str]:
+        if len(self.chunks) >= _MOST_CHUNKS:
+            self._retire(force=True)
+        self._made += 1
+        chunk_id = hashlib.blake2b(f"{self.number}/{self._made}".encode(), digest_size=20).hexdigest()
+        chunk = self.chunks[chunk_id] = Chunk(chunk_id)
+        data = await self._data(chunk_id)
+        return chunk, data, _digest(data)
+
+    async def _data(self, chunk_id: str) -> bytes:
+        seed = self.rng.randrange(2**32)
+        return await asyncio.to_thread(make_chunk, self.scratch / f"{self.number}.arrow", chunk_id, seed)
+
+    def _retire(self, force: bool = False) -> None:
+        """Forgets what is known to be absent; ``force``: and something else that no document holds, which the store may keep."""
+        for chunk_id in [c.chunk_id for c in self.chunks.values() if c.allowed == {_ABSENT} and not c.document]:
+            del self.chunks[chunk_id]
+        free = [c.chunk_id for c in self.chunks.values() if not c.document]
+        if force and free and len(self.chunks) >= _MOST_CHUNKS:
+            del self.chunks[self.rng.choice(free)]
+
+
+async def _read(store: KvStoreClient, chunk_id: str) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        async for piece in store.get(_ctx(), chunk_id):
+            digest.update(piece)
+    except NotFound:
+        return _ABSENT
+    return digest.hexdigest()
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), PIECE_BYTES // 16):
+        yield data[start : start + PIECE_BYTES // 16]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _ctx() -> RequestContext:
+    return RequestContext.create(deadline_ms=20_000)

@@ -1,0 +1,157 @@
+"""KV of a chunk between a file and the model's tensors, in whatever encoding the file has.
+
+Shapes: L layers, H KV heads, T tokens, D head_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.engine import LoadedModel
+from shared.engine.encodings import EXACT, Buffers, encoding_of
+from shared.engine.rope import RopeSpec, Rotation
+from shared.errors import CorruptData
+from shared.identity import ids_hash
+from shared.kv_format import ChunkFile, ChunkHeader, write_chunk
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numpy has no bfloat16: values travel as integers of their size
+_ALIGNMENT = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KvShape:
+    """What all chunks of one model have in common, in the words of ``ChunkHeader``."""
+
+    model_fingerprint: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    rope: RopeSpec
+    tokenizer_hash: str = ""
+
+    @classmethod
+    def of_model(cls, model: LoadedModel, tokenizer_hash: str = "") -> KvShape:
+        s = model.spec
+        return cls(model.fingerprint, s.num_layers, s.num_kv_heads, s.head_dim, s.dtype_name, s.rope, tokenizer_hash)
+
+    def header(self, chunk_id: str, prefix_ids: Sequence[int], token_ids: Sequence[int], encoding: str = EXACT) -> ChunkHeader:
+        return ChunkHeader(
+            chunk_id=chunk_id,
+            model_fingerprint=self.model_fingerprint,
+            tokenizer_hash=self.tokenizer_hash,
+            prefix_hash=ids_hash(prefix_ids),
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            num_tokens=len(token_ids),
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            encoding=encoding,
+            rope=str(self.rope),
+            ids_hash=ids_hash(token_ids),
+            token_ids=tuple(token_ids),
+        )
+
+    def check(self, header: ChunkHeader, chunk_id: str, num_tokens: int) -> None:
+        """The identity binds tenant, prefix and ids; what remains is that the file is the one that it is said to be.
+
+        Raises:
+            CorruptData: it is another chunk's, another model's, or of another shape.
+        """
+        ours = self.header(chunk_id, (), header.token_ids, header.encoding)
+        ours = dataclasses.replace(ours, prefix_hash=header.prefix_hash, tokenizer_hash=header.tokenizer_hash)
+        if header != ours or header.num_tokens != num_tokens:
+            raise CorruptData(f"chunk {chunk_id}: its file was written for another chunk or model")
+
+
+class Scratch(threading.local):
+    """What a thread reuses from layer to layer: host memory, pinned where there is a GPU, and the tables of the rotation."""
+
+    def __init__(self, rope: RopeSpec) -> None:
+        self._rope = rope
+        self._rotations: dict[torch.device, Rotation] = {}
+        self._memory: dict[bool, torch.Tensor] = {}
+
+    def rotation(self, device: torch.device) -> Rotation:
+        if device not in self._rotations:
+            self._rotations[device] = Rotation(self._rope, device)
+        return self._rotations[device]
+
+    def buffers(self, header: ChunkHeader, pinned: bool) -> dict[str, torch.Tensor]:
+        """Room for one layer as it lies in the file; valid until the next call."""
+        heads = header.num_kv_heads
+        starts = [0]
+        for spec in header.buffers:
+            starts.append(starts[-1] + -(-heads * spec.row_bytes // _ALIGNMENT) * _ALIGNMENT)
+        memory = self._grown(starts[-1], pinned)
+        return {
+            spec.name: memory[start : start + heads * spec.row_bytes].view(getattr(torch, spec.dtype)).view(heads, *spec.shape)
+            for spec, start in zip(header.buffers, starts, strict=False)
+        }
+
+    def _grown(self, num_bytes: int, pinned: bool) -> torch.Tensor:
+        if pinned not in self._memory or len(self._memory[pinned]) < num_bytes:
+            self._memory[pinned] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        return self._memory[pinned]
+
+
+class FileSegment:
+    """``shared.engine.source.StoredSegment`` in an open file, which it closes."""
+
+    def __init__(self, file: ChunkFile, scratch: Scratch) -> None:
+        self._file = file
+        self._scratch = scratch
+
+    @property
+    def header(self) -> ChunkHeader:
+        return self._file.header
+
+    @property
+    def encoding(self) -> str:
+        return self.header.encoding
+
+    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        """Exact KV goes from the file into host tensors directly. On the way to a GPU it stays encoded as far as the device."""
+        device = k_out_HTD.device
+        if self.encoding == EXACT and device.type == "cpu":
+            self._file.read_layer(layer, array_of(k_out_HTD), array_of(v_out_HTD))
+            return
+        buffers = self._scratch.buffers(self.header, pinned=device.type == "cuda")
+        self._file.read_layer(layer, *map(array_of, buffers.values()))
+        # Not asynchronous: the next layer of this thread goes through the same memory.
+        on_device = {name: buffer.to(device) for name, buffer in buffers.items()}
+        encoding_of(self.encoding).decode(on_device, self._scratch.rotation(device), k_out_HTD, v_out_HTD)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def encode_layers(encoding: str, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], scratch: Scratch) -> list[Buffers]:
+    rotation = scratch.rotation(k_LHTD[0].device)
+    return [encoding_of(encoding).encode(k, v, rotation) for k, v in zip(k_LHTD, v_LHTD, strict=True)]
+
+
+def write_layers(path: Path, header: ChunkHeader, layers: Sequence[Buffers]) -> None:
+    """Raises like ``write_chunk``."""
+    write_chunk(path, header, *([array_of(layer[spec.name]) for layer in layers] for spec in header.buffers))
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """The bits of ``tensor`` as integers; a view, wherever it is in host memory and contiguous."""
+    array: Array = tensor.detach().cpu().contiguous().view(_BITS[tensor.element_size()]).numpy()
+    return array
+
+
+def empty_layers(header: ChunkHeader) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Host tensors for the whole chunk: k and v of every layer [H, T, D]."""
+    shape, dtype = (header.num_kv_heads, header.num_tokens, header.head_dim), getattr(torch, header.dtype)
+    k_LHTD, v_LHTD = ([torch.empty(shape, dtype=dtype) for _ in range(header.num_layers)] for _ in "kv")
+    return k_LHTD, v_LHTD
