@@ -28,6 +28,7 @@ from cluster.config import QuiltConfig
 from cluster.processes import end_session
 from cluster.remote import rag_client
 from cluster.state import RAY_DIR_PREFIX, RunDirectory, StackState
+from services.kv_store.memory_directory import remove_what_was_left
 from shared import log as logs
 from shared.config import load
 from shared.errors import KvquiltError, Unavailable
@@ -86,6 +87,8 @@ class Supervisor:
             if os.getsid(0) == os.getpid():  # never anybody else's processes
                 end_session(os.getpid())
             shutil.rmtree(self._state.ray_dir, ignore_errors=True)
+            store = self._config.kv_store
+            remove_what_was_left(store.memory.path_for(Path(store.directory)))
             if self._state.phase != "failed":
                 self._run.clear()
 

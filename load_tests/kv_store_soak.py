@@ -52,12 +52,17 @@ class Service:
     _process: Process | None = None
     _channel: grpc.aio.Channel | None = None
 
+    @property
+    def log_path(self) -> Path:
+        return self.directory.with_name("service.log")
+
     async def start(self) -> None:
         options = ["--memory", str(self.memory), "--memory-bytes", str(MEMORY_BYTES), "--disk-bytes", str(self.disk_bytes)]
         if self.endpoint:
             options += ["--endpoint", self.endpoint]
         command = [sys.executable, "-m", "load_tests.kv_agent", str(self.directory), *options]
-        self._process = await create_subprocess_exec(*command, stdout=PIPE, env=os.environ | self.keys)
+        with open(self.log_path, "ab") as log:
+            self._process = await create_subprocess_exec(*command, stdout=PIPE, stderr=log, env=os.environ | self.keys)
         assert self._process.stdout is not None
         address = (await asyncio.wait_for(self._process.stdout.readline(), _START_TIMEOUT_S)).decode().strip()
         if not address:
@@ -192,7 +197,8 @@ def main() -> int:
         try:
             counts = asyncio.run(soak(Path(root), args.seconds, args.clients, server, args.seed))
         except AssertionError as error:
-            print(f"FAILED: {error or 'check_invariants() does not hold'}", file=sys.stderr)
+            print(f"FAILED: {error or 'check_invariants() does not hold'}; the service said last:", file=sys.stderr)
+            print((Path(root) / "service.log").read_text()[-4000:], file=sys.stderr)
             return 1
         finally:
             if server is not None:

@@ -177,7 +177,10 @@ class SoakClient:
         document_id = self.rng.choice(sorted(self.documents))
         for chunk_id in self.documents.pop(document_id):  # they go with it, now or when the store recovers: nobody uses them again
             self.chunks.pop(chunk_id)
-        await self.connect().delete_manifest(_ctx(), COLLECTION, document_id)
+        try:
+            await self.connect().delete_manifest(_ctx(), COLLECTION, document_id)
+        except NotFound:
+            raise Violation(f"document {document_id} was acknowledged, and is not there") from None
         self.gone_documents.add(document_id)
 
     # ---- afterwards
@@ -192,7 +195,10 @@ class SoakClient:
         for chunk in self.chunks.values():
             self._check(chunk, await _read(store, chunk.chunk_id))
         for document_id, chunk_ids in self.documents.items():
-            manifest = await store.get_manifest(_ctx(), COLLECTION, document_id)
+            try:
+                manifest = await store.get_manifest(_ctx(), COLLECTION, document_id)
+            except NotFound:
+                raise Violation(f"document {document_id} was acknowledged, and is not there") from None
             if {c.chunk_id for c in manifest.chunks} != chunk_ids:
                 raise Violation(f"document {document_id} names other chunks than were acknowledged")
         for document_id in self.gone_documents:

@@ -136,9 +136,16 @@ class Agent:
 
     async def stats(self, ctx: RequestContext) -> StoreStats:
         tiers, counters = await asyncio.to_thread(self._tiers.stats)
-        objects = await asyncio.to_thread(self._tiers.object_stats) if self._is_home else None
-        tenants = await self._upkeep.tenants(ctx) if self._is_home else ()
-        return StoreStats((NodeStats(self._node_id, self._is_home, tiers, counters),), objects, tenants)
+        node = NodeStats(self._node_id, self._is_home, tiers, counters)
+        if not self._is_home:
+            return StoreStats((node,))
+        objects, num_unreachable = None, 0
+        try:
+            objects = await asyncio.to_thread(self._tiers.object_stats)
+        except KvquiltError as error:
+            log.warning("what the object store holds is not known: %s", error.detail)
+            num_unreachable = 1
+        return StoreStats((node,), objects, await self._upkeep.tenants(ctx), num_unreachable)
 
     async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
         async with aclosing(self._upkeep.verify(ctx, repair)) as progress:

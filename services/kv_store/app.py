@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ _HEAD_RESOURCE = "node:__internal_head__"
 _START_TIMEOUT_S = 30.0
 _GRACE_S = 60.0
 _TIDY_S = 30.0
+_STOP_S = 2.0
 FindAgent = Callable[[str], Any]
 """Handle of the agent actor of a node. Raises ``ValueError`` or ``RayError`` when there is none."""
 
@@ -57,14 +59,19 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 class KvStoreFront(KvStoreHandlers):
     """The Serve ingress. It owns the agents: they end with the replica that started them, and another replica's next look at the
-    nodes starts them again. What they hold is on disk."""
+    nodes starts them again. What they hold is on disk or in the object store."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(KvStoreConfig, args)
         logs.configure("kv_store", config.deployment.log.level, config.deployment.log.format)
-        nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
-        super().__init__(ClusterStore(nodes, ray.get_runtime_context().get_node_id()))
-        self._reconciling = asyncio.get_running_loop().create_task(nodes.keep_up(config.reconcile_s, connect=True))
+        self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
+        super().__init__(ClusterStore(self._nodes, ray.get_runtime_context().get_node_id()))
+        self._reconciling = asyncio.get_running_loop().create_task(self._nodes.keep_up(config.reconcile_s, connect=True))
+
+    async def __del__(self) -> None:
+        """Serve calls this when the replica ends in good order, and waits for it."""
+        self._reconciling.cancel()
+        await self._nodes.stop_agents()
 
 
 class AgentActor:
@@ -87,29 +94,37 @@ class AgentActor:
         """For operators: which process on the node this is."""
         return os.getpid()
 
+    async def stop(self) -> None:
+        """Ends the process in good order: nothing stays in memory."""
+        if self._address:
+            for task in self._tasks:
+                task.cancel()
+            await self._server.stop(grace=_STOP_S)
+            await asyncio.to_thread(self._flight.close)
+            await self._agent.close()
+            await asyncio.to_thread(self._own.remove_memory)
+        ray.actor.exit_actor()
+
     async def _start(self) -> None:
         directory = Path(os.environ.get(DIRECTORY_VARIABLE) or self._config.directory)
         nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))
         host = self._config.host or _node_address(self._node_id)
         objects = ObjectBlobs(self._config.objects) if self._config.objects.endpoint else None
-        own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=objects is not None)
-        atexit.register(own.remove_memory)
-        tiers = NodeTiers(own.disk, own.memory, objects, self._config.fetch, self._config.prefer_peers)
+        self._own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=objects is not None)
+        atexit.register(self._own.remove_memory)
+        tiers = NodeTiers(self._own.disk, self._own.memory, objects, self._config.fetch, self._config.prefer_peers)
         at_home = self._node_id == nodes.home()
         documents = await asyncio.to_thread(Documents, directory, objects=objects if at_home else None)
         quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
         self._flight = FlightServer(host, tiers.read)
-        agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas, self._flight.location)
-        self._server, self._address = await start_server(KvStoreHandlers(agent), host)
-        house = Housekeeping(agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s)
-        upkeep = [
-            nodes.keep_up(self._config.reconcile_s, connect=False),
-            _tidy(agent),
-            house.follow_pins(),
-            house.collect_garbage(),
-            *([keep_synced(documents)] if at_home else []),
-        ]
-        self._upkeep = [asyncio.create_task(task) for task in upkeep]
+        self._agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas, self._flight.location)
+        self._server, self._address = await start_server(KvStoreHandlers(self._agent), host)
+        house = Housekeeping(self._agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s)
+        following = nodes.keep_up(self._config.reconcile_s, connect=False)
+        forever = [following, _tidy(self._agent), house.follow_pins(), house.collect_garbage()]
+        if at_home:
+            forever.append(keep_synced(documents))
+        self._tasks = [asyncio.create_task(work) for work in forever]
         log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
 
 
@@ -166,6 +181,13 @@ class RayNodes:
                 log.exception("looking at the nodes failed")
             await asyncio.sleep(period_s)
 
+    async def stop_agents(self) -> None:
+        """Those that this process started or found. They end in good order, or are left to end with their owner."""
+        stopping = [agent.stop.remote() for agent in self._agents.values()]
+        self._agents.clear()
+        if stopping:
+            await asyncio.wait([asyncio.ensure_future(_ended(s)) for s in stopping], timeout=_STOP_S + 3)
+
     async def _look_after(self, node_id: str) -> None:
         """Starts the node's agent if there is none, and notices when it was started again."""
         async with self._lock(node_id):
@@ -202,6 +224,11 @@ async def _tidy(agent: Agent) -> None:
         except Exception:
             log.exception("clearing up failed")
         await asyncio.sleep(_TIDY_S)
+
+
+async def _ended(stopping: Any) -> None:
+    with contextlib.suppress(RayError):  # an actor that exits does not answer
+        await stopping
 
 
 def _node_address(node_id: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.kv_store.fetch import FetchConfig
+from services.kv_store.memory_directory import memory_directory
 from services.kv_store.object_settings import ObjectSettings
 from shared.deployment import DeploymentConfig
 
@@ -17,6 +18,9 @@ class MemoryConfig:
 
     directory: str = ""
     capacity_bytes: int | None = None
+
+    def path_for(self, data_directory: Path) -> Path:
+        return Path(self.directory) if self.directory else memory_directory(data_directory)
 
     def __post_init__(self) -> None:
         if self.directory and not Path(self.directory).is_absolute():

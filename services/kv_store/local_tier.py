@@ -160,7 +160,7 @@ class LocalTier:
             else:
                 summary = known[1]
         except (FileNotFoundError, NotFound):
-            self._check_again(chunk_id)
+            self.check_again(chunk_id)
             return None
         except CorruptData as error:
             log.warning("a copy in tier %s is damaged: %s", self.name, error.detail)
@@ -250,7 +250,7 @@ class LocalTier:
         with self._lock:
             copy = self._index.get(chunk_id)
             if copy is None or not copy.kept or self.version(chunk_id) != version:
-                self._check_again(chunk_id)
+                self.check_again(chunk_id)
                 return
             blob = blob_of(chunk_id)
             self._cache.prepare(blob, self.path_of(chunk_id))
@@ -323,7 +323,7 @@ class LocalTier:
             if truth:
                 self._cache.delete(blob_of(chunk_id))
         finally:
-            self._check_again(chunk_id)  # renamed or not, when the disk failed
+            self.check_again(chunk_id)  # renamed or not, when the disk failed
         self._remember(chunk_id, _stamp(self.path_of(chunk_id)), summary)
 
     def _unreserve(self, num_bytes: int) -> None:
@@ -355,7 +355,7 @@ class LocalTier:
         self._note(chunk_id, None)
         return removed
 
-    def _check_again(self, chunk_id: str) -> None:
+    def check_again(self, chunk_id: str) -> None:
         """Makes the index agree with the disk, however far a change of the chunk came."""
         with self._lock:
             self._note(chunk_id, self._copy_of(chunk_id, True) or self._copy_of(chunk_id, False))

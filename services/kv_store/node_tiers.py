@@ -210,8 +210,12 @@ class NodeTiers:
         """
         if tier == "objects":
             return await self._in_threads(self._verify_object, chunk_id)
-        path = self._tier(tier).path_of(chunk_id)
-        return (await self._in_threads(verified, path, chunk_id)).size_bytes
+        where = self._tier(tier)
+        try:
+            return (await self._in_threads(verified, where.path_of(chunk_id), chunk_id)).size_bytes
+        except NotFound:
+            await self._in_threads(where.check_again, chunk_id)  # somebody removed the file behind our back
+            raise
 
     async def remove_copy(self, chunk_id: str, tier: str) -> bool:
         """Whether it was there. A reader that has it open goes on."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.disk import VolatileDisk
 from services.kv_store.local_tier import LocalTier
-from services.kv_store.memory_directory import MemoryDirectory, memory_directory, modest_capacity
+from services.kv_store.memory_directory import MemoryDirectory, modest_capacity
 
 log = logging.getLogger(__name__)
 
@@ -49,5 +49,4 @@ class OwnTiers:
     def _claim(self, directory: Path, config: KvStoreConfig) -> MemoryDirectory | None:
         if config.memory.capacity_bytes == 0:
             return None
-        given = config.memory.directory
-        return MemoryDirectory.claim(Path(given) if given else memory_directory(directory))
+        return MemoryDirectory.claim(config.memory.path_for(directory))

@@ -121,6 +121,19 @@ async def test_a_damaged_file_is_found_and_after_a_repair_nothing_damaged_is_lef
     assert (damaged, last.missing) == ([], ())
 
 
+async def test_a_file_that_was_removed_behind_the_stores_back_is_missed(world: World) -> None:
+    await world.put(A)
+    await world.document("1", A)
+    world.files(A)[0].unlink()
+    last, damaged = await world.verify()
+    assert (last.missing, damaged) == ((A,) if world.objects is None else (), [])
+    assert sum(t.num_chunks for n in (await world.store.stats(CTX)).nodes for t in n.tiers) == 0
+    if world.objects is None:
+        assert (await world.verify(repair=True))[0].missing == (A,)
+        await world.put(A)
+    assert await world.read(A) == chunk_bytes(A)
+
+
 @with_objects
 async def test_a_damaged_object_is_replaced_by_a_good_copy_from_a_node(world: World) -> None:
     assert world.objects is not None

@@ -19,12 +19,13 @@ from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from services.kv_store.app import DIRECTORY_VARIABLE, NAMESPACE, build
+from services.kv_store.memory_directory import memory_directory
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.clients.serve_transport import ServeTransport
 from shared.errors import FailedPrecondition, NotFound, Unavailable
 from shared.kv_format import verify_chunk, write_chunk
-from shared.kv_types import PIECE_BYTES, DeletedChunks, Manifest, ManifestChunk
+from shared.kv_types import PIECE_BYTES, DeletedChunks, Manifest, ManifestChunk, OpenedChunk
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_id_of, header_of, kv_of
 from tests.kv_stores import in_pieces
@@ -76,7 +77,9 @@ def system(tmp_path_factory: pytest.TempPathFactory, environment: pytest.MonkeyP
         if ray.is_initialized():
             serve.shutdown()
             ray.shutdown()
+        left = [path for root in roots if (path := memory_directory(root)).exists()]
         cluster.shutdown()
+    assert not left, "the agents ended in good order and left something in memory"
 
 
 @pytest.fixture
@@ -103,13 +106,29 @@ async def test_a_chunk_adopted_on_one_node_is_read_as_a_file_on_the_other(store:
     chunk_id = large_chunk(staging / "mine", 1)
     assert await store.adopt(ctx(), chunk_id, worker, str(staging / "mine")) is False
 
-    (there,) = await store.open(ctx(), [chunk_id], worker)
-    assert not list((system.directories[head] / "chunks").glob("*/*.arrow"))
-    here, *others = [(await store.open(ctx(), [chunk_id], head))[0] for _ in range(3)]
-    assert all(o == here for o in others)
-    assert Path(there.path).is_relative_to(system.directories[worker])
-    assert Path(here.path).is_relative_to(system.directories[head])
+    there = await arrived(store, chunk_id, worker)
+    assert not list(system.directories[head].rglob("*.arrow"))
+    before = await counters(store, head)
+    await asyncio.gather(*(store.open(ctx(), [chunk_id], head) for _ in range(8)))
+    here = await arrived(store, chunk_id, head)
+    after = await counters(store, head)
+    assert after.get("peer_fetches", 0) - before.get("peer_fetches", 0) == 1
+    assert after.get("peer_bytes", 0) - before.get("peer_bytes", 0) == there.size_bytes
+    for opened, node in ((there, worker), (here, head)):
+        root = system.directories[node]
+        assert any(Path(opened.path).is_relative_to(tier) for tier in (root, memory_directory(root)))
     assert verify_chunk(here.path) == verify_chunk(there.path)
+
+
+async def arrived(store: KvStoreClient, chunk_id: str, node: str) -> OpenedChunk:
+    """The chunk's file on ``node`` once it is whole."""
+    while (opened := (await store.open(ctx(), [chunk_id], node))[0]).progress:
+        await asyncio.sleep(0.01)
+    return opened
+
+
+async def counters(store: KvStoreClient, node: str) -> dict[str, int]:
+    return next(n.counters for n in (await store.stats(ctx())).nodes if n.node_id == node)
 
 
 async def test_bytes_go_in_and_out_as_streams(store: KvStoreClient, tmp_path: Path) -> None:
@@ -137,7 +156,7 @@ async def test_a_document_takes_its_chunks_with_it_on_every_node(store: KvStoreC
 
     assert await store.delete_manifest(ctx(), "books", "a book") == [chunk_id]
     for directory in system.directories.values():
-        assert not list(directory.glob(f"chunks/*/{chunk_id}.arrow"))
+        assert not list(directory.rglob(f"{chunk_id}.arrow"))
 
 
 async def test_other_services_reach_it_by_its_serve_handle(system: System) -> None:

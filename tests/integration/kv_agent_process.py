@@ -1,4 +1,5 @@
-"""An agent in a process of its own: ``python -m tests.integration.kv_agent_process DIRECTORY`` prints its address and serves."""
+"""An agent in a process of its own: ``python -m tests.integration.kv_agent_process DIRECTORY [OBJECTS]`` prints its address and
+serves. With a second directory in the place of an object store."""
 
 from __future__ import annotations
 
@@ -6,13 +7,20 @@ import asyncio
 import sys
 from pathlib import Path
 
+from services.kv_store.blobs import Blobs
+from services.kv_store.directory_blobs import DirectoryBlobs
 from services.kv_store.handlers import KvStoreHandlers, start_server
+from services.kv_store.staging import Staging
 from shared.request import RequestContext
 from tests.kv_stores import KnownNodes, agent_on
 
 
-async def main(directory: Path) -> None:
-    agent = agent_on(directory, "home", KnownNodes())
+def objects_in(directory: Path) -> Blobs:
+    return DirectoryBlobs(directory / "bucket", Staging(directory / "staging"))
+
+
+async def main(directory: Path, objects: Path | None) -> None:
+    agent = agent_on(directory, "home", KnownNodes(), objects=objects_in(objects) if objects else None)
     await agent.recover(RequestContext.create())
     server, address = await start_server(KvStoreHandlers(agent), "127.0.0.1")
     print(address, flush=True)
@@ -20,4 +28,4 @@ async def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))

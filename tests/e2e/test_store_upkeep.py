@@ -1,0 +1,122 @@
+"""`kvquilt store` and `kvquilt retrieval` as an operator uses them, against a running stack: damage, loss, moving, encodings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+
+from shared.clients import retrieval
+from shared.clients.grpc_transport import GrpcTransport
+from shared.clients.retrieval import RetrievalClient
+from shared.request import RequestContext
+from shared.search import IndexedChunk, IndexedDocument, IndexedIds
+from tests.e2e.stack import Stack
+
+pytestmark = pytest.mark.e2e
+TEXTS = {
+    "orvale.md": "# Orvale\n\nThe lamp of Orvale is violet. It was lit in 1871 by Tamsin Reed.\n",
+    "selm.txt": "Selm lies on the river Ard. Its market is on Thursday.\n",
+}
+
+
+@pytest.fixture(scope="module")
+def collection(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("upkeep")
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    assert stack.cli("ingest", str(folder), "-c", "upkeep").returncode == 0
+    return "upkeep"
+
+
+def chunk_ids(stack: Stack, collection: str) -> list[str]:
+    asked = stack.cli("ask", "What is violet?", "-c", collection, "-k", "9", "--json", "--max-tokens", "1")
+    return sorted({hit["chunk_id"] for hit in json.loads(asked.stdout)["hits"]})
+
+
+def files(stack: Stack, chunk_id: str) -> list[Path]:
+    return list((stack.data_dir / "kv").rglob(f"{chunk_id}.arrow"))
+
+
+def tenant_bytes(stack: Stack, tenant: str) -> int:
+    found = json.loads(stack.cli("store", "stats", "--json").stdout)["tenants"]
+    return int(next(t["num_bytes"] for t in found if t["tenant"] == tenant))
+
+
+def search_index(stack: Stack, call: str, *args: object) -> object:
+    async def go() -> object:
+        async with grpc.aio.insecure_channel(stack.target) as channel:
+            client = RetrievalClient(GrpcTransport(channel, retrieval.SERVICE, retrieval.APPLICATION))
+            return await getattr(client, call)(RequestContext.create(), *args)
+
+    return asyncio.run(go())
+
+
+def test_damage_and_loss_are_found_and_mended(stack: Stack, collection: str) -> None:
+    damaged, lost = chunk_ids(stack, collection)[:2]
+    assert stack.cli("store", "verify").returncode == 0
+    (path,) = files(stack, damaged)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    files(stack, lost)[0].unlink()
+
+    found = stack.cli("store", "verify")
+    assert found.returncode == 1
+    assert all(chunk_id in found.stdout for chunk_id in (damaged, lost))
+    assert "kvquilt store repair" in found.stdout
+
+    mended = stack.cli("store", "repair")
+    assert (mended.returncode, "2 chunks computed anew" in mended.stdout) == (0, True), mended.stdout
+    assert stack.cli("store", "verify").returncode == 0
+
+
+def test_an_index_is_made_anew_from_the_documents(stack: Stack, collection: str) -> None:
+    search_index(stack, "unindex", collection, ["orvale.md"])
+    stray = IndexedDocument("stray", "Stray", "f", (IndexedChunk("ab" * 20, "The lamp of Orvale is green.", (1, 2)),))
+    search_index(stack, "index", collection, stray)
+    rebuilt = stack.cli("retrieval", "rebuild", "-c", collection)
+    assert (rebuilt.returncode, rebuilt.stdout.strip()) == (
+        0,
+        "1 indexed, 1 as they should be, 1 removed from the index, 0 failed",
+    )
+    assert search_index(stack, "list_indexed", collection) == IndexedIds(("orvale.md", "selm.txt"))
+
+
+def test_a_collection_moves_as_a_file_to_another_tenant_and_answers_there(stack: Stack, collection: str, tmp_path: Path) -> None:
+    file = tmp_path / "upkeep.kvquilt"
+    assert "2 documents" in stack.cli("store", "export", "-c", collection, str(file)).stdout
+    brought = stack.cli("--tenant", "acme", "store", "import", str(file), "-c", "moved")
+    assert (brought.returncode, "2 documents" in brought.stdout) == (0, True), brought.stderr
+    asked = stack.cli("--tenant", "acme", "ask", "What colour is the lamp?", "-c", "moved", "--json", "--max-tokens", "4")
+    answer = json.loads(asked.stdout)
+    assert answer["usage"]["reused_tokens"] > 0
+    assert not {h["chunk_id"] for h in answer["hits"]} & set(chunk_ids(stack, collection))
+    assert tenant_bytes(stack, "acme") > 0
+    again = stack.cli("--tenant", "acme", "store", "import", str(file), "-c", "moved")
+    assert again.returncode == 0
+    assert stack.cli("--tenant", "acme", "delete", "--all", "-c", "moved").returncode == 0
+
+
+def test_kv_changes_its_encoding_and_back_and_answers_all_the_time(stack: Stack, collection: str) -> None:
+    exact = tenant_bytes(stack, "default")
+    assert "all their KV in int8" in stack.cli("store", "migrate", "-c", collection, "--encoding", "int8").stdout
+    assert tenant_bytes(stack, "default") < exact
+    asked = stack.cli("ask", "What colour is the lamp?", "-c", collection, "--json", "--max-tokens", "4")
+    assert json.loads(asked.stdout)["usage"]["reused_tokens"] > 0
+    assert stack.cli("store", "migrate", "-c", collection).returncode == 0  # into the generator's own
+    assert tenant_bytes(stack, "default") == exact
+    assert stack.cli("store", "verify").returncode == 0
+
+
+def test_pins_and_garbage(stack: Stack, collection: str) -> None:
+    assert "bytes are pinned now" in stack.cli("store", "pin", "-c", collection).stdout
+    assert collection in stack.cli("store", "pins").stdout
+    assert stack.cli("store", "unpin", "-c", collection).stdout.startswith("0 bytes")
+    assert stack.cli("store", "pin", "-c", "nowhere").returncode == 3
+    collected = stack.cli("store", "gc", "--grace", "0s", "--dry-run")
+    assert (collected.returncode, "would be removed" in collected.stdout) == (0, True)
+    assert chunk_ids(stack, collection)
