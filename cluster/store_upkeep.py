@@ -59,7 +59,7 @@ class Findings:
         if self.damaged:
             console.print(damage_table(self.damaged))
         for chunk_id in self.missing:
-            console.print(f"{chunk_id}  no good copy is left", style="red")
+            console.print(f"{chunk_id}  no durable good copy is left", style="red")
 
 
 async def verify(console: Console, store: Store, ctx: RequestContext, repair: bool) -> Findings:

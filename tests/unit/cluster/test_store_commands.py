@@ -172,7 +172,7 @@ async def test_verifying_gathers_all_damage_and_what_is_missing() -> None:
     screen, out = console()
     findings.print(screen)
     assert "9 copies of 90 bytes verified: 2 damaged" in out.getvalue()
-    assert "c1  no good copy is left" in out.getvalue()
+    assert "c1  no durable good copy is left" in out.getvalue()
 
 
 async def test_a_whole_store_is_whole() -> None:
