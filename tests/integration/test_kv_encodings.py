@@ -80,7 +80,7 @@ async def test_the_answer_that_had_to_recompute_and_the_one_that_loads_are_the_s
     assert recomputed(second) < recomputed(first)
     assert [t.token_id for t in tokens(second)] == [t.token_id for t in tokens(first)]
     assert [t.logprob for t in tokens(second)] == pytest.approx([t.logprob for t in tokens(first)], abs=1e-4)
-    assert "Mara Tolin" in "".join(t.text for t in tokens(first))
+    assert "captain of the Silver Otter is Mara" in "".join(t.text for t in tokens(first))
 
 
 async def test_a_store_of_mixed_encodings_answers(store: DirectoryStore) -> None:
@@ -93,7 +93,7 @@ async def test_a_store_of_mixed_encodings_answers(store: DirectoryStore) -> None
         answer = await ask(served)
     assert encodings_in(store) == sorted(ENCODINGS)
     assert recomputed(answer) < 30  # the question's own
-    assert "Mara Tolin" in "".join(t.text for t in tokens(answer))
+    assert "captain of the Silver Otter is Mara" in "".join(t.text for t in tokens(answer))
 
 
 async def test_a_prefill_brings_all_chunks_to_the_encoding_it_names(store: DirectoryStore) -> None:
