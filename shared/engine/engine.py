@@ -164,7 +164,7 @@ class Engine:
         self.submit(request, events.append)
         try:
             while True:
-                if not events and not self.step():
+                if not events and not self.step() and not events:  # a step may only deliver
                     self._wait()
                 while events:
                     event = events.popleft()
