@@ -43,6 +43,7 @@ def write_random_chunk(directory: Path, shape: ChunkShape, seed: int) -> tuple[s
     header = ChunkHeader(
         chunk_id=ids_hash(token_ids)[:40].ljust(40, "0"),
         model_fingerprint=FINGERPRINT,
+        tokenizer_hash="",
         prefix_hash=ids_hash(()),
         num_layers=shape.layers,
         num_kv_heads=shape.kv_heads,
