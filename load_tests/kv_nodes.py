@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from services.kv_store.agent import Agent
+from services.kv_store.blobs import Blobs
 from services.kv_store.documents import Documents
 from services.kv_store.local_tier import LocalTier
 from services.kv_store.node_tiers import NodeTiers
@@ -33,10 +34,11 @@ class _Alone:
 
 
 @asynccontextmanager
-async def disk_node(directory: Path) -> AsyncGenerator[Agent, None]:
-    """Its chunks lie on disk only."""
+async def disk_node(directory: Path, objects: Blobs | None = None) -> AsyncGenerator[Agent, None]:
+    """Its chunks lie on disk, and in ``objects`` if given; none in shared memory."""
     directory.mkdir(parents=True, exist_ok=True)
-    agent = Agent(_NODE, NodeTiers(LocalTier("disk", directory, keeps=True)), Documents(directory), _Alone())
+    disk = LocalTier("disk", directory, keeps=True, kept_name="pending" if objects else "")
+    agent = Agent(_NODE, NodeTiers(disk, objects=objects), Documents(directory), _Alone())
     try:
         yield agent
     finally:

@@ -8,11 +8,11 @@ times run from the request's arrival at the engine, so that they hold opening an
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import statistics
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,17 +55,12 @@ class Contexts:
         ]
 
 
-@dataclass(slots=True)
-class _Times:
-    """Milliseconds of one engine. ``cold`` and ``warm``: from disk; ``resident``: asked again right after either."""
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Milliseconds: from the disk, and asked again right afterwards."""
 
-    warm: list[float] = dataclasses.field(default_factory=list)
-    cold: list[float] = dataclasses.field(default_factory=list)
-    resident: list[float] = dataclasses.field(default_factory=list)
-
-    def over_resident(self, times: list[float]) -> list[float]:
-        baseline = statistics.median(self.resident)
-        return [ms / baseline for ms in times]
+    stored: float
+    resident: float
 
 
 def measure_stored_ttft(
@@ -82,38 +77,42 @@ def measure_stored_ttft(
             pipelined: Engine(model, EngineConfig(dtype="bfloat16", resident_bytes=pool_bytes, pipelined=pipelined), source)
             for pipelined in (True, False)
         }
-        times = {pipelined: _Times() for pipelined in engines}
         for request in requests:
             _ttft_ms(engines[True], request)  # computes the chunks and stores them
         _wait_until(lambda: len(paths()) == contexts.count * contexts.num_chunks)
+        pairs: dict[tuple[bool, bool], list[Pair]] = {(pipelined, cold): [] for pipelined in engines for cold in (False, True)}
         for run in range(2 * runs + 2):
             request, cold = requests[run % len(requests)], bool(run % 2)
             in_turn = list(engines.items())[:: -1 if run % 4 > 1 else 1]  # whatever else the machine does meets both alike
             for pipelined, engine in in_turn:
                 for path in paths():
                     drop_from_page_cache(path) if cold else path.read_bytes()
-                first, again = _ttft_ms(engine, request), _ttft_ms(engine, request)
+                pair = Pair(_ttft_ms(engine, request), _ttft_ms(engine, request))
                 if run > 1:  # the first ones warm up
-                    (times[pipelined].cold if cold else times[pipelined].warm).append(first)
-                    times[pipelined].resident.append(again)
+                    pairs[pipelined, cold].append(pair)
         for engine in engines.values():
             engine.shut_down()
-    return _measurements(times[True], times[False])
+    return _measurements(pairs)
 
 
-def _measurements(ours: _Times, twin: _Times) -> list[Measurement]:
-    def ratio(name: str, times: _Times, which: list[float]) -> Measurement:
-        return measured(name, times.over_resident(which), "× resident", better="lower", baseline=1.0)
+def _measurements(pairs: Mapping[tuple[bool, bool], Sequence[Pair]]) -> list[Measurement]:
+    """``pairs``: by (pipelined, cold)."""
 
-    resident = statistics.median(ours.resident)
+    def ratio(name: str, pipelined: bool, cold: bool) -> Measurement:
+        ratios = [pair.stored / pair.resident for pair in pairs[pipelined, cold]]
+        return measured(name, ratios, "× resident", better="lower", baseline=1.0)
+
+    def times(name: str, cold: bool) -> Measurement:
+        resident = statistics.median(pair.resident for pair in pairs[True, cold])
+        return measured(name, [pair.stored for pair in pairs[True, cold]], "ms", better="lower", baseline=resident)
+
     return [
-        ratio("ttft_disk_over_resident", ours, ours.warm),
-        ratio("ttft_disk_over_resident_unpipelined", twin, twin.warm),
-        ratio("ttft_cold_over_resident", ours, ours.cold),
-        ratio("ttft_cold_over_resident_unpipelined", twin, twin.cold),
-        measured("ttft_disk", ours.warm, "ms", better="lower", baseline=resident),
-        measured("ttft_cold", ours.cold, "ms", better="lower", baseline=statistics.median(twin.cold)),
-        measured("ttft_resident", ours.resident, "ms", better="lower"),
+        ratio("ttft_disk_over_resident", True, cold=False),
+        ratio("ttft_disk_over_resident_unpipelined", False, cold=False),
+        ratio("ttft_cold_over_resident", True, cold=True),
+        ratio("ttft_cold_over_resident_unpipelined", False, cold=True),
+        times("ttft_disk", cold=False),
+        times("ttft_cold", cold=True),
     ]
 
 
@@ -142,9 +141,15 @@ def _source(directory: Path, model: LoadedModel) -> Iterator[tuple[StoreSegmentS
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    """KV is written behind."""
-    pause = threading.Event()
+    """KV is written behind.
+
+    Raises:
+        TimeoutError: not within two minutes.
+    """
+    pause, give_up = threading.Event(), time.monotonic() + 120
     while not condition():
+        if time.monotonic() > give_up:
+            raise TimeoutError("the KV of the contexts was not stored; the log has the reason")
         pause.wait(0.05)
 
 
