@@ -125,8 +125,8 @@ class TenantStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """``objects`` None: no object store is configured, or it did not answer. ``num_unreachable``: nodes that did not answer, and the
-    object store if it did not."""
+    """``objects`` None: no object store is configured, or it did not answer. ``num_unreachable``: nodes that did not answer, and
+    the object store if it did not."""
 
     nodes: tuple[NodeStats, ...]
     objects: TierStats | None = None

@@ -10,7 +10,6 @@ A chunk is in one of the two places. A tier in shared memory has copies only.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from bisect import bisect_right
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs import WHOLE, ByteRange
+from services.kv_store.chunk_files import Stamp, is_damaged, stamp_of, verified
 from services.kv_store.chunk_names import CHUNKS, blob_of, chunk_of
 from services.kv_store.directory_blobs import DirectoryBlobs
 from services.kv_store.disk import Disk
@@ -37,7 +37,6 @@ ResultT = TypeVar("ResultT")
 LEASE_S = 60.0
 _MOST_KNOWN_LAYOUTS = 16_384
 _LARGEST_LIST = 10_000
-_Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class LocalTier:
         self._kept = DirectoryBlobs(directory, self.staging, disk) if keeps else None
         self._lease_s, self._clock = lease_s, clock
         self._lock = threading.RLock()  # held while files change names
-        self._layouts: OrderedDict[str, tuple[_Stamp, ChunkSummary]] = OrderedDict()
+        self._layouts: OrderedDict[str, tuple[Stamp, ChunkSummary]] = OrderedDict()
         self._leases: OrderedDict[str, float] = OrderedDict()  # chunk → when it ends, the first to end first
         self._pins: frozenset[str] = frozenset()
         self._queue = S3Fifo()
@@ -153,9 +152,9 @@ class LocalTier:
             path = self._blobs(copy.kept).path_of(blob_of(chunk_id))
             known = self._layouts.get(chunk_id)
         try:
-            stamp = _stamp(path)
+            stamp = stamp_of(path)
             if known is None or known[0] != stamp:
-                summary = inspect_chunk(path) if known is None else verify_chunk(path, chunk_id)
+                summary = inspect_chunk(path) if known is None else verified(path, chunk_id)
                 self._remember(chunk_id, stamp, summary)
             else:
                 summary = known[1]
@@ -164,7 +163,7 @@ class LocalTier:
             return None
         except CorruptData as error:
             log.warning("a copy in tier %s is damaged: %s", self.name, error.detail)
-            self.remove_if(chunk_id, lambda: not _is_whole(path))
+            self.remove_if(chunk_id, lambda: is_damaged(path, chunk_id))
             return None
         except NewerFormat as error:
             log.warning("a copy in tier %s cannot be read by this version: %s", self.name, error.detail)
@@ -262,7 +261,7 @@ class LocalTier:
     def version(self, chunk_id: str) -> str:
         """Changes whenever the file does; empty: there is none."""
         try:
-            return str(_stamp(self.path_of(chunk_id)))
+            return str(stamp_of(self.path_of(chunk_id)))
         except (FileNotFoundError, NotFound):
             return ""
 
@@ -324,7 +323,7 @@ class LocalTier:
                 self._cache.delete(blob_of(chunk_id))
         finally:
             self.check_again(chunk_id)  # renamed or not, when the disk failed
-        self._remember(chunk_id, _stamp(self.path_of(chunk_id)), summary)
+        self._remember(chunk_id, stamp_of(self.path_of(chunk_id)), summary)
 
     def _unreserve(self, num_bytes: int) -> None:
         with self._lock:
@@ -375,7 +374,7 @@ class LocalTier:
         if (copy is None) != (old is None):
             self._sorted = None
 
-    def _remember(self, chunk_id: str, stamp: _Stamp, summary: ChunkSummary) -> None:
+    def _remember(self, chunk_id: str, stamp: Stamp, summary: ChunkSummary) -> None:
         with self._lock:
             self._layouts[chunk_id] = stamp, summary
             while len(self._layouts) > _MOST_KNOWN_LAYOUTS:
@@ -421,30 +420,3 @@ class LocalTier:
     def _stats_of(self, name: str, copies: list[Copy], pins: frozenset[str]) -> TierStats:
         pinned = sum(c.size_bytes for c in copies if c.chunk_id in pins)
         return TierStats(name, len(copies), sum(c.size_bytes for c in copies), self.capacity_bytes, pinned)
-
-
-def verified(path: Path, chunk_id: str) -> ChunkSummary:
-    """Reads every byte of a chunk's file.
-
-    Raises:
-        NotFound, CorruptData, NewerFormat: it is not a whole file, or another chunk's.
-    """
-    summary = verify_chunk(path, chunk_id)
-    if summary.header.chunk_id != chunk_id:
-        raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
-    return summary
-
-
-def _stamp(path: Path) -> _Stamp:
-    status = os.stat(path, follow_symlinks=False)
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        verify_chunk(path)
-    except CorruptData:
-        return False
-    except (NotFound, NewerFormat):
-        pass
-    return True
