@@ -22,10 +22,11 @@ from services.kv_store.chunk_files import verified
 from services.kv_store.chunk_names import blob_of
 from services.kv_store.fetch import FetchConfig
 from services.kv_store.fetches import Fetches
-from services.kv_store.local_tier import Copy, LocalTier
+from services.kv_store.local_tier import LocalTier
 from services.kv_store.object_chunks import all_objects, find_object, verify_object
 from services.kv_store.promotion import Promotion
 from services.kv_store.sources import PeerSearch
+from services.kv_store.tier_files import Copy
 from services.kv_store.writes import Writes
 from shared.errors import CorruptData, NewerFormat, NotFound
 from shared.kv_types import OpenedChunk, TierStats

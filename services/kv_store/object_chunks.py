@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from services.kv_store.blobs import Blobs, BlobStat, Last, Span
 from services.kv_store.chunk_files import verified
 from services.kv_store.chunk_names import CHUNKS, blob_of, chunk_of
-from services.kv_store.local_tier import Copy, LocalTier
+from services.kv_store.local_tier import LocalTier
+from services.kv_store.tier_files import Copy
 from shared.errors import CorruptData, NewerFormat, NotFound
 from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, ShortTail, summary_of_tail
 
