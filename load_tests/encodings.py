@@ -138,6 +138,9 @@ class Bench:
     def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
         return {i: _Decoded(*self._kv[i], self.encoding, self._scratch) for i in chunk_lens if i in self._kv}
 
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        """All is in memory."""
+
     def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
         pass
 

@@ -13,11 +13,11 @@ from typing import TypeVar
 from services.kv_store.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, chunk_of
 from services.kv_store.documents import Documents, Removal
 from services.kv_store.flight import FlightReader
-from services.kv_store.local_tier import Copy
-from services.kv_store.node_tiers import NodeTiers, all_objects
 from services.kv_store.nodes import Nodes, ask
+from services.kv_store.object_chunks import all_objects
 from services.kv_store.quotas import Quotas
 from services.kv_store.sources import PeerSearch
+from services.kv_store.tier_files import Copy
 from services.kv_store.upkeep import Upkeep
 from shared.clients.health import ServiceHealth
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable

@@ -18,8 +18,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from services.kv_store.chunk_files import verified
 from services.kv_store.lanes import Lanes
-from services.kv_store.local_tier import LocalTier, Reservation, verified
+from services.kv_store.local_tier import LocalTier, Reservation
 from services.kv_store.sources import Source
 from services.kv_store.staging import StagedFile
 from shared.errors import CorruptData, DeadlineExceeded, KvquiltError, NewerFormat, NotFound, StorageFull, Unavailable

@@ -1,32 +1,30 @@
 """One of a node's own tiers: which chunks lie in a directory, how much room they take, and which of them go when there is none.
 
-    <directory>/chunks/ab/abcd….arrow          kept: the only whole ones there are, durable, never evicted
-    <directory>/cache/chunks/ab/abcd….arrow    copies of what is whole elsewhere: evicted when room is needed
-    <directory>/staging/                       being written
-
-A chunk is in one of the two places. A tier in shared memory has copies only.
+What is *kept* may be the only one there is: it is durable and never evicted. The others are copies of what is whole elsewhere.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs import WHOLE, ByteRange
-from services.kv_store.chunk_names import CHUNKS, blob_of, chunk_of
+from services.kv_store.chunk_files import Stamp, is_damaged, stamp_of, verified
+from services.kv_store.chunk_names import blob_of
 from services.kv_store.directory_blobs import DirectoryBlobs
 from services.kv_store.disk import Disk
 from services.kv_store.eviction import S3Fifo
+from services.kv_store.leases import Leases
 from services.kv_store.staging import StagedFile, Staging
+from services.kv_store.tier_files import Copy, TierFiles
 from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
 from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
 from shared.kv_types import OpenedChunk, TierStats
@@ -36,18 +34,6 @@ ResultT = TypeVar("ResultT")
 
 LEASE_S = 60.0
 _MOST_KNOWN_LAYOUTS = 16_384
-_LARGEST_LIST = 10_000
-_Stamp = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """``kept``: not evictable, for it may be the only one. ``modified_s``: seconds since 1970."""
-
-    chunk_id: str
-    size_bytes: int
-    modified_s: float
-    kept: bool = False
 
 
 class Reservation:
@@ -82,18 +68,16 @@ class LocalTier:
         """``keeps``: it may hold the truth, which counts as tier ``kept_name``. ``capacity_bytes`` 0: as much as fits."""
         self.name, self.kept_name, self.capacity_bytes = name, kept_name or name, capacity_bytes
         self.staging = Staging(directory / "staging", disk, clock)
-        self._cache = DirectoryBlobs(directory / "cache", self.staging, disk, durable=False)
-        self._kept = DirectoryBlobs(directory, self.staging, disk) if keeps else None
-        self._lease_s, self._clock = lease_s, clock
+        self._files = TierFiles(directory, self.staging, disk, keeps)
         self._lock = threading.RLock()  # held while files change names
-        self._layouts: OrderedDict[str, tuple[_Stamp, ChunkSummary]] = OrderedDict()
-        self._leases: OrderedDict[str, float] = OrderedDict()  # chunk → when it ends, the first to end first
+        self._layouts: OrderedDict[str, tuple[Stamp, ChunkSummary]] = OrderedDict()
+        self._leases = Leases(lease_s, clock)
         self._pins: frozenset[str] = frozenset()
         self._queue = S3Fifo()
         self._uses: Counter[str] = Counter()
         self._sorted: list[str] | None = None
         self._reserved_bytes = self.num_evictions = 0
-        self._index = self._scan(clean=True)
+        self._index = self._files.scan(clean=True)
         self._num_bytes = sum(c.size_bytes for c in self._index.values())
         for copy in self._index.values():
             if not copy.kept:
@@ -103,8 +87,7 @@ class LocalTier:
     @property
     def kept(self) -> DirectoryBlobs:
         """The directory itself, where nothing is evicted."""
-        assert self._kept is not None, f"tier {self.name} keeps nothing"
-        return self._kept
+        return self._files.blobs(True)
 
     # ---- looking
 
@@ -130,7 +113,7 @@ class LocalTier:
         copy = self.find(chunk_id)
         if copy is None:
             raise NotFound(f"chunk {chunk_id}: not stored")
-        return self._blobs(copy.kept).path_of(blob_of(chunk_id))
+        return self._files.path_of(copy)
 
     def read(self, chunk_id: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
         """The bytes of its file in pieces.
@@ -139,7 +122,7 @@ class LocalTier:
             NotFound: not in this tier (raised by the first ``next``).
         """
         copy = self.find(chunk_id)
-        return self._blobs(copy is not None and copy.kept).read(blob_of(chunk_id), byte_range)
+        return self._files.blobs(copy is not None and copy.kept).read(blob_of(chunk_id), byte_range)
 
     def open(self, chunk_id: str) -> OpenedChunk | None:
         """Where a reader finds it, and a promise to leave it there for a while. A file whose frame is damaged, or that somebody
@@ -150,12 +133,12 @@ class LocalTier:
                 return None
             self.lease(chunk_id)
             self._queue.touch(chunk_id)
-            path = self._blobs(copy.kept).path_of(blob_of(chunk_id))
+            path = self._files.path_of(copy)
             known = self._layouts.get(chunk_id)
         try:
-            stamp = _stamp(path)
+            stamp = stamp_of(path)
             if known is None or known[0] != stamp:
-                summary = inspect_chunk(path) if known is None else verify_chunk(path, chunk_id)
+                summary = inspect_chunk(path) if known is None else verified(path, chunk_id)
                 self._remember(chunk_id, stamp, summary)
             else:
                 summary = known[1]
@@ -164,7 +147,7 @@ class LocalTier:
             return None
         except CorruptData as error:
             log.warning("a copy in tier %s is damaged: %s", self.name, error.detail)
-            self.remove_if(chunk_id, lambda: not _is_whole(path))
+            self.remove_if(chunk_id, lambda: is_damaged(path, chunk_id))
             return None
         except NewerFormat as error:
             log.warning("a copy in tier %s cannot be read by this version: %s", self.name, error.detail)
@@ -182,7 +165,7 @@ class LocalTier:
         with self._lock:
             copies = list(self._index.values())
             pins = self._pins
-        names = [self.name] if self._kept is None else list(dict.fromkeys((self.name, self.kept_name)))
+        names = [self.name] if not self._files.keeps else list(dict.fromkeys((self.name, self.kept_name)))
         return [self._stats_of(name, [c for c in copies if self._name_of(c) == name], pins) for name in names]
 
     # ---- changing
@@ -229,7 +212,7 @@ class LocalTier:
         Raises:
             StorageFull: no room for the truth.
         """
-        blobs, blob = self._blobs(truth), blob_of(chunk_id)
+        blobs, blob = self._files.blobs(truth), blob_of(chunk_id)
         blobs.prepare(blob, staged)
         with self._lock:
             if reservation is not None:
@@ -253,8 +236,8 @@ class LocalTier:
                 self.check_again(chunk_id)
                 return
             blob = blob_of(chunk_id)
-            self._cache.prepare(blob, self.path_of(chunk_id))
-            self._cache.place(blob, self.path_of(chunk_id))
+            self._files.cache.prepare(blob, self.path_of(chunk_id))
+            self._files.cache.place(blob, self.path_of(chunk_id))
             self._index[chunk_id] = replace(copy, kept=False)
             self._queue.admit(chunk_id, copy.size_bytes)
             self._shrink()
@@ -262,7 +245,7 @@ class LocalTier:
     def version(self, chunk_id: str) -> str:
         """Changes whenever the file does; empty: there is none."""
         try:
-            return str(_stamp(self.path_of(chunk_id)))
+            return str(stamp_of(self.path_of(chunk_id)))
         except (FileNotFoundError, NotFound):
             return ""
 
@@ -270,7 +253,7 @@ class LocalTier:
         """Makes sure that the truth that is here is durable: whoever placed it may not have come to this yet."""
         copy = self.find(chunk_id)
         if copy is not None and copy.kept:
-            self._blobs(True).commit(blob_of(chunk_id))
+            self._files.blobs(True).commit(blob_of(chunk_id))
 
     def remove(self, chunk_id: str) -> bool:
         """Whether it was there. Who reads it goes on."""
@@ -283,15 +266,11 @@ class LocalTier:
     def lease(self, chunk_id: str) -> None:
         """Keeps it from eviction for a while: somebody was told where it is."""
         with self._lock:
-            now = self._clock()
-            self._leases[chunk_id] = now + self._lease_s
-            self._leases.move_to_end(chunk_id)
-            while self._leases and next(iter(self._leases.values())) <= now:
-                self._leases.popitem(last=False)
+            self._leases.renew(chunk_id)
 
     def leased(self, chunk_id: str) -> bool:
         with self._lock:
-            return self._leases.get(chunk_id, self._clock()) > self._clock()
+            return chunk_id in self._leases
 
     def pin(self, chunk_ids: frozenset[str]) -> None:
         """These, and no others, are never evicted."""
@@ -301,7 +280,7 @@ class LocalTier:
     def check_invariants(self, verify: bool = True) -> None:
         """The index is what a scan finds, every counter is what it says; ``verify``: and every file is whole."""
         with self._lock:
-            found = self._scan()
+            found = self._files.scan()
             assert self._index == found, set(self._index.items()) ^ set(found.items())
             assert self._num_bytes == sum(c.size_bytes for c in found.values())
             assert self._reserved_bytes >= 0
@@ -321,10 +300,10 @@ class LocalTier:
         try:
             blobs.place(blob_of(chunk_id), staged)
             if truth:
-                self._cache.delete(blob_of(chunk_id))
+                self._files.cache.delete(blob_of(chunk_id))
         finally:
             self.check_again(chunk_id)  # renamed or not, when the disk failed
-        self._remember(chunk_id, _stamp(self.path_of(chunk_id)), summary)
+        self._remember(chunk_id, stamp_of(self.path_of(chunk_id)), summary)
 
     def _unreserve(self, num_bytes: int) -> None:
         with self._lock:
@@ -337,7 +316,7 @@ class LocalTier:
         return short <= 0 or self._evict(short, besides)
 
     def _evict(self, num_bytes: int, besides: str = "") -> bool:
-        victims = self._queue.victims(num_bytes, lambda c: c == besides or c in self._pins or self.leased(c))
+        victims = self._queue.victims(num_bytes, lambda c: c == besides or c in self._pins or c in self._leases)
         for chunk_id in victims:
             self._drop(chunk_id)
         self.num_evictions += len(victims)
@@ -351,14 +330,14 @@ class LocalTier:
 
     def _drop(self, chunk_id: str) -> bool:
         copy = self._index[chunk_id]
-        removed = self._blobs(copy.kept).delete(blob_of(chunk_id))
+        removed = self._files.blobs(copy.kept).delete(blob_of(chunk_id))
         self._note(chunk_id, None)
         return removed
 
     def check_again(self, chunk_id: str) -> None:
         """Makes the index agree with the disk, however far a change of the chunk came."""
         with self._lock:
-            self._note(chunk_id, self._copy_of(chunk_id, True) or self._copy_of(chunk_id, False))
+            self._note(chunk_id, self._files.find(chunk_id))
 
     def _note(self, chunk_id: str, copy: Copy | None) -> None:
         old = self._index.pop(chunk_id, None)
@@ -375,45 +354,11 @@ class LocalTier:
         if (copy is None) != (old is None):
             self._sorted = None
 
-    def _remember(self, chunk_id: str, stamp: _Stamp, summary: ChunkSummary) -> None:
+    def _remember(self, chunk_id: str, stamp: Stamp, summary: ChunkSummary) -> None:
         with self._lock:
             self._layouts[chunk_id] = stamp, summary
             while len(self._layouts) > _MOST_KNOWN_LAYOUTS:
                 self._layouts.popitem(last=False)
-
-    # ---- the files
-
-    def _scan(self, clean: bool = False) -> dict[str, Copy]:
-        """What is there; ``clean``: and removes copies of what is also kept (a crash came in between)."""
-        found = {c.chunk_id: c for c in self._list(True)} if self._kept is not None else {}
-        for copy in self._list(False):
-            if copy.chunk_id not in found:
-                found[copy.chunk_id] = copy
-            elif clean:
-                self._cache.delete(blob_of(copy.chunk_id))
-        return found
-
-    def _list(self, kept: bool) -> Iterable[Copy]:
-        page = self._blobs(kept).list(CHUNKS, limit=_LARGEST_LIST)
-        while True:
-            for blob in page.blobs:
-                if chunk_id := chunk_of(blob.name):
-                    yield Copy(chunk_id, blob.size_bytes, blob.modified_s, kept)
-            if not page.truncated:
-                return
-            page = self._blobs(kept).list(CHUNKS, page.blobs[-1].name, _LARGEST_LIST)
-
-    def _copy_of(self, chunk_id: str, kept: bool) -> Copy | None:
-        if kept and self._kept is None:
-            return None
-        stat = self._blobs(kept).stat(blob_of(chunk_id))
-        return Copy(chunk_id, stat.size_bytes, stat.modified_s, kept) if stat else None
-
-    def _blobs(self, kept: bool) -> DirectoryBlobs:
-        if not kept:
-            return self._cache
-        assert self._kept is not None, f"tier {self.name} holds copies only"
-        return self._kept
 
     def _name_of(self, copy: Copy) -> str:
         return self.kept_name if copy.kept else self.name
@@ -421,30 +366,3 @@ class LocalTier:
     def _stats_of(self, name: str, copies: list[Copy], pins: frozenset[str]) -> TierStats:
         pinned = sum(c.size_bytes for c in copies if c.chunk_id in pins)
         return TierStats(name, len(copies), sum(c.size_bytes for c in copies), self.capacity_bytes, pinned)
-
-
-def verified(path: Path, chunk_id: str) -> ChunkSummary:
-    """Reads every byte of a chunk's file.
-
-    Raises:
-        NotFound, CorruptData, NewerFormat: it is not a whole file, or another chunk's.
-    """
-    summary = verify_chunk(path, chunk_id)
-    if summary.header.chunk_id != chunk_id:
-        raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
-    return summary
-
-
-def _stamp(path: Path) -> _Stamp:
-    status = os.stat(path, follow_symlinks=False)
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        verify_chunk(path)
-    except CorruptData:
-        return False
-    except (NotFound, NewerFormat):
-        pass
-    return True

@@ -1,38 +1,36 @@
 """Everything that one node does with chunks: its own tiers, the object store behind them, and the way from one to the other.
 
-    open    memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
-    put     staged ─▶ verified ─▶ object store ─▶ copy on disk          (no object store: ─▶ kept on disk)
-    behind  staged ─▶ verified ─▶ kept on disk ┈▶ object store ─▶ copy on disk
-
-What is deleted or replaced goes from the disk first and from memory then, for copies go the other way.
+open    memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
+put     staged ─▶ verified ─▶ object store ─▶ copy on disk          (no object store: ─▶ kept on disk)
+behind  staged ─▶ verified ─▶ kept on disk ┈▶ object store ─▶ copy on disk
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from services.kv_store.blobs import Blobs, BlobStat, From, Last, Span
-from services.kv_store.chunk_names import CHUNKS, blob_of, chunk_of
+from services.kv_store.blobs import Blobs, From, Span
+from services.kv_store.chunk_files import verified
+from services.kv_store.chunk_names import blob_of
 from services.kv_store.fetch import FetchConfig
 from services.kv_store.fetches import Fetches
-from services.kv_store.lanes import Locks
-from services.kv_store.local_tier import Copy, LocalTier, verified
+from services.kv_store.local_tier import LocalTier
+from services.kv_store.object_chunks import all_objects, find_object, verify_object
 from services.kv_store.promotion import Promotion
 from services.kv_store.sources import PeerSearch
-from services.kv_store.uploader import Uploader
-from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, StorageFull
-from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, ShortTail, inspect_chunk, summary_of_tail
+from services.kv_store.tier_files import Copy
+from services.kv_store.writes import Writes
+from shared.errors import CorruptData, NewerFormat, NotFound
 from shared.kv_types import OpenedChunk, TierStats
 
-log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 _NUM_THREADS = 8
@@ -64,8 +62,6 @@ class NodeTiers:
         self._tiers = [t for t in (memory, disk) if t is not None]  # in the order of reading
         self._openers = ThreadPoolExecutor(2, "kv-open")
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "kv-work")
-        self._locks = Locks()
-        self._uploader = Uploader(self._upload)
         self._promotion = None if memory is None else Promotion(disk, memory, self.counters, self._threads)
         self._fetches = Fetches(
             [disk] if memory is None else [disk, memory],
@@ -75,6 +71,7 @@ class NodeTiers:
             self.counters,
             self._threads,
         )
+        self._writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads)
 
     @property
     def truth(self) -> Blobs:
@@ -133,15 +130,14 @@ class NodeTiers:
         """Those that are whole in the object store, or kept here until they are."""
         kept = {c: copy for c in chunk_ids if (copy := self.disk.find(c)) is not None and copy.kept}
         asked = [] if self.objects is None or not ask_objects else [c for c in dict.fromkeys(chunk_ids) if c not in kept]
-        stats = await asyncio.gather(*(self._in_threads(self._object_copy, c) for c in asked))
+        stats = await asyncio.gather(*(self._in_threads(find_object, self.objects, c) for c in asked))
         return {**kept, **{c: stat for c, stat in zip(asked, stats, strict=True) if stat is not None}}
 
     # ---- writing
 
     async def exists(self, chunk_id: str) -> bool:
         """Whether ``put`` would find it stored already; it is durable then."""
-        async with self._locks.hold(chunk_id):
-            return await self._exists(chunk_id, behind=False, uploaded=True)
+        return await self._writes.exists(chunk_id)
 
     async def put(self, chunk_id: str, staged: Path, replace: bool = False, behind: bool = False) -> bool:
         """Takes over a file of ``disk.staging``; returns whether the chunk was stored already (unless ``replace``, the new file is
@@ -151,23 +147,12 @@ class NodeTiers:
             CorruptData: it is not a whole chunk file, or another chunk's.
             StorageFull, Unavailable: not stored.
         """
-        try:
-            async with self._locks.hold(chunk_id):
-                copied = self.objects is None and self._is_here(chunk_id)
-                durable = await self._exists(chunk_id, behind, uploaded=not behind and not replace)
-                newer = await self._in_threads(self._is_newer, chunk_id, durable and replace and not behind)
-                if not newer and (not durable or replace):
-                    await self._store(chunk_id, staged, behind)
-                return durable or copied or newer
-        finally:
-            await self._in_threads(self.disk.staging.discard, staged)
+        return await self._writes.put(chunk_id, staged, replace, behind)
 
     async def delete(self, chunk_id: str) -> bool:
         """From this node's tiers; whether it was here. Nothing that this node was bringing to the object store arrives there after
         this."""
-        async with self._locks.hold(chunk_id):
-            self._fetches.drop(chunk_id)
-            return await self._in_threads(self._remove_here, chunk_id)
+        return await self._writes.delete(chunk_id)
 
     async def delete_object(self, chunk_id: str) -> bool:
         """Whether it was in the object store."""
@@ -175,16 +160,15 @@ class NodeTiers:
 
     def upload_pending(self) -> None:
         """Goes on bringing to the object store what is only here: for the start of an agent, and whenever."""
-        if self.objects is not None:
-            self._uploader.add(c.chunk_id for c in self.disk.copies(kept_only=True))
+        self._writes.upload_pending()
 
     async def uploaded(self) -> None:
         """Returns once nothing waits for the object store."""
-        await self._uploader.idle()
+        await self._writes.uploaded()
 
     async def close(self) -> None:
         """Ends what runs in the background. What was acknowledged is durable already."""
-        await asyncio.gather(self._uploader.close(), self._fetches.close())
+        await asyncio.gather(self._writes.close(), self._fetches.close())
         if self._promotion is not None:
             await self._promotion.close()
         for pool in (self._openers, self._threads):
@@ -208,8 +192,8 @@ class NodeTiers:
             NewerFormat: this version cannot tell.
             StorageFull, Unavailable: it could not be read.
         """
-        if tier == "objects":
-            return await self._in_threads(self._verify_object, chunk_id)
+        if tier == "objects" and self.objects is not None:
+            return (await self._in_threads(verify_object, self.objects, chunk_id, self.disk)).size_bytes
         where = self._tier(tier)
         try:
             return (await self._in_threads(verified, where.path_of(chunk_id), chunk_id)).size_bytes
@@ -219,29 +203,21 @@ class NodeTiers:
 
     async def remove_copy(self, chunk_id: str, tier: str) -> bool:
         """Whether it was there. A reader that has it open goes on."""
-        async with self._locks.hold(chunk_id):
-            if tier == "objects":
-                return await self.delete_object(chunk_id)
-            return await self._in_threads(self._tier(tier).remove, chunk_id)
+        if tier == "objects" and self.objects is not None:
+            return await self._writes.alone(chunk_id, partial(self.objects.delete, blob_of(chunk_id)))
+        return await self._writes.alone(chunk_id, partial(self._tier(tier).remove, chunk_id))
 
     async def restore(self, chunk_id: str, peers: PeerSearch) -> bool:
         """Replaces what is damaged by what is whole: local copies by a fetched one, the object by a local or a fetched one. Whether
         a good copy is where the truth should be now."""
-        async with self._locks.hold(chunk_id):
-            self._fetches.drop(chunk_id)
-            good = await self._in_threads(self._remove_damaged, chunk_id)
+        good = await self._writes.alone(chunk_id, partial(self._remove_damaged, chunk_id))
         if good is None:
-            self._fetches.damaged_objects.discard(chunk_id)
             await self.fetched(chunk_id, peers)
-            good = self.find(chunk_id)
+            good = next((tier for tier in self._tiers if tier.find(chunk_id) is not None), None)
         if good is None:
             return False
-        if self.objects is None:
-            return good.kept or await self._make_truth(chunk_id)
-        try:
-            await self.verify_copy(chunk_id, "objects")
-        except (NotFound, CorruptData):
-            return await self._make_truth(chunk_id)
+        if not await self._is_true(chunk_id):
+            await self._writes.put_copy(chunk_id, good.path_of(chunk_id))
         return True
 
     async def fetched(self, chunk_id: str, peers: PeerSearch) -> bool:
@@ -298,148 +274,30 @@ class NodeTiers:
             self.disk.lease(chunk_id)
         return opened
 
-    # ---- on the way out
-
-    async def _exists(self, chunk_id: str, behind: bool, uploaded: bool) -> bool:
-        """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there first."""
-        copy = self.disk.find(chunk_id)
-        if copy is not None and copy.kept:
-            await self._in_threads(self.disk.commit, chunk_id)
-            if uploaded:
-                await self._upload_locked(chunk_id)
-            return True
-        if self.objects is None or chunk_id in self._fetches.damaged_objects:
-            return False
+    async def _is_true(self, chunk_id: str) -> bool:
+        """Whether the truth is whole."""
+        if self.objects is None:
+            copy = self.disk.find(chunk_id)
+            return copy is not None and copy.kept
         try:
-            return await self._in_threads(self.objects.stat, blob_of(chunk_id)) is not None
-        except KvquiltError:
-            if behind:  # it can be stored here, and the object store be asked later
-                return False
-            raise
-
-    async def _store(self, chunk_id: str, staged: Path, behind: bool) -> None:
-        summary = await self._in_threads(verified, staged, chunk_id)
-        self._fetches.drop(chunk_id)
-        if self.objects is None or behind:
-            await self._in_threads(self._keep_truth, chunk_id, staged, summary)
-            if self.objects is not None:
-                self._uploader.add([chunk_id])
-        else:
-            await self._in_threads(self._put_object, chunk_id, staged, summary)
-            self.counters["uploads"] += 1
-        self._fetches.damaged_objects.discard(chunk_id)
-
-    def _keep_truth(self, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
-        self.disk.with_room(summary.size_bytes, lambda: self.disk.keep(chunk_id, staged, summary, truth=True))
-        if self.memory is not None:
-            self.memory.remove(chunk_id)
-
-    def _put_object(self, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
-        assert self.objects is not None
-        self.objects.put_file(blob_of(chunk_id), staged)
-        self.disk.remove(chunk_id)  # it may be kept there, which a copy does not replace
-        if staged.exists():
-            with suppress(StorageFull):  # a copy is not worth an error
-                self.disk.keep(chunk_id, staged, summary)
-        if self.memory is not None:
-            self.memory.remove(chunk_id)
-
-    async def _upload(self, chunk_id: str) -> None:
-        async with self._locks.hold(chunk_id):
-            await self._upload_locked(chunk_id)
-
-    async def _upload_locked(self, chunk_id: str) -> None:
-        """Brings what is kept here to the object store; nothing if it is not here any more."""
-        copy = self.disk.find(chunk_id)
-        if self.objects is None or copy is None or not copy.kept:
-            return
-        version, path = self.disk.version(chunk_id), self.disk.path_of(chunk_id)
-        try:
-            await self._in_threads(verified, path, chunk_id)
-            if not await self._in_threads(self._is_newer_object, chunk_id):
-                await self._in_threads(self.objects.put_file, blob_of(chunk_id), path)
-                self.counters["uploads"] += 1
-        except (NotFound, FileNotFoundError):
-            pass  # settling finds out
-        except CorruptData as error:
-            log.error("what waited for the object store is damaged: %s", error.detail)
-            await self._in_threads(self.disk.remove, chunk_id)
-        await self._in_threads(self.disk.settle, chunk_id, version)
-
-    def _is_newer(self, chunk_id: str, look_at_object: bool) -> bool:
-        """A file of a newer format is not replaced, wherever it is. Uploading looks at the object itself."""
-        for tier in self._tiers:
-            with suppress(NotFound, CorruptData):
-                try:
-                    inspect_chunk(tier.path_of(chunk_id))
-                except NewerFormat:
-                    return True
-        return look_at_object and self._is_newer_object(chunk_id)
-
-    def _is_newer_object(self, chunk_id: str) -> bool:
-        try:
-            if self.objects is not None:
-                inspect_object(self.objects, chunk_id)
-        except NewerFormat:
-            return True
+            await self.verify_copy(chunk_id, "objects")
         except (NotFound, CorruptData):
-            pass
-        return False
-
-    async def _make_truth(self, chunk_id: str) -> bool:
-        """Puts a good local copy where the truth should be."""
-        staged = await self._in_threads(self.disk.staging.copy_of, self._copy_path(chunk_id))
-        try:
-            async with self._locks.hold(chunk_id):
-                await self._store(chunk_id, staged, behind=False)
-        finally:
-            await self._in_threads(self.disk.staging.discard, staged)
+            return False
         return True
 
-    # ---- small things
-
-    def _remove_here(self, chunk_id: str) -> bool:
-        removed = self.disk.remove(chunk_id)
-        return (self.memory is not None and self.memory.remove(chunk_id)) or removed
-
-    def _remove_damaged(self, chunk_id: str) -> Copy | None:
-        """A good copy, if there is one; damaged ones are removed."""
+    def _remove_damaged(self, chunk_id: str) -> LocalTier | None:
+        """The tier of a good copy, if there is one; damaged ones are removed."""
         good = None
         for tier in self._tiers:
-            copy = tier.find(chunk_id)
-            if copy is not None:
+            if tier.find(chunk_id) is not None:
                 try:
                     verified(tier.path_of(chunk_id), chunk_id)
-                    good = copy
+                    good = tier
                 except CorruptData:
                     tier.remove(chunk_id)
                 except (NotFound, NewerFormat):
                     pass
         return good
-
-    def _verify_object(self, chunk_id: str) -> int:
-        assert self.objects is not None
-        stat = self.objects.stat(blob_of(chunk_id))
-        if stat is None:
-            raise NotFound(f"chunk {chunk_id}: not stored")
-        file = self.disk.allocate(stat.size_bytes)
-        try:
-            offset = 0
-            for piece in self.objects.read(blob_of(chunk_id), Span(0, stat.size_bytes)):
-                file.write(offset, piece)
-                offset += len(piece)
-            return verified(file.path, chunk_id).size_bytes
-        finally:
-            file.close()
-            self.disk.staging.discard(file.path)
-
-    def _object_copy(self, chunk_id: str) -> Copy | None:
-        assert self.objects is not None
-        stat = self.objects.stat(blob_of(chunk_id))
-        return Copy(chunk_id, stat.size_bytes, stat.modified_s) if stat else None
-
-    def _copy_path(self, chunk_id: str) -> Path:
-        return next(tier for tier in self._tiers if tier.find(chunk_id) is not None).path_of(chunk_id)
 
     def _is_here(self, chunk_id: str) -> bool:
         return self.find(chunk_id) is not None
@@ -451,29 +309,3 @@ class NodeTiers:
 
     async def _in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
-
-
-def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> Iterator[BlobStat]:
-    """Every chunk in the object store after the one called ``start_after``, in the order of ids. Blocks."""
-    after = blob_of(start_after) if start_after else ""
-    while True:
-        page = objects.list(CHUNKS, after, page_len)
-        yield from (blob for blob in page.blobs if chunk_of(blob.name))
-        if not page.truncated:
-            return
-        after = page.blobs[-1].name
-
-
-def inspect_object(objects: Blobs, chunk_id: str) -> ChunkSummary:
-    """What its end says, without reading the rest. Blocks. Raises like ``summary_of_tail`` and ``Blobs.read``."""
-    stat, length = objects.stat(blob_of(chunk_id)), TAIL_GUESS_BYTES
-    if stat is None:
-        raise NotFound(f"chunk {chunk_id}: not stored")
-    while True:
-        tail = b"".join(objects.read(blob_of(chunk_id), Last(length)))
-        try:
-            return summary_of_tail(tail, stat.size_bytes)
-        except ShortTail as error:
-            if error.needed_bytes <= length:
-                raise CorruptData(f"chunk {chunk_id}: it ends early") from None
-            length = error.needed_bytes

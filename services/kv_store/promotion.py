@@ -7,7 +7,8 @@ import logging
 from collections import Counter
 from concurrent.futures import Executor
 
-from services.kv_store.local_tier import LocalTier, verified
+from services.kv_store.chunk_files import verified
+from services.kv_store.local_tier import LocalTier
 from shared.errors import KvquiltError
 
 log = logging.getLogger(__name__)

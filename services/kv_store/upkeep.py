@@ -20,8 +20,9 @@ from services.kv_store.catalog import Document
 from services.kv_store.chunk_names import chunk_of
 from services.kv_store.documents import Documents
 from services.kv_store.garbage import collect, keeper_now_s, young
-from services.kv_store.node_tiers import LocalCopy, NodeTiers, all_objects
+from services.kv_store.node_tiers import LocalCopy, NodeTiers
 from services.kv_store.nodes import Nodes, ask, merged_page
+from services.kv_store.object_chunks import all_objects
 from services.kv_store.pins import Pin, Pins, check_room
 from services.kv_store.quotas import Quotas, Usage, after_replacing
 from services.kv_store.scrub import Scrub, scrub_cluster

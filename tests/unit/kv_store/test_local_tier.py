@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from services.kv_store.chunk_files import verified
 from services.kv_store.chunk_names import blob_of
 from services.kv_store.disk import Disk
-from services.kv_store.local_tier import LocalTier, verified
+from services.kv_store.local_tier import LocalTier
 from shared.errors import InvalidRequest, NotFound, StorageFull
 from shared.kv_format import ChunkFile, verify_chunk
 from tests.kv_chunks import chunk_bytes, chunk_id_of, newer_chunk_bytes
