@@ -13,6 +13,7 @@ from typing import TypeVar
 from services.kv_store.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, chunk_of
 from services.kv_store.documents import Documents, Removal
 from services.kv_store.flight import FlightReader
+from services.kv_store.node_tiers import NodeTiers
 from services.kv_store.nodes import Nodes, ask
 from services.kv_store.object_chunks import all_objects
 from services.kv_store.quotas import Quotas
