@@ -113,8 +113,8 @@ def stats(session: Session, as_json: bool) -> None:
 def verify(session: Session) -> None:
     """Read and verify every copy of every chunk, in every tier of every node and in the object store.
 
-    Changes nothing. Lists damaged copies, and chunks that documents need and of which no durable good copy is left; exit code 1 if there
-    are any. `kvquilt store repair` makes them whole.
+    Changes nothing. Lists damaged copies, and chunks that documents need and of which no durable good copy is left; exit code 1 if
+    there are any. `kvquilt store repair` makes them whole.
     """
     from cluster.remote import store_client
     from cluster.store_upkeep import verify as scrub
