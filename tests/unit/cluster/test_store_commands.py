@@ -21,7 +21,7 @@ from shared.kv_types import ChunkStat, DamagedCopy, NodeStats, StoreStats, Tenan
 from shared.request import RequestContext
 
 STORE = ("stats", "verify", "repair", "migrate", "gc", "pin", "unpin", "pins", "export", "import")
-CTX = RequestContext.create()
+CTX = RequestContext.create(deadline_ms=3_600_000)
 STATS = StoreStats(
     nodes=(
         NodeStats("n1", True, (TierStats("memory", 1, 1234567, 0, 5), TierStats("disk", 2, 22, 10**9)), {"opens": 3}),
