@@ -4,8 +4,8 @@
     parts, in the order of layers, several at a time ──▶ layers are marked as they come
     whole ──▶ verified ──▶ takes its place in a tier
 
-Readers keep their descriptors, so it is nothing to them when the staged name goes. Who was told of it and comes too late asks
-again.
+Readers keep their descriptors, so it is nothing to them when the staged name goes. It stays for a while, with its progress, for
+those who were told of it and have not opened it yet.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.chunk_files import verified
@@ -35,6 +36,7 @@ Part = tuple[int, int]
 
 _TRIES = 2
 _FIRST = -1
+_LAST = (2,)
 _RETRYABLE = (Unavailable, CorruptData, DeadlineExceeded, TimeoutError)
 
 
@@ -76,15 +78,17 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class FetchRoom:
-    """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called with a chunk that no
-    tier has room for after all: its staged file is all there is. ``damaged``: told what kind of source had a copy that is none."""
+    """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called with a file whose
+    name must stay for a while, for readers were told of it. ``homeless``: with a chunk that no tier has room for after all, so that
+    its staged file is all there is. ``damaged``: told what kind of source had a copy that is none."""
 
     tiers: Sequence[LocalTier]
     config: FetchConfig
     lanes: Lanes
     threads: Executor
     counters: Counter[str]
-    linger: Callable[[OpenedChunk], None]
+    linger: Callable[[Path], None]
+    homeless: Callable[[OpenedChunk], None]
     damaged: Callable[[str, str], None]
 
 
@@ -143,7 +147,9 @@ class Fetch:
         self._room.counters[f"{source.kind}_fetches"] += 1
         self._room.counters[f"{source.kind}_bytes"] += size
         if opened.path == str(file.path):
-            self._room.linger(opened)
+            self._room.homeless(opened)
+        if self._framed.done() or opened.path == str(file.path):
+            self._room.linger(file.path)
         self._tell(opened)
         return True
 
@@ -180,7 +186,9 @@ class Fetch:
             return summary
         finally:
             if progress is not None:
-                progress.close(whole)
+                progress.close(whole, keep=whole)
+                if whole:
+                    self._room.linger(progress.path)
 
     async def _read_tail(self, source: Source, file: StagedFile, size: int) -> tuple[ChunkSummary, int]:
         """The frame, and where what is read of the end begins."""
@@ -226,18 +234,25 @@ class Fetch:
                         raise
 
     async def _verify(self, source: Source, file: StagedFile) -> None:
+        """Readers verify what they read themselves, so that this can wait until nothing arrives that somebody waits for."""
         try:
-            await self._in_thread(verified, file.path, self.chunk_id)
+            async with self._room.lanes.lane(_LAST):
+                await self._in_thread(verified, file.path, self.chunk_id)
         except CorruptData:
             self._room.damaged(source.kind, self.chunk_id)
             raise
 
     def _keep(self, tier: LocalTier, reservation: Reservation, file: StagedFile, summary: ChunkSummary) -> OpenedChunk:
         """Where it can be read from now on: in the tier, or, if that has no room any more, in the staged file."""
-        if tier.keep(self.chunk_id, file.path, summary, reservation=reservation, unless=lambda: self.unwanted):
+        self._check_wanted()
+        told = self._framed.done()
+        staged = tier.staging.second_name(file.path) if told else file.path
+        if tier.keep(self.chunk_id, staged, summary, reservation=reservation, unless=lambda: self.unwanted):
             kept = tier.open(self.chunk_id)
             if kept is not None:
                 return kept
+        if told:
+            tier.staging.discard(staged)
         return OpenedChunk(self.chunk_id, True, str(file.path), summary.size_bytes, summary.layers, tier=tier.name)
 
     def _check_wanted(self) -> None:

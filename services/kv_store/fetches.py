@@ -19,7 +19,7 @@ from shared.kv_types import OpenedChunk
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 10.0
+LINGER_S = 3.0
 
 
 class Fetches:
@@ -39,17 +39,20 @@ class Fetches:
         """Chunks whose object turned out to be damaged: not stored, whatever the object store says."""
         self._objects, self._config, self._prefer_peers, self._counters = objects, config, prefer_peers, counters
         self._readers = ThreadPoolExecutor(config.concurrency, "kv-fetch")
-        self._room = FetchRoom(tiers, config, Lanes(config.concurrency), threads, counters, self._linger, self._note_damage)
+        self._room = FetchRoom(
+            tiers, config, Lanes(config.concurrency), threads, counters, self._linger, self._take_in, self._note_damage
+        )
         self._running: dict[str, tuple[Fetch, asyncio.Task[bool]]] = {}
-        self._lingering: dict[str, tuple[OpenedChunk, asyncio.TimerHandle]] = {}
+        self._lingering: dict[Path, asyncio.TimerHandle] = {}
+        self._homeless: dict[str, OpenedChunk] = {}  # whole, but no tier had room: they are where they were staged, for a while
 
     def __contains__(self, chunk_id: str) -> bool:
-        return chunk_id in self._running or chunk_id in self._lingering
+        return chunk_id in self._running or chunk_id in self._homeless
 
     async def open(self, chunk_id: str, peers: PeerSearch) -> OpenedChunk | None:
         """Where the chunk can be read, as soon as its frame is there; None: it cannot be had soon."""
-        if chunk_id in self._lingering:
-            return self._lingering[chunk_id][0]
+        if chunk_id in self._homeless:
+            return self._homeless[chunk_id]
         self._counters["coalesced"] += chunk_id in self._running
         fetch, _ = self.start(chunk_id, peers, urgent=True)
         try:
@@ -74,15 +77,17 @@ class Fetches:
         fetch, _ = self._running.pop(chunk_id, (None, None))
         if fetch is not None:
             fetch.unwanted = True
-        self._end_lingering(chunk_id)
+        self._homeless.pop(chunk_id, None)
 
     async def close(self) -> None:
         tasks = [task for _, task in self._running.values()]
-        for chunk_id in [*self._running, *self._lingering]:
+        for chunk_id in [*self._running, *self._homeless]:
             self.drop(chunk_id)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for path in list(self._lingering):
+            self._end_lingering(path)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def _sources(self, chunk_id: str, peers: PeerSearch) -> AsyncIterator[Source]:
@@ -106,13 +111,15 @@ class Fetches:
         if kind == "object":
             self.damaged_objects.add(chunk_id)
 
-    def _linger(self, opened: OpenedChunk) -> None:
-        timer = asyncio.get_running_loop().call_later(LINGER_S, self._end_lingering, opened.chunk_id)
-        self._lingering[opened.chunk_id] = opened, timer
+    def _linger(self, path: Path) -> None:
+        self._lingering[path] = asyncio.get_running_loop().call_later(LINGER_S, self._end_lingering, path)
 
-    def _end_lingering(self, chunk_id: str) -> None:
-        if chunk_id in self._lingering:
-            opened, timer = self._lingering.pop(chunk_id)
-            timer.cancel()
-            with suppress(OSError):
-                Path(opened.path).unlink(missing_ok=True)
+    def _end_lingering(self, path: Path) -> None:
+        self._lingering.pop(path).cancel()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        for chunk_id in [c for c, opened in self._homeless.items() if opened.path == str(path)]:
+            del self._homeless[chunk_id]
+
+    def _take_in(self, opened: OpenedChunk) -> None:
+        self._homeless[opened.chunk_id] = opened

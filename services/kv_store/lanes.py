@@ -56,6 +56,10 @@ class Locks:
         self._locks: dict[str, asyncio.Lock] = {}
         self._num_users: dict[str, int] = {}
 
+    @property
+    def num_names(self) -> int:
+        return len(self._locks)
+
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncGenerator[None, None]:
         lock = self._locks.setdefault(name, asyncio.Lock())

@@ -109,6 +109,13 @@ class Staging:
                 target.close()
         return target.path
 
+    def second_name(self, path: Path) -> Path:
+        """Of a file that is here: it lives until both are gone."""
+        name = self.new()
+        with storing():
+            os.link(path, name)
+        return name
+
     def discard(self, path: Path) -> None:
         with storing():
             self._disk.remove(path)

@@ -35,13 +35,14 @@ class ProgressWriter:
     def layer_arrived(self, layer: int) -> None:
         os.pwrite(self._fd, _THERE, layer + 1)
 
-    def close(self, complete: bool) -> None:
-        """Removes the file. Not ``complete``: readers learn that the rest will never come."""
+    def close(self, complete: bool, keep: bool = False) -> None:
+        """Removes the file; ``keep``: leaves that to the caller. Not ``complete``: readers learn that the rest will never come."""
         if self._fd >= 0:
             os.pwrite(self._fd, (_THERE if complete else _FAILED) * self._num_marks, 0)
             os.close(self._fd)
             self._fd = -1
-            self.path.unlink(missing_ok=True)
+            if not keep:
+                self.path.unlink(missing_ok=True)
 
 
 class ProgressReader:
