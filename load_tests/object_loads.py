@@ -24,6 +24,7 @@ from services.kv_store.chunk_names import blob_of
 from services.kv_store.fetch import FetchConfig
 from services.kv_store.object_blobs import ObjectBlobs
 from services.kv_store.object_settings import ObjectSettings
+from shared.errors import NotFound
 from shared.kv_format import ChunkFile
 from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
@@ -67,16 +68,25 @@ async def _verified_s(directory: Path, objects: ObjectBlobs, buffers: Mapping[st
         with ThreadPoolExecutor(len(buffers)) as threads:
             loop = asyncio.get_running_loop()
             started = time.perf_counter()
-            opened = await node.open(RequestContext.create(), list(buffers))
-            await asyncio.gather(*(loop.run_in_executor(threads, _load, chunk, buffers[chunk.chunk_id]) for chunk in opened))
+            missing = list(buffers)
+            while missing:  # what arrived whole in between has moved to its tier, and is asked for again
+                opened = await node.open(RequestContext.create(), missing)
+                loads = [loop.run_in_executor(threads, _load, chunk, buffers[chunk.chunk_id]) for chunk in opened]
+                missing = [chunk_id for chunk_id, loaded in zip(missing, await asyncio.gather(*loads), strict=True) if not loaded]
             return time.perf_counter() - started
 
 
-def _load(chunk: OpenedChunk, buffers: Buffers) -> None:
+def _load(chunk: OpenedChunk, buffers: Buffers) -> bool:
+    """Whether the file was still where it was said to be."""
     assert chunk.exists, "the node could not fetch a chunk"
-    with ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress) as file:
+    try:
+        file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
+    except NotFound:
+        return False
+    with file:
         for layer, (k, v) in enumerate(buffers):
             file.read_layer(layer, k, v)
+    return True
 
 
 def _bare_s(endpoint: str, sizes: dict[str, int]) -> float:
