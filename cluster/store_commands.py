@@ -16,13 +16,13 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(click.ParamType[float]):
-    """Seconds, from "90s", "30m", "1h" or "2d"."""
+    """Seconds, from "90s", "30m", "1h" or "2d"; 0 needs no unit."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
+        if isinstance(value, float) or value == "0":
+            return float(value)
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value).strip())
         if not found:
             self.fail(f"{value!r} is not a duration; write 90s, 30m, 1h or 2d", param, ctx)
@@ -113,8 +113,8 @@ def stats(session: Session, as_json: bool) -> None:
 def verify(session: Session) -> None:
     """Read and verify every copy of every chunk, in every tier of every node and in the object store.
 
-    Changes nothing. Lists damaged copies, and chunks that documents need and of which no good copy is left; exit code 1 if there
-    are any. `kvquilt store repair` makes them whole.
+    Changes nothing. Lists damaged copies, and chunks that documents need and of which no durable good copy is left; exit code 1 if
+    there are any. `kvquilt store repair` makes them whole.
     """
     from cluster.remote import store_client
     from cluster.store_upkeep import verify as scrub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -43,12 +43,11 @@ def stats_json(stats: StoreStats) -> str:
     return json.dumps(dataclasses.asdict(stats), indent=2)
 
 
-def damage_table(damaged: Sequence[DamagedCopy]) -> Table:
-    table = _table("chunk", "node", "tier", "", "damage")
+def damage_lines(damaged: Sequence[DamagedCopy]) -> Iterator[Text]:
+    """Not a table: what an operator wants to copy must not be cut to the width of the screen."""
     for d in damaged:
         state = Text("restored", "green") if d.restored else Text("damaged", "red")
-        table.add_row(d.chunk_id, d.node_id[:12], d.tier, state, d.reason)
-    return table
+        yield Text.assemble(f"{d.chunk_id}  {d.node_id[:12]}  {d.tier}  ", state, f"  {d.reason}")
 
 
 def pins_table(pins: Sequence[PinnedDocuments]) -> Table:

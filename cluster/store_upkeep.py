@@ -53,13 +53,13 @@ class Findings:
         return not self.damaged and not self.missing
 
     def print(self, console: Console) -> None:
-        from cluster.store_console import damage_table
+        from cluster.store_console import damage_lines
 
         console.print(f"{self.num_copies:,} copies of {self.num_bytes:,} bytes verified: {len(self.damaged)} damaged")
-        if self.damaged:
-            console.print(damage_table(self.damaged))
+        for line in damage_lines(self.damaged):
+            console.print(line, soft_wrap=True)
         for chunk_id in self.missing:
-            console.print(f"{chunk_id}  no good copy is left", style="red")
+            console.print(f"{chunk_id}  no durable good copy is left", style="red")
 
 
 async def verify(console: Console, store: Store, ctx: RequestContext, repair: bool) -> Findings:

@@ -24,6 +24,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from load_tests.rates import Rates, measure_rates
 from load_tests.report import Measurement, measured, write_report
 from shared.engine import Engine, EngineConfig, wrap_model
+from shared.engine.model import LoadedModel
 from shared.engine.types import Chunk, DoneEvent, FailedEvent, GenerateRequest, ReuseMode, SamplingParams
 from shared.identity import ids_hash
 
@@ -126,6 +127,10 @@ def _runs_ms(engine: Engine, contexts: Sequence[tuple[Chunk, ...]], reuse: Reuse
 
 
 def build_engine(shape: Shape) -> Engine:
+    return Engine(build_model(shape), EngineConfig(dtype="bfloat16"))
+
+
+def build_model(shape: Shape) -> LoadedModel:
     torch.manual_seed(0)
     config = Qwen2Config(
         hidden_size=shape.hidden,
@@ -144,7 +149,7 @@ def build_engine(shape: Shape) -> Engine:
         model = Qwen2ForCausalLM(config).eval()
     finally:
         torch.set_default_dtype(before)
-    return Engine(wrap_model(model), EngineConfig(dtype="bfloat16"))
+    return wrap_model(model)
 
 
 def random_chunks(shape: Shape) -> tuple[Chunk, ...]:

@@ -15,13 +15,15 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import urllib3
+from minio import Minio
+from minio.error import MinioException
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 RCLONE_VERSION = "1.75.0"
@@ -84,12 +86,11 @@ class S3Server:
                 env=os.environ | self._variables(),
                 start_new_session=True,  # Ctrl-C is for the tests; the guard ends the server after them
             )
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._answers():
-            if time.monotonic() > deadline_s:
-                self.stop()
-                raise RuntimeError(f"{self.program.origin} did not start:\n{log_path.read_text()[-2000:]}")
-            time.sleep(0.05)
+        try:
+            self._wait(log_path)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """At once, in the middle of whatever it does."""
@@ -98,6 +99,13 @@ class S3Server:
             self._guard = None
 
     close = stop
+
+    def _wait(self, log_path: Path) -> None:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not self._answers():
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"{self.program.origin} did not start:\n{log_path.read_text()[-2000:]}")
+            time.sleep(0.05)
 
     def _command(self) -> list[str]:
         if self.program.kind == "minio":
@@ -117,18 +125,17 @@ class S3Server:
         }
 
     def _answers(self) -> bool:
+        """Signed requests, that is: a port is open, and even healthy, before it serves."""
+        ca_file = str(self._certs / "public.crt") if self._certs else None
+        http = urllib3.PoolManager(retries=False, timeout=2.0, cert_reqs="CERT_REQUIRED", ca_certs=ca_file)
+        client = Minio(
+            self.endpoint, self.access_key, self.secret_key, secure=self._certs is not None, region="us-east-1", http_client=http
+        )
         try:
-            with socket.create_connection(("127.0.0.1", self._port), timeout=1):
-                pass
-        except OSError:
+            client.list_buckets()
+        except (MinioException, urllib3.exceptions.HTTPError, OSError):
             return False
-        if self._certs or self.program.kind != "minio":
-            return True
-        try:
-            with urllib.request.urlopen(f"http://{self.endpoint}/minio/health/ready", timeout=1):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
+        return True
 
 
 def find_program() -> S3Program:

@@ -15,12 +15,14 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChunkStat:
-    """``modified_s``: seconds since 1970."""
+    """``modified_s``: seconds since 1970. ``location``: where the node that answers streams the file from by Arrow Flight;
+    empty: by ``get`` only."""
 
     chunk_id: str
     exists: bool
     size_bytes: int = 0
     modified_s: float = 0.0
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True)

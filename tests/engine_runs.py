@@ -164,16 +164,25 @@ def assert_alike(ours: Generated, other: Generated, tolerance: float = 1e-4) -> 
 
 
 class Shelf:
-    """A ``SegmentSource`` in memory whose contents can be spoilt."""
+    """A ``SegmentSource`` in memory whose contents can be spoilt. ``before_layer`` is called in front of every layer that is read,
+    on the reading thread: it may wait, and it may raise."""
 
     def __init__(self) -> None:
         self.kv: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self.saves: list[tuple[str, bool]] = []
+        self.prefetched: list[tuple[str, ...]] = []
         self.corrupt: set[str] = set()
         self.failure: KvquiltError | None = None
+        self.before_layer: Callable[[str, int], None] = lambda chunk_id, layer: None
+        self.num_unclosed = 0
 
     def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
-        return {i: _Book(*self.kv[i], i in self.corrupt) for i in chunk_lens if i in self.kv}
+        found = {i: _Book(self, i, *self.kv[i]) for i in chunk_lens if i in self.kv}
+        self.num_unclosed += len(found)
+        return found
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        self.prefetched.append(tuple(chunk_ids))
 
     def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
         pass
@@ -198,10 +207,12 @@ class Shelf:
 
 
 class _Book:
-    def __init__(self, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor], corrupt: bool) -> None:
-        self._k_LHTD, self._v_LHTD, self._corrupt = k_LHTD, v_LHTD, corrupt
+    def __init__(self, shelf: Shelf, chunk_id: str, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor]) -> None:
+        self._shelf, self._chunk_id = shelf, chunk_id
+        self._k_LHTD, self._v_LHTD, self._corrupt = k_LHTD, v_LHTD, chunk_id in shelf.corrupt
 
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        self._shelf.before_layer(self._chunk_id, layer)
         if self._corrupt and layer == 1:  # the first layer is good: the engine must take everything back
             k_out_HTD.fill_(float("nan"))
             raise CorruptData("layer 1 fails its checksum")
@@ -209,4 +220,4 @@ class _Book:
         v_out_HTD.copy_(self._v_LHTD[layer])
 
     def close(self) -> None:
-        pass
+        self._shelf.num_unclosed -= 1

@@ -23,6 +23,7 @@ class DirectoryStore:
         self._staging.mkdir()
         self.failure: KvquiltError | None = None
         self.calls: list[str] = []
+        self.prefetched: list[str] = []
         self.adopted: list[tuple[str, bool]] = []
         self.behind: list[bool] = []
 
@@ -38,6 +39,10 @@ class DirectoryStore:
     async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]:
         await self._called("open")
         return [self._opened(chunk_id) for chunk_id in chunk_ids]
+
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
+        await self._called("prefetch")
+        self.prefetched += chunk_ids
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         await self._called("stage")

@@ -15,6 +15,7 @@ from services.kv_store.cluster_store import ClusterStore
 from services.kv_store.disk import Disk, VolatileDisk
 from services.kv_store.documents import Documents
 from services.kv_store.fetch import FetchConfig
+from services.kv_store.flight import FlightServer
 from services.kv_store.handlers import KvStoreHandlers, start_server
 from services.kv_store.local_tier import LEASE_S, LocalTier
 from services.kv_store.node_tiers import NodeTiers
@@ -93,9 +94,12 @@ def agent_on(
     disk: Disk | None = None,
     objects: Blobs | None = None,
     tiers: NodeTiers | None = None,
+    location: str = "",
 ) -> Agent:
     """With the default ``tiers`` of ``disk`` and ``objects`` unless others are given."""
-    agent = Agent(node_id, tiers or tiers_in(directory, disk, objects), Documents(directory, disk, objects), nodes)
+    agent = Agent(
+        node_id, tiers or tiers_in(directory, disk, objects), Documents(directory, disk, objects), nodes, location=location
+    )
     nodes.stores[node_id] = agent
     return agent
 
@@ -118,8 +122,14 @@ async def cluster(
 ) -> AsyncGenerator[tuple[ClusterStore, dict[str, Agent], KnownNodes], None]:
     """Agents that reach each other over gRPC, as they do on Ray nodes, and the front's store over them."""
     nodes = KnownNodes()
-    agents = {node_id: agent_on(directory / node_id, node_id, nodes, objects=objects) for node_id in node_ids}
+    agents = {}
     async with AsyncExitStack() as stack:
+        for i, node_id in enumerate(node_ids):
+            tiers = tiers_in(directory / node_id, objects=objects)
+            flight = FlightServer("127.0.0.1", tiers.read)
+            stack.callback(flight.close)
+            location = flight.location if i % 2 == 0 else ""  # the others by `get`
+            agents[node_id] = agent_on(directory / node_id, node_id, nodes, objects=objects, tiers=tiers, location=location)
         for node_id, agent in agents.items():
             nodes.stores[node_id] = await stack.enter_async_context(over_grpc(agent))
         yield ClusterStore(nodes, node_ids[0]), agents, nodes

@@ -9,9 +9,11 @@ from ray import serve
 from services.gateway.config import GatewayConfig
 from services.gateway.handlers import SERVICE, GatewayHandlers
 from services.gateway.pipeline import Pipeline
+from services.gateway.prefetching import Prefetching
 from shared import log
 from shared.clients.generation import GenerationClient
 from shared.clients.health import ApplicationHealth
+from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
 from shared.clients.serve_transport import ServeTransport
 from shared.config import load, to_dict
@@ -26,7 +28,10 @@ class Gateway(GatewayHandlers):
         config = load(GatewayConfig, args)
         log.configure(SERVICE, config.deployment.log.level, config.deployment.log.format)
         transports = {name: ServeTransport(name) for name in OTHERS}
-        pipeline = Pipeline(RetrievalClient(transports["retrieval"]), GenerationClient(transports["generator"]), config)
+        fetcher = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None
+        pipeline = Pipeline(
+            RetrievalClient(transports["retrieval"]), GenerationClient(transports["generator"]), config, Prefetching(fetcher)
+        )
         super().__init__(pipeline, {name: ApplicationHealth(t) for name, t in transports.items()}, config.status_timeout_s)
 
 

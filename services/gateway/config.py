@@ -16,6 +16,7 @@ class GatewayConfig:
     reuse: where the request names none.
     rrf_constant: of reciprocal-rank fusion; larger values weigh the top of the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
+    kv_store: the application that is told, as soon as chunks are retrieved, to bring their KV nearer; empty: nobody is told.
     """
 
     k: int = 8
@@ -24,6 +25,7 @@ class GatewayConfig:
     reuse: Reuse = "reordered"
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
+    kv_store: str = "kv_store"
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
     questions ──► search ──► fuse ──► [Retrieved] ──► generate ──► [AnswerToken …] [AnswerText …] ──► [AnswerUsage] [AnswerDone]
                   describe ──┘ (meanwhile)
+                              └► prefetch of the chunks' KV (told, not waited for)
 
 A stream that ends without ``AnswerDone`` is not an answer, so every way out but that one raises.
 """
@@ -20,6 +21,7 @@ from services.gateway.citations import cite
 from services.gateway.config import GatewayConfig
 from services.gateway.fusion import fuse
 from services.gateway.ports import Generator, Retriever
+from services.gateway.prefetching import Prefetching
 from services.gateway.regeneration import generate_with_retry
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
 from shared.clients.generation import (
@@ -34,7 +36,6 @@ from shared.clients.generation import (
 )
 from shared.errors import InvalidRequest, ModelMismatch, NotFound
 from shared.request import RequestContext, check_name
-from shared.search import SearchResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,17 @@ class Inquiry:
 
 class Pipeline:
     def __init__(
-        self, retriever: Retriever, generator: Generator, config: GatewayConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        retriever: Retriever,
+        generator: Generator,
+        config: GatewayConfig,
+        prefetching: Prefetching,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retriever = retriever
         self._generator = generator
         self._config = config
+        self._prefetching = prefetching
         self._clock = clock
 
     async def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
@@ -104,11 +111,8 @@ class Pipeline:
             raise InvalidRequest(f"retrieval.k: at most {self._config.max_k}, got {inquiry.retrieval.k}")
 
     async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> Retrieved:
-        options = inquiry.retrieval
-        k = options.k or self._config.k
-        searching = self._retriever.search(ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters)
-        result, model = await _both(searching, self._generator.describe(ctx))
-        hits = fuse(result.rankings, k, self._config.rrf_constant)
+        retrieved, model = await _both(self._search(ctx, inquiry), self._generator.describe(ctx))
+        hits = retrieved.hits
         if not hits:
             raise NotFound(
                 f"nothing in collection {inquiry.collection!r} matches; ask for less by filters or use another search mode"
@@ -119,6 +123,15 @@ class Pipeline:
                 f"{stale[0]!r} in collection {inquiry.collection!r} was ingested for another model than the one being served; "
                 f"run `kvquilt ingest --collection {inquiry.collection} --re-encode`"
             )
+        return retrieved
+
+    async def _search(self, ctx: RequestContext, inquiry: Inquiry) -> Retrieved:
+        options = inquiry.retrieval
+        k = options.k or self._config.k
+        result = await self._retriever.search(ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters)
+        hits = fuse(result.rankings, k, self._config.rrf_constant)
+        if (inquiry.reuse or self._config.reuse) != "full":
+            self._prefetching.begin(ctx, [hit.chunk.chunk_id for hit in hits])
         return Retrieved(hits, result.mode)
 
     def _generate(self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved) -> AsyncGenerator[GenerationEvent, None]:
@@ -130,16 +143,14 @@ class Pipeline:
         return (self._clock() - instant) * 1000
 
 
-async def _both(
-    searching: Awaitable[SearchResult], describing: Awaitable[ModelDescription]
-) -> tuple[SearchResult, ModelDescription]:
+async def _both(searching: Awaitable[Retrieved], describing: Awaitable[ModelDescription]) -> tuple[Retrieved, ModelDescription]:
     """Both at once; the search's error is the more telling one when both fail."""
-    result, model = await asyncio.gather(searching, describing, return_exceptions=True)
-    if isinstance(result, BaseException):
-        raise result
+    retrieved, model = await asyncio.gather(searching, describing, return_exceptions=True)
+    if isinstance(retrieved, BaseException):
+        raise retrieved
     if isinstance(model, BaseException):
         raise model
-    return result, model
+    return retrieved, model
 
 
 def _text(end: BranchDone, text: str, inquiry: Inquiry, retrieved: Retrieved) -> AnswerText:

@@ -48,5 +48,11 @@ class Generator(Protocol):
         ...
 
 
+class ChunkFetcher(Protocol):
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> None:
+        """Starts bringing the chunks' KV to where it will be needed, and returns at once."""
+        ...
+
+
 class HealthSource(Protocol):
     async def health(self, ctx: RequestContext) -> ServiceHealth: ...

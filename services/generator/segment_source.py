@@ -39,6 +39,7 @@ class ChunkStore(Protocol):
     """What of ``shared.clients.kv_store.KvStoreClient`` is used here."""
 
     async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]: ...
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None: ...
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
     async def adopt(
         self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
@@ -81,6 +82,14 @@ class StoreSegmentSource:
         for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):
             encoding_of(self._encoding).decode(buffers, rotation, k_HTD, v_HTD)
         self._encoded[k_LHTD[0]] = layers
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        """The store answers at once and brings them to this node meanwhile."""
+        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        try:
+            self._wait(self._store.prefetch(ctx, chunk_ids, self._node_id), ctx)
+        except KvquiltError as error:
+            log.info("%d chunks cannot be fetched in advance: %s", len(chunk_ids), error.detail)
 
     def save(
         self,

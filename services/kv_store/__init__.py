@@ -9,6 +9,7 @@ never looks into KV, knows no model and imports no torch.
 - An **agent** owns its node's tiers. A reader on that node is told a path, also while the chunk is still arriving.
 - With an **object store**, that is the truth: what is stored is there when it is acknowledged (KV that was recomputed on the way
   to an answer gets there later), and nodes have copies. Without one, the disk of the node that stored a chunk is the truth.
+- Nodes fetch from each other by Arrow Flight (``flight``, ``sources``).
 - The agent of the **home** node (the Ray head) also keeps the manifests, and with them the reference counts; so only it deletes.
 - The **front** finds the nodes, keeps their agents running and sends every call to the right one.
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from services.kv_store.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, chunk_of
 from services.kv_store.documents import Documents, Removal
+from services.kv_store.flight import FlightReader
 from services.kv_store.node_tiers import NodeTiers
 from services.kv_store.nodes import Nodes, ask
 from services.kv_store.object_chunks import all_objects
@@ -57,11 +58,14 @@ class Agent:
         nodes: Nodes,
         stale_staging_s: float = STALE_STAGING_S,
         quotas: Quotas | None = None,
+        location: str = "",
     ) -> None:
+        """``location``: of this node's ``FlightServer``; empty: other nodes stream by ``get``."""
         self._node_id, self._tiers, self._documents, self._nodes = node_id, tiers, documents, nodes
-        self._stale_staging_s = stale_staging_s
+        self._stale_staging_s, self._location = stale_staging_s, location
+        self._flights = FlightReader()
         self._catalog_lock = asyncio.Lock()  # between deciding that nothing refers to a chunk and deleting it
-        self._upkeep = Upkeep(node_id, self, tiers, documents, nodes, quotas)
+        self._upkeep = Upkeep(node_id, self, tiers, documents, nodes, quotas, self._search)
 
     async def recover(self, ctx: RequestContext) -> None:
         """Goes on with what was left undone: the agent died in between, or a node or the object store did not answer."""
@@ -78,17 +82,17 @@ class Agent:
             copies = {c: copy for c in ids if (copy := self._tiers.find(c)) is not None}
         else:
             copies = await self._tiers.stored(ids, ask_objects=self._is_home)
-        return [_stat(c, copies.get(c)) for c in ids]
+        return [_stat(c, copies.get(c), self._location if held else "") for c in ids]
 
     async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]:
         self._check_node(node_id)
         ids = [check_chunk_id(c) for c in chunk_ids]
-        return await self._tiers.open(ids, PeerSearch(self._nodes, self._node_id, ctx, ids))
+        return await self._tiers.open(ids, self._search(ctx, ids))
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         self._check_node(node_id)
         ids = list(dict.fromkeys(check_chunk_id(c) for c in chunk_ids))
-        self._tiers.prefetch(ids, PeerSearch(self._nodes, self._node_id, ctx, ids))
+        self._tiers.prefetch(ids, self._search(ctx, ids))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         self._check_node(node_id)
@@ -201,11 +205,15 @@ class Agent:
 
     async def close(self) -> None:
         await self._tiers.close()
+        self._flights.close()
 
     def check_invariants(self) -> None:
         self._tiers.check_invariants()
         self._documents.check_invariants()
         self._upkeep.check_invariants()
+
+    def _search(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> PeerSearch:
+        return PeerSearch(self._nodes, self._node_id, ctx, chunk_ids, self._flights)
 
     async def _receive(self, size_bytes: int, pieces: AsyncIterator[bytes]) -> Path:
         """A staged file with what came.
@@ -309,10 +317,10 @@ async def _those(chunk_ids: Sequence[str], call: Callable[[str], Awaitable[bool]
     return {c for c, yes in zip(ids, await asyncio.gather(*map(call, ids)), strict=True) if yes}
 
 
-def _stat(chunk_id: str, copy: Copy | None) -> ChunkStat:
+def _stat(chunk_id: str, copy: Copy | None, location: str = "") -> ChunkStat:
     if copy is None:
         return ChunkStat(chunk_id, exists=False)
-    return ChunkStat(chunk_id, True, copy.size_bytes, copy.modified_s)
+    return ChunkStat(chunk_id, True, copy.size_bytes, copy.modified_s, location)
 
 
 def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:

@@ -20,7 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from services.kv_store.agent import Agent
 from services.kv_store.cluster_store import ClusterStore
 from services.kv_store.config import KvStoreConfig
-from services.kv_store.documents import Documents
+from services.kv_store.documents import Documents, keep_synced
+from services.kv_store.flight import FlightServer
 from services.kv_store.handlers import KvStoreHandlers, start_server
 from services.kv_store.housekeeping import Housekeeping
 from services.kv_store.node_tiers import NodeTiers
@@ -99,6 +100,7 @@ class AgentActor:
             for task in self._tasks:
                 task.cancel()
             await self._server.stop(grace=_STOP_S)
+            await asyncio.to_thread(self._flight.close)
             await self._agent.close()
             await asyncio.to_thread(self._own.remove_memory)
         ray.actor.exit_actor()
@@ -106,18 +108,22 @@ class AgentActor:
     async def _start(self) -> None:
         directory = Path(os.environ.get(DIRECTORY_VARIABLE) or self._config.directory)
         nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))
+        host = self._config.host or _node_address(self._node_id)
         objects = ObjectBlobs(self._config.objects) if self._config.objects.endpoint else None
         self._own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=objects is not None)
         atexit.register(self._own.remove_memory)
         tiers = NodeTiers(self._own.disk, self._own.memory, objects, self._config.fetch, self._config.prefer_peers)
-        documents = await asyncio.to_thread(Documents, directory, None, objects)
+        at_home = self._node_id == nodes.home()
+        documents = await asyncio.to_thread(Documents, directory, objects=objects if at_home else None)
         quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
-        self._agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas)
-        host = self._config.host or _node_address(self._node_id)
+        self._flight = FlightServer(host, tiers.read)
+        self._agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas, self._flight.location)
         self._server, self._address = await start_server(KvStoreHandlers(self._agent), host)
         house = Housekeeping(self._agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s)
         following = nodes.keep_up(self._config.reconcile_s, connect=False)
-        forever = (following, _tidy(self._agent), house.follow_pins(), house.collect_garbage())
+        forever = [following, _tidy(self._agent), house.follow_pins(), house.collect_garbage()]
+        if at_home:
+            forever.append(keep_synced(documents))
         self._tasks = [asyncio.create_task(work) for work in forever]
         log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
 

@@ -186,7 +186,7 @@ async def _data_of(requests: AsyncIterator[pb.PutRequest]) -> AsyncIterator[byte
 
 
 def _stat_to_pb(s: ChunkStat) -> pb.ChunkStat:
-    return pb.ChunkStat(chunk_id=s.chunk_id, exists=s.exists, size_bytes=s.size_bytes, modified_s=s.modified_s)
+    return pb.ChunkStat(chunk_id=s.chunk_id, exists=s.exists, size_bytes=s.size_bytes, modified_s=s.modified_s, location=s.location)
 
 
 def _stats_to_pb(stats: StoreStats) -> pb.StatsResponse:

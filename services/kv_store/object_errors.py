@@ -14,6 +14,7 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 from urllib3.exceptions import HTTPError
 
 from services.kv_store.object_credentials import WHERE
+from services.kv_store.retries import Unreachable
 from shared.errors import FailedPrecondition, InternalError, KvquiltError, NotFound, StorageFull, Unavailable
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def _of_connection(error: Exception) -> KvquiltError:
             return FailedPrecondition("objects.ca_file: the object store's certificate is not signed by a known authority")
         if isinstance(cause, ssl.SSLError) and cause.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
             return FailedPrecondition("objects.secure: the object store does not speak TLS")
-    return Unavailable(_UNREACHABLE)
+    return Unreachable(_UNREACHABLE)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

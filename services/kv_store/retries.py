@@ -24,11 +24,15 @@ class Clock:
     random: Callable[[], float] = random.random
 
 
+class Unreachable(Unavailable):
+    """Nobody answered. A server that answers, if only to say that it is busy, is there."""
+
+
 class Retries:
     """What all calls to one server know of it. Thread-safe.
 
-    Once a call has given up, every other fails at its first error until one succeeds: whoever can do without the server should not
-    wait for it again and again.
+    Once a call has given up on a server that nobody reached, every other fails at its first error, until there is an answer:
+    whoever can do without the server should not wait for it again and again.
     """
 
     def __init__(self, total_s: float, clock: Clock | None = None) -> None:
@@ -55,9 +59,11 @@ class Attempts:
         self._num_failed += 1
         limit_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._num_failed - 1, 10))
         pause_s = limit_s * (0.5 + self._clock.random() / 2)
+        if not isinstance(error, Unreachable):
+            self._retries.is_down = False
         if self._retries.is_down or self._clock.now() + pause_s - self._since_s > self._retries.total_s:
             log.warning("gave up after %d attempts: %s", self._num_failed, error.__cause__ or error)
-            self._retries.is_down = True
+            self._retries.is_down = isinstance(error, Unreachable)
             raise error
         log.info("attempt %d failed, the next follows in %.2f s: %s", self._num_failed, pause_s, error.__cause__ or error)
         self._clock.sleep(pause_s)

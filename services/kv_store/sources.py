@@ -13,9 +13,10 @@ from typing import Protocol
 
 from services.kv_store.blobs import Blobs, Last
 from services.kv_store.chunk_names import blob_of
+from services.kv_store.flight import FlightReader
 from services.kv_store.nodes import Nodes, ask, on_node
-from shared.errors import CorruptData, NotFound
-from shared.kv_types import KvStore
+from shared.errors import CorruptData, NotFound, Unavailable
+from shared.kv_types import ChunkStat, KvStore
 from shared.request import RequestContext
 
 Write = Callable[[int, bytes | memoryview], None]
@@ -74,7 +75,29 @@ class ObjectSource:
         write(start, buffer)
 
 
+class FlightSource:
+    """Another node that streams by Arrow Flight."""
+
+    kind = "peer"
+
+    def __init__(self, flights: FlightReader, nodes: Nodes, node_id: str, stat: ChunkStat) -> None:
+        self._flights, self._nodes, self._node_id, self._stat = flights, nodes, node_id, stat
+
+    async def end(self, length: int) -> tuple[int, bytes] | None:
+        return await _end_of(self, self._stat.size_bytes, length)
+
+    async def read(self, start: int, length: int, write: Write) -> None:
+        location, chunk_id = self._stat.location, self._stat.chunk_id
+        try:
+            await asyncio.to_thread(self._flights.read, location, chunk_id, start, length, write, _PEER_COPY_S)
+        except Unavailable:
+            self._nodes.suspect(self._node_id)
+            raise
+
+
 class PeerSource:
+    """Another node that streams by the store's own RPC."""
+
     kind = "peer"
 
     def __init__(self, nodes: Nodes, node_id: str, ctx: RequestContext, chunk_id: str, size_bytes: int) -> None:
@@ -82,14 +105,7 @@ class PeerSource:
         self._chunk_id, self._size_bytes = chunk_id, size_bytes
 
     async def end(self, length: int) -> tuple[int, bytes] | None:
-        start = max(self._size_bytes - length, 0)
-        tail = bytearray(self._size_bytes - start)
-
-        def write(offset: int, piece: bytes | memoryview) -> None:
-            tail[offset - start : offset - start + len(piece)] = piece
-
-        await self.read(start, len(tail), write)
-        return self._size_bytes, bytes(tail)
+        return await _end_of(self, self._size_bytes, length)
 
     async def read(self, start: int, length: int, write: Write) -> None:
         async def receive(peer: KvStore) -> int:
@@ -110,8 +126,11 @@ class PeerSearch:
     """Which other nodes have which of some chunks: asked once for all of them, and only when the first one is looked for. The
     asker's deadline does not count, for others may wait for the same chunks."""
 
-    def __init__(self, nodes: Nodes, own_node_id: str, ctx: RequestContext, chunk_ids: Sequence[str]) -> None:
+    def __init__(
+        self, nodes: Nodes, own_node_id: str, ctx: RequestContext, chunk_ids: Sequence[str], flights: FlightReader
+    ) -> None:
         self._nodes, self._own_node_id, self._ctx, self._chunk_ids = nodes, own_node_id, ctx, chunk_ids
+        self._flights = flights
         self._asking: asyncio.Task[dict[str, list[Source]]] | None = None
 
     async def sources(self, chunk_id: str) -> list[Source]:
@@ -128,10 +147,26 @@ class PeerSearch:
         for node_id, stats in answers.items():
             for stat in stats:
                 if stat.exists:
-                    ctx = replace(self._ctx, deadline_s=time.monotonic() + _PEER_COPY_S)
-                    source = PeerSource(self._nodes, node_id, ctx, stat.chunk_id, stat.size_bytes)
-                    sources.setdefault(stat.chunk_id, []).append(source)
+                    sources.setdefault(stat.chunk_id, []).append(self._source(node_id, stat))
         return sources
+
+    def _source(self, node_id: str, stat: ChunkStat) -> Source:
+        if stat.location:
+            return FlightSource(self._flights, self._nodes, node_id, stat)
+        ctx = replace(self._ctx, deadline_s=time.monotonic() + _PEER_COPY_S)
+        return PeerSource(self._nodes, node_id, ctx, stat.chunk_id, stat.size_bytes)
+
+
+async def _end_of(source: Source, size_bytes: int, length: int) -> tuple[int, bytes]:
+    """``Source.end`` of one whose size is known."""
+    start = max(size_bytes - length, 0)
+    tail = bytearray(size_bytes - start)
+
+    def write(offset: int, piece: bytes | memoryview) -> None:
+        tail[offset - start : offset - start + len(piece)] = piece
+
+    await source.read(start, len(tail), write)
+    return size_bytes, bytes(tail)
 
 
 _buffers = threading.local()

@@ -43,6 +43,7 @@ from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
+Search = Callable[[RequestContext, Sequence[str]], PeerSearch]
 
 _IDS_PER_CALL = 1000
 
@@ -82,8 +83,16 @@ class Upkeep:
     """``own``: this node's store, as the others see it."""
 
     def __init__(
-        self, node_id: str, own: KvStore, tiers: NodeTiers, documents: Documents, nodes: Nodes, quotas: Quotas | None = None
+        self,
+        node_id: str,
+        own: KvStore,
+        tiers: NodeTiers,
+        documents: Documents,
+        nodes: Nodes,
+        quotas: Quotas | None,
+        search: Search,
     ) -> None:
+        self._search = search
         self._node_id, self._own, self._tiers, self._documents, self._nodes = node_id, own, tiers, documents, nodes
         self._quotas = quotas or Quotas()
         self._pins = Pins(tiers.truth, documents.documents)
@@ -102,7 +111,7 @@ class Upkeep:
         is_home = self._nodes.home() == self._node_id
         copies = NodeCopies(
             self._tiers,
-            lambda chunk_id: PeerSearch(self._nodes, self._node_id, ctx, [chunk_id]),
+            lambda chunk_id: self._search(ctx, [chunk_id]),
             with_objects=is_home and self._tiers.objects is not None,
         )
         scrub = Scrub(self._node_id, copies, repair)

@@ -273,7 +273,7 @@ class KvStoreClient:
 
 
 def _stat_from_pb(c: pb.ChunkStat) -> ChunkStat:
-    return ChunkStat(c.chunk_id, c.exists, c.size_bytes, c.modified_s)
+    return ChunkStat(c.chunk_id, c.exists, c.size_bytes, c.modified_s, c.location)
 
 
 def _tier_from_pb(t: pb.TierStats) -> TierStats:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from shared.engine.arrival import Arrival, Patience
 from shared.engine.rope import Rotation
 from shared.engine.segment import Branch, Segment
 
@@ -94,9 +95,19 @@ def kernel_for(backend: str, device: torch.device) -> Kernel:
 
 
 class StepPlan:
-    """What one forward pass computes and what its rows see. Built once per step, read by every layer."""
+    """What one forward pass computes and what its rows see. Built once per step, read by every layer.
 
-    def __init__(self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel, device: torch.device) -> None:
+    ``patience``: of a pass that places segments which are still arriving.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        rotation: Rotation,
+        kernel: Kernel,
+        device: torch.device,
+        patience: Patience | None = None,
+    ) -> None:
         self.lanes = lanes
         self.num_rows = sum(lane.num_rows for lane in lanes)
         self._rotation = rotation
@@ -104,10 +115,18 @@ class StepPlan:
         self._device = device
         self._key_angles = rotation.angles(torch.cat([self._local(lane) for lane in lanes]))
         self._pieces = [*self._shared_pieces(), *self._own_pieces()]
+        self._patience = patience or Patience()
+        self._arrivals: list[Arrival] = [p.segment.arrival for p in self._pieces if p.segment.arrival and not p.segment.whole]
 
     def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
-        """Appends the rows' keys and values to their segments and attends. q and k come unrotated. Returns [H, R, D]."""
+        """Appends the rows' keys and values to their segments and attends. q and k come unrotated. Returns [H, R, D].
+
+        Raises:
+            GivenUp: a segment's layer is not there and was not to be waited for any longer.
+        """
         self._append(layer, k_KRD, v_KRD)
+        for arrival in self._arrivals:
+            arrival.wait_for(layer, self._patience)
         merged = _Merge(q_HRD)
         for piece in self._pieces:
             q_HSD = self._rotation.rotate(q_HRD[:, piece.rows], piece.angles)

@@ -21,7 +21,10 @@ class EngineConfig:
     resident_bytes: pool of chunk segments shared by all requests.
     private_bytes: KV of questions and answers; above it the youngest request pauses, its KV kept.
     num_threads: of torch; 0 leaves torch's own choice.
-    loader_threads: read stored KV; one more writes.
+    loader_threads: read the stored KV of one request; one more writes.
+    pipelined: a request may begin while its stored KV is still being read, if nothing else can run. False waits for all of it.
+    overlap_from_s: it begins if the rest of the reading will take at least this long. Reading from memory disturbs a computation on
+        the same processors more than the overlap saves. On a GPU it begins with the first layer.
     """
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -35,6 +38,8 @@ class EngineConfig:
     private_bytes: int = 2 * GIB
     num_threads: int = 0
     loader_threads: int = 2
+    pipelined: bool = True
+    overlap_from_s: float = 0.03
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_running_branches", "max_waiting", "resident_bytes", "private_bytes", "loader_threads"):
@@ -42,3 +47,5 @@ class EngineConfig:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.num_threads < 0:
             raise ValueError(f"num_threads: must not be negative, got {self.num_threads}")
+        if not self.overlap_from_s >= 0:
+            raise ValueError(f"overlap_from_s: must not be negative, got {self.overlap_from_s}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,14 +20,16 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine import admission
+from shared.engine.arrival import GivenUp, Patience
 from shared.engine.config import EngineConfig
-from shared.engine.forest import chunk_branch, fork, plant, runnable
+from shared.engine.forest import chunk_branch, fork, plant, runnable, uproot
 from shared.engine.jobs import Answer, BranchWork, ChunkWork, GenerateJob, Job, PrefillJob, Question, Sink
 from shared.engine.library import Library
 from shared.engine.loader import Checked, Loader, Saved
 from shared.engine.model import LoadedModel
 from shared.engine.passes import PassRunner
-from shared.engine.residency import Entry, State
+from shared.engine.reading import Arriving, Loaded
+from shared.engine.residency import Entry
 from shared.engine.roster import Roster
 from shared.engine.sampling import sample
 from shared.engine.scheduler import Scheduler, Slice
@@ -41,6 +44,7 @@ from shared.engine.types import (
     FinishReason,
     GenerateRequest,
     PrefillRequest,
+    ReuseMode,
     TokenEvent,
 )
 from shared.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, KvquiltError, Overloaded, Unavailable
@@ -49,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _MAX_CHUNKS_IN_FLIGHT = 8
 _POLL_S = 0.1
+_SOON_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,10 @@ class Engine:
         self._passes = PassRunner(model, self.config)
         self._roster = Roster(self._scheduler)
         self._library = Library(model.spec, self.config, self._loader, self._roster.holders)
+        self._overlap_from_s = self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
         self._closed = False
+        self._news = threading.Event()  # something happened that a pass should not let wait while it waits itself
+        self._ahead: GenerateJob | None = None  # runs on segments that are still arriving, during this step
 
     # --- from any thread -------------------------------------------------------------------------------------------------
 
@@ -108,16 +116,17 @@ class Engine:
         job: Job
         if isinstance(request, GenerateRequest):
             job = GenerateJob(request, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token)
+            self._prefetch(request)
         else:
             works: dict[str, ChunkWork] = {}
             for index, chunk in enumerate(request.chunks):
                 works.setdefault(chunk.chunk_id, ChunkWork(chunk, [])).indices.append(index)
             job = PrefillJob(request, sink, works, num_open=len(works))
-        self._inbox.put(lambda: self._arrive(job))
+        self._post(lambda: self._arrive(job))
 
     def cancel(self, request_id: str) -> None:
         """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are ignored."""
-        self._inbox.put(lambda: self._fail_by_id(request_id, Cancelled("the request was cancelled")))
+        self._post(lambda: self._fail_by_id(request_id, Cancelled("the request was cancelled")))
 
     def stats(self) -> EngineStats:
         """As of the last step."""
@@ -126,7 +135,7 @@ class Engine:
     def close(self) -> None:
         """Ends ``run``. Requests alive fail as unavailable; KV that is being stored is stored."""
         self._closed = True
-        self._inbox.put(lambda: None)
+        self._post(lambda: None)
 
     # --- the step loop ---------------------------------------------------------------------------------------------------
 
@@ -155,7 +164,7 @@ class Engine:
         self.submit(request, events.append)
         try:
             while True:
-                if not events and not self.step():
+                if not events and not self.step() and not events:  # a step may only deliver
                     self._wait()
                 while events:
                     event = events.popleft()
@@ -177,9 +186,11 @@ class Engine:
         self._library.start_missing()
         self._start_prefills()
         self._start_placed()
-        passes = self._scheduler.pick(self._works())
+        passes = self._scheduler.pick(self._works() or self._start_arriving())
         for slices in passes:
-            self._run_pass(slices)
+            if not self._run_pass(slices):
+                break
+        self._ahead = None
         self._stats = self._snapshot(len(passes))
         return bool(passes)
 
@@ -187,14 +198,30 @@ class Engine:
         """Recounts references and states from the requests alive. For tests, between steps."""
         self._roster.check_invariants()
         self._library.check_invariants(self._roster.admitted())
+        for job in self._roster.generating():
+            assert not job.started or job.placed or all(p.segment.whole for b in job.branches() for p in b.seen()), "runs on holes"
 
     # --- arrivals --------------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
         with contextlib.suppress(queue.Empty):
-            self._inbox.get(timeout=_POLL_S if self._roster else None)()
+            soon = any(not job.started and job.arriving for job in self._roster.generating())
+            self._inbox.get(timeout=_SOON_S if soon else _POLL_S if self._roster else None)()
+
+    def _post(self, event: Callable[[], None]) -> None:
+        self._inbox.put(event)
+        self._news.set()
+
+    def _prefetch(self, request: GenerateRequest) -> None:
+        """With others in front of it, it may be a while until its chunks are loaded."""
+        if request.reuse is not ReuseMode.FULL and (self._roster or not self._inbox.empty()):
+            resident = set(self._stats.resident_chunk_ids)
+            chunk_ids = {c.chunk_id: None for c in request.chunks if c.chunk_id not in resident}
+            if chunk_ids:
+                self._loader.prefetch(tuple(chunk_ids))
 
     def _drain(self) -> None:
+        self._news.clear()
         while True:
             try:
                 self._inbox.get_nowait()()
@@ -232,9 +259,18 @@ class Engine:
             self._loader.verify(lens, lambda checked: self._inbox.put(lambda: self._on_checked(checked, job)), encoding)
             return
         try:
-            self._library.acquire_chunks(job, lambda loaded: self._inbox.put(lambda: self._library.on_loaded(loaded)))
+            self._library.acquire_chunks(job, lambda event: self._on_loader(event, job))
         except InvalidRequest as error:
             self._fail(job, error)
+
+    def _on_loader(self, event: Arriving | Loaded, job: GenerateJob) -> None:
+        """On a loader's thread. The pass that waits for these very chunks is not disturbed by them."""
+        if isinstance(event, Loaded):
+            self._inbox.put(lambda: self._library.on_loaded(event))
+            if job is not self._ahead:
+                self._news.set()
+        elif self.config.pipelined:
+            self._inbox.put(lambda: self._library.on_arriving(event))
 
     # --- prefill of chunks -----------------------------------------------------------------------------------------------
 
@@ -268,7 +304,7 @@ class Engine:
 
     def _start_prefills(self) -> None:
         for job in self._roster.prefilling():
-            if job.prefix is not None and job.prefix.state is not State.READY:
+            if job.prefix is not None and not job.prefix.ready:
                 continue
             while job.to_compute and len(job.in_flight) < _MAX_CHUNKS_IN_FLIGHT:
                 work = job.to_compute.popleft()
@@ -280,9 +316,22 @@ class Engine:
     def _start_placed(self) -> None:
         for job in self._roster.generating():
             if not job.started and job.placed:
-                job.clock.placed = time.monotonic()
-                job.started = True
-                plant(job, self.model.spec)
+                self._start(job)
+
+    def _start(self, job: GenerateJob) -> None:
+        job.clock.placed = time.monotonic()
+        job.started = True
+        plant(job, self.model.spec)
+
+    def _start_arriving(self) -> list[BranchWork]:
+        """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request whose chunks arrive."""
+        arriving = (job for job in self._roster.generating() if not job.started and job.arriving)
+        job = next((job for job in arriving if job.remaining_s >= self._overlap_from_s), None)
+        if job is None:
+            return []
+        self._start(job)
+        self._ahead = job
+        return self._works()
 
     def _works(self) -> list[BranchWork]:
         """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks of prefills."""
@@ -296,15 +345,22 @@ class Engine:
 
     # --- a forward pass --------------------------------------------------------------------------------------------------
 
-    def _run_pass(self, slices: list[Slice[BranchWork]]) -> None:
+    def _run_pass(self, slices: list[Slice[BranchWork]]) -> bool:
+        """False: the pass was given up, and with it the rest of the step."""
         try:
-            ended = self._passes.run(slices)
+            ended = self._passes.run(slices, Patience(self._news.is_set))
+        except GivenUp as reason:
+            assert self._ahead is not None, "a pass waited for layers beside others"
+            self._ahead.patient = reason.stalled
+            uproot(self._ahead)
+            return False
         except Exception:
             log.exception("a step of %d branches failed", len(slices))
             self._fail_works([s.work for s in slices])
-            return
+            return True
         for work, logits_V in ended:
             self._on_computed(work, logits_V)
+        return True
 
     def _on_computed(self, work: BranchWork, logits_V: torch.Tensor | None) -> None:
         owner, job = work.owner, work.job

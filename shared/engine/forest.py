@@ -52,6 +52,13 @@ def plant(job: GenerateJob, spec: ModelSpec) -> None:
         job.questions.append(Question(index, Branch(spec, question, end, placements, parent)))
 
 
+def uproot(job: GenerateJob) -> None:
+    """Takes ``plant`` back. Nothing of it was computed."""
+    job.questions.clear()
+    job.num_open = 0
+    job.started = False
+
+
 def fork(job: GenerateJob, question: Question, spec: ModelSpec, decode: Decode | None) -> list[Answer]:
     """The samples of a question whose last token was just computed: branches on that token."""
     assert question.index is not None

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.engine.residency import Entry, State
+from shared.engine.residency import Entry
 from shared.engine.scheduler import Demand
 from shared.engine.segment import Branch
 from shared.engine.text import TextStream
@@ -76,7 +76,10 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class GenerateJob:
-    """``entries``: prefix (if any) and chunks in the pool, one reference each; ``recomputed``: tokens of lost chunks."""
+    """``entries``: chunks in the pool, one reference each; ``lost``: those of them that had to be recomputed.
+
+    ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are whole.
+    """
 
     request: GenerateRequest
     sink: Sink
@@ -87,6 +90,7 @@ class GenerateJob:
     questions: list[Question] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     started: bool = False
+    patient: bool = False
     num_open: int = 0
     generated: int = 0
     kv_bytes_per_token: int = 0
@@ -97,7 +101,18 @@ class GenerateJob:
 
     @property
     def placed(self) -> bool:
-        return all(entry.state is State.READY for entry in self.held)
+        return all(entry.ready for entry in self.held)
+
+    @property
+    def arriving(self) -> bool:
+        """Its first layer is there, and nothing speaks against waiting for the others layer by layer."""
+        return not self.patient and all(entry.ready or entry.arriving for entry in self.held)
+
+    @property
+    def remaining_s(self) -> float:
+        """How long the last layer will probably take to come."""
+        arrivals = (entry.segment.arrival for entry in self.held if entry.segment is not None)
+        return max((arrival.remaining_s for arrival in arrivals if arrival is not None and not arrival.whole), default=0.0)
 
     @property
     def private_prompt_len(self) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from shared.engine.config import EngineConfig
 from shared.engine.forest import chunk_branch
 from shared.engine.jobs import BranchWork, GenerateJob, Job
-from shared.engine.loader import Loaded, Loader
+from shared.engine.loader import Loader
 from shared.engine.model import ModelSpec
+from shared.engine.reading import Arriving, Loaded
 from shared.engine.residency import Entry, Pool, State
 from shared.engine.segment import Branch
 from shared.engine.types import ReuseMode
@@ -44,8 +45,9 @@ class Library:
             if new:
                 self._pool.compute(job.prefix, Branch(self._spec, prefix_ids, 0))
 
-    def acquire_chunks(self, job: GenerateJob, done: Callable[[Loaded], None]) -> None:
-        """References to all chunks of the context; ``done`` is called, on a loader's thread, for each that had to be looked for.
+    def acquire_chunks(self, job: GenerateJob, tell: Callable[[Arriving | Loaded], None]) -> None:
+        """References to all chunks of the context; ``tell`` is called, on a loader's thread, for those that had to be looked for:
+        with ``Loaded`` once each, before that perhaps with ``Arriving``.
 
         Raises:
             InvalidRequest: one identity stands for two runs of tokens.
@@ -58,19 +60,26 @@ class Library:
             if new:
                 to_load[chunk.chunk_id] = len(chunk.token_ids)
         if to_load:
-            self._loader.load(to_load, done)
+            self._loader.load(to_load, tell)
 
     def release(self, job: Job) -> None:
         for entry in job.held:
             self._pool.release(entry)
 
+    def on_arriving(self, arriving: Arriving) -> None:
+        entry = self._pool.get(arriving.key)
+        if entry is not None and entry.state is State.LOADING:
+            self._pool.stream(entry, arriving.segment)
+
     def on_loaded(self, loaded: Loaded) -> None:
         entry = self._pool.get(loaded.key)
-        if entry is None or entry.state is not State.LOADING:
+        if entry is None or entry.state not in (State.LOADING, State.STREAMING):
             return
         if loaded.segment is not None:
             self._pool.fill(entry, loaded.segment)
-        elif entry.refs == 0:
+            return
+        self._pool.broke(entry)
+        if entry.refs == 0:
             self._pool.discard(entry)
         else:
             entry.broken = loaded.broken

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from shared.engine.arrival import Patience
 from shared.engine.attention import Lane, StepPlan, kernel_for
 from shared.engine.config import EngineConfig
 from shared.engine.forest import needs_logits
@@ -23,9 +24,13 @@ class PassRunner:
         self._rotation = Rotation(model.spec.rope, model.spec.device)
         self._kernel = kernel_for(config.backend, model.spec.device)
 
-    def run(self, slices: Sequence[Slice[BranchWork]]) -> list[tuple[BranchWork, torch.Tensor | None]]:
-        """The works that have nothing pending any more, with the logits [V] of their last row where those are wanted."""
-        hidden_RE, lanes = self._forward(slices)
+    def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[tuple[BranchWork, torch.Tensor | None]]:
+        """The works that have nothing pending any more, with the logits [V] of their last row where those are wanted.
+
+        Raises:
+            GivenUp: a layer of a segment that is still arriving was not there in time. No token was moved.
+        """
+        hidden_RE, lanes = self._forward(slices, patience)
         ended = []
         for piece, lane in zip(slices, lanes, strict=True):
             lane.branch.segment.length += lane.num_rows
@@ -36,7 +41,7 @@ class PassRunner:
         logits_RV = iter(self._model.logits(hidden_RE[rows])) if rows else iter(())
         return [(work, next(logits_RV) if needs_logits(work) else None) for work, _ in ended]
 
-    def _forward(self, slices: Sequence[Slice[BranchWork]]) -> tuple[torch.Tensor, list[Lane]]:
+    def _forward(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> tuple[torch.Tensor, list[Lane]]:
         device = self._model.spec.device
         lanes: list[Lane] = []
         ids: list[int] = []
@@ -45,5 +50,5 @@ class PassRunner:
             branch.segment.reserve(piece.num_rows)
             lanes.append(Lane(branch, len(ids), piece.num_rows))
             ids += branch.pending[: piece.num_rows]
-        plan = StepPlan(lanes, self._rotation, self._kernel, device)
+        plan = StepPlan(lanes, self._rotation, self._kernel, device, patience)
         return self._model.forward(torch.tensor(ids, device=device), plan), lanes

@@ -1,8 +1,15 @@
 """Segments that any request may place: one resident copy per chunk, shared by everybody who retrieved it.
 
-An entry is LOADING (a loader thread fills it) or COMPUTING (it is being prefilled) until it is READY. References count the
-requests that placed it or wait for it; READY entries nobody refers to stay until their room is needed, least recently used first.
-Owned by the engine's thread.
+An entry is LOADING (loader threads look for it), then STREAMING (its first layer is there) or COMPUTING (it is being prefilled)
+until it is READY::
+
+    LOADING ──► STREAMING ──► READY
+      │ ▲           │           ▲
+      │ └─ broke ───┘           │
+      └───────► COMPUTING ──────┘
+
+References count the requests that placed it or wait for it; READY entries nobody refers to stay until their room is needed, least
+recently used first. Owned by the engine's thread.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from shared.errors import InvalidRequest
 
 class State(enum.Enum):
     LOADING = "loading"
+    STREAMING = "streaming"
     COMPUTING = "computing"
     READY = "ready"
 
@@ -34,6 +42,16 @@ class Entry:
     branch: Branch | None = None
     prefix_ids: tuple[int, ...] = ()
     broken: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return self.state is State.READY
+
+    @property
+    def arriving(self) -> bool:
+        """A pass may begin on it, waiting for layers as it goes."""
+        arrival = self.segment.arrival if self.segment is not None else None
+        return self.state is State.STREAMING and arrival is not None and not arrival.failed
 
 
 class Pool:
@@ -72,10 +90,23 @@ class Pool:
     def compute(self, entry: Entry, branch: Branch) -> None:
         entry.state, entry.branch = State.COMPUTING, branch
 
-    def fill(self, entry: Entry, segment: Segment) -> None:
-        entry.state, entry.segment, entry.branch = State.READY, segment, None
+    def stream(self, entry: Entry, segment: Segment) -> None:
+        """Its layers are arriving."""
+        entry.state, entry.segment = State.STREAMING, segment
         self.num_bytes += segment.num_bytes
         self._evict()
+
+    def fill(self, entry: Entry, segment: Segment) -> None:
+        if entry.state is not State.STREAMING:
+            self.num_bytes += segment.num_bytes
+        entry.state, entry.segment, entry.branch = State.READY, segment, None
+        self._evict()
+
+    def broke(self, entry: Entry) -> None:
+        """What was arriving will never be whole."""
+        if entry.segment is not None:
+            self.num_bytes -= entry.segment.num_bytes
+        entry.state, entry.segment = State.LOADING, None
 
     def discard(self, entry: Entry) -> None:
         """Takes an unreferenced entry that could not be loaded out."""
@@ -90,10 +121,12 @@ class Pool:
     def check_invariants(self, refs: Mapping[str, int]) -> None:
         """``refs``: what the requests alive hold, counted anew."""
         ready = [e for e in self._entries.values() if e.state is State.READY]
-        assert self.num_bytes == sum(e.segment.num_bytes for e in ready if e.segment), "resident bytes"
+        assert self.num_bytes == sum(e.segment.num_bytes for e in self._entries.values() if e.segment), "resident bytes"
+        assert all(e.segment.whole for e in ready if e.segment), "a ready segment lacks layers"
         for key, entry in self._entries.items():
             assert entry.refs == refs.get(key, 0), f"{key}: {entry.refs} references, {refs.get(key, 0)} holders"
-            assert (entry.segment is not None) == (entry.state is State.READY), f"{key}: segment in state {entry.state}"
+            has_segment = entry.state in (State.READY, State.STREAMING)
+            assert (entry.segment is not None) == has_segment, f"{key}: segment in state {entry.state}"
             assert (entry.branch is not None) == (entry.state is State.COMPUTING), f"{key}: branch in state {entry.state}"
         assert set(refs) <= set(self._entries), "a request holds what is not resident"
         assert self.num_bytes <= self.capacity_bytes or all(e.refs for e in ready), "evictable entries above capacity"

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shared.engine.arrival import Arrival
+from shared.engine.host_memory import host_tensors
+
 if TYPE_CHECKING:
     from shared.engine.model import ModelSpec
 
@@ -22,14 +25,35 @@ class Segment:
 
     k[layer]  [K, capacity, D]
               |<-- length -->|<- room ->|
+
+    ``arrival``: of a segment that is being read, which layers are there; None: it is whole, or its owner computes it.
     """
 
     def __init__(self, spec: ModelSpec, capacity: int) -> None:
         self._spec = spec
         self.length = 0
         self.capacity = capacity
+        self.arrival: Arrival | None = None
         self.k_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
         self.v_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
+
+    @classmethod
+    def arriving(cls, spec: ModelSpec, num_tokens: int) -> Segment:
+        """Of ``num_tokens`` whose keys and values are about to be read from storage."""
+        segment = cls(spec, 0)
+        segment.length = segment.capacity = num_tokens
+        segment.arrival = Arrival(spec.num_layers)
+        shape = (spec.num_kv_heads, num_tokens, spec.head_dim)
+        if spec.device.type == "cpu":
+            tensors = host_tensors(2 * spec.num_layers, shape, spec.dtype)
+            segment.k_LKTD, segment.v_LKTD = tensors[::2], tensors[1::2]
+        else:
+            segment.k_LKTD, segment.v_LKTD = ([segment._buffer(num_tokens) for _ in range(spec.num_layers)] for _ in "kv")
+        return segment
+
+    @property
+    def whole(self) -> bool:
+        return self.arrival is None or self.arrival.whole
 
     @property
     def num_bytes(self) -> int:

@@ -9,7 +9,7 @@ import torch
 
 
 class StoredSegment(Protocol):
-    """KV of one chunk, readable layer by layer. Closed by the engine."""
+    """KV of one chunk, readable layer by layer, by several threads at once. Closed by the engine."""
 
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
         """Fills both tensors ([kv_heads, tokens, head_dim], contiguous, the model's dtype) with verified bytes.
@@ -44,6 +44,10 @@ class SegmentSource(Protocol):
         """
         ...
 
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        """These will be opened soon: brings them nearer, if it can. Need not wait for that."""
+        ...
+
     def save(
         self,
         chunk_id: str,
@@ -73,6 +77,9 @@ class NoSource:
         return {}
 
     def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
         pass
 
     def save(

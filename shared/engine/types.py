@@ -106,7 +106,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds. ``engine_ttft_s`` runs from placements known (all KV resident) to the first token."""
+    """Seconds. ``engine_ttft_s`` runs from placements known to the first token: all KV is resident then, or arriving in the order
+    in which it is needed; ``load_s`` is what passed before."""
 
     queue_s: float = 0.0
     load_s: float = 0.0

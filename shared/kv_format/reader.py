@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -246,40 +246,13 @@ def _fill(fd: int, parts: Iterable[memoryview], offset: int) -> int:
         EOFError: the file ends before.
     """
     checksum = xxhash.xxh3_64()
-    for batch in _batches(parts):
-        wanted, done = sum(piece.nbytes for piece in batch), 0
-        while done < wanted:
-            count = os.preadv(fd, _behind(batch, done), offset + done)
-            if count == 0:
-                raise EOFError("the file ends too early")
-            done += count
-        for piece in batch:
-            checksum.update(piece)
-        offset += wanted
-    return checksum.intdigest()
-
-
-def _batches(parts: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The parts in pieces that are read together, at most ``_PIECE_BYTES`` at a time."""
-    batch: list[memoryview] = []
-    room = _PIECE_BYTES
     for part in parts:
         while part.nbytes:
-            piece, part = part[:room], part[room:]
-            batch.append(piece)
-            room -= piece.nbytes
-            if not room:
-                yield batch
-                batch, room = [], _PIECE_BYTES
-    if batch:
-        yield batch
-
-
-def _behind(pieces: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
-    """The pieces without their first ``num_bytes``."""
-    rest = []
-    for piece in pieces:
-        if num_bytes < piece.nbytes:
-            rest.append(piece[num_bytes:])
-        num_bytes = max(0, num_bytes - piece.nbytes)
-    return rest
+            piece = part[:_PIECE_BYTES]
+            count = os.preadv(fd, [piece], offset)
+            if count == 0:
+                raise EOFError("the file ends too early")
+            checksum.update(piece[:count])
+            offset += count
+            part = part[count:]
+    return checksum.intdigest()

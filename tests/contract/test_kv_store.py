@@ -19,7 +19,7 @@ from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc,
 from tests.minio_server import settings_for
 
 A, B, C = (chunk_id_of(n) for n in range(3))
-CTX = RequestContext.create(tenant="acme", deadline_ms=60_000)
+CTX = RequestContext.create(tenant="acme", deadline_ms=3_600_000)
 
 
 STORES = [

@@ -154,6 +154,17 @@ def test_a_bias_costs_no_precision() -> None:
     assert biased_error < 1.1 * plain_error
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("encoding", LOSSY)
+def test_ranges_reach_from_the_smallest_to_the_largest_value_in_spite_of_their_rounding(dtype: str, encoding: str) -> None:
+    k, v = kv(2, 32, 32, getattr(torch, dtype), 0, 1.0, 30.0)
+    buffers = encoding_of(encoding).encode(k, v, rotation_of(32))
+    for name, x, dim in (("k", slow_rotated(k.double().numpy(), -1), 1), ("v", v.double().numpy(), 2)):
+        offset, scale = (buffers[f"{name}_{part}"].double().numpy().reshape(2, 32) for part in ("offset", "scale"))
+        assert (offset <= x.min(dim) + 1e-4).all()
+        assert (offset + LEVELS[encoding] * scale >= x.max(dim) - 1e-4).all()
+
+
 def test_the_largest_numbers_of_float16_stay_finite() -> None:
     k = torch.zeros(1, 2, 64, dtype=torch.float16)
     v = torch.linspace(-65504, 65504, 128).reshape(1, 2, 64).half()

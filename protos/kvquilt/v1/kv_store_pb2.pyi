@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChunkStat(_message.Message):
-    __slots__ = ("chunk_id", "exists", "size_bytes", "modified_s")
+    __slots__ = ("chunk_id", "exists", "size_bytes", "modified_s", "location")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     EXISTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MODIFIED_S_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     exists: bool
     size_bytes: int
     modified_s: float
-    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., size_bytes: _Optional[int] = ..., modified_s: _Optional[float] = ...) -> None: ...
+    location: str
+    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., size_bytes: _Optional[int] = ..., modified_s: _Optional[float] = ..., location: _Optional[str] = ...) -> None: ...
 
 class StatRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids", "held")

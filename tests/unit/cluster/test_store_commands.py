@@ -14,14 +14,14 @@ from rich.console import Console
 
 from cluster.cli import main
 from cluster.store_commands import Duration
-from cluster.store_console import counters_table, damage_table, stats_json, tenants_table, tiers_table
+from cluster.store_console import counters_table, damage_lines, stats_json, tenants_table, tiers_table
 from cluster.store_upkeep import Findings, migrate, repair, verify
 from shared.documents import DocumentInfo, Stage, UpsertProgress
 from shared.kv_types import ChunkStat, DamagedCopy, NodeStats, StoreStats, TenantStats, TierStats, VerifyProgress
 from shared.request import RequestContext
 
 STORE = ("stats", "verify", "repair", "migrate", "gc", "pin", "unpin", "pins", "export", "import")
-CTX = RequestContext.create()
+CTX = RequestContext.create(deadline_ms=3_600_000)
 STATS = StoreStats(
     nodes=(
         NodeStats("n1", True, (TierStats("memory", 1, 1234567, 0, 5), TierStats("disk", 2, 22, 10**9)), {"opens": 3}),
@@ -104,10 +104,11 @@ def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
 
 def test_damage_is_listed_with_node_tier_and_reason() -> None:
     screen, out = console()
-    screen.print(
-        damage_table([DamagedCopy("c1", "n1", "disk", "fails its checksum", True), DamagedCopy("c2", "n2", "objects", "short")])
-    )
-    assert [line.split()[:4] for line in out.getvalue().splitlines()[1:]] == [
+    for line in damage_lines(
+        [DamagedCopy("c1", "n1", "disk", "fails its checksum", True), DamagedCopy("c2", "n2", "objects", "short")]
+    ):
+        screen.print(line)
+    assert [line.split()[:4] for line in out.getvalue().splitlines()] == [
         ["c1", "n1", "disk", "restored"],
         ["c2", "n2", "objects", "damaged"],
     ]
@@ -172,7 +173,7 @@ async def test_verifying_gathers_all_damage_and_what_is_missing() -> None:
     screen, out = console()
     findings.print(screen)
     assert "9 copies of 90 bytes verified: 2 damaged" in out.getvalue()
-    assert "c1  no good copy is left" in out.getvalue()
+    assert "c1  no durable good copy is left" in out.getvalue()
 
 
 async def test_a_whole_store_is_whole() -> None:

@@ -1,4 +1,4 @@
-"""A retriever and a generator that do what they are told, and remember what they were asked."""
+"""A retriever, a generator and a KV store that do what they are told, and remember what they were asked."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ class FakeRetriever:
 
 
 @dataclass
+class FakeFetcher:
+    """``error`` is raised by every call; ``hangs``: no call ends by itself."""
+
+    error: Exception | None = None
+    hangs: bool = False
+    asked: list[tuple[str, ...]] = field(default_factory=list)
+
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> None:
+        self.asked.append(tuple(chunk_ids))
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.error:
+            raise self.error
+
+
+@dataclass
 class FakeGenerator:
     """Answers every question with its entry in ``answers``, a token per word. ``failures``: before which event of which attempt
     to raise what."""
@@ -58,8 +74,11 @@ class FakeGenerator:
     asked: list[tuple[tuple[ChunkRef, ...], tuple[str, ...], Reuse | None, Sampling | None]] = field(default_factory=list)
     closed: int = 0
     hang_after: int | None = None
+    describe_after: asyncio.Event | None = None
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
+        if self.describe_after:
+            await self.describe_after.wait()
         return ModelDescription("tiny", self.fingerprint, "", (), "", "", 1024, "float32", 64, "cpu", (0,))
 
     async def generate(

@@ -10,23 +10,30 @@ import pytest
 
 from services.gateway.config import GatewayConfig
 from services.gateway.pipeline import Inquiry, Pipeline
+from services.gateway.prefetching import Prefetching
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
 from shared.clients.generation import ChunkRef, GeneratedToken, Sampling
 from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, KvquiltError, ModelMismatch, NotFound, Unavailable
 from shared.request import RequestContext
 from shared.search import Filter, FilterOp, SearchMode
-from tests.unit.gateway.fakes import FakeGenerator, FakeRetriever, hit
+from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever, hit
 
 WHO, WHEN = "Who built the bridge?", "When was the bridge built?"
 HITS = [hit("a", "Orla Venn built it"), hit("b", "It was built in 1874"), hit("c", "Nothing to see")]
 
 
-def pipeline(generator: FakeGenerator | None = None, retriever: FakeRetriever | None = None, **settings: int) -> Pipeline:
+def pipeline(
+    generator: FakeGenerator | None = None,
+    retriever: FakeRetriever | None = None,
+    fetcher: FakeFetcher | None = None,
+    **settings: object,
+) -> Pipeline:
     ticks = itertools.count()
     return Pipeline(
         retriever or FakeRetriever({WHO: HITS, WHEN: [HITS[1], HITS[0]]}),
         generator or FakeGenerator({WHO: "Orla Venn", WHEN: "in 1874"}),
         GatewayConfig(**settings),  # type: ignore[arg-type]
+        Prefetching(fetcher, max_in_flight=2),
         clock=lambda: float(next(ticks)),
     )
 
@@ -196,3 +203,40 @@ async def test_cancelling_the_request_while_the_generator_thinks_closes_the_gene
     with pytest.raises(asyncio.CancelledError):
         await task
     assert generator.closed == 1
+
+
+async def test_the_store_hears_of_retrieved_chunks_before_the_generator_has_even_described_itself() -> None:
+    described = asyncio.Event()
+    fetcher, generator = FakeFetcher(), FakeGenerator({WHO: "Orla Venn"}, describe_after=described)
+    task = asyncio.create_task(ask(pipeline(generator, fetcher=fetcher), inquiry()))
+    while not fetcher.asked:
+        await asyncio.sleep(0)
+    assert fetcher.asked == [("a", "b", "c")]
+    assert generator.asked == []
+    described.set()
+    assert isinstance((await task)[-1], AnswerDone)
+
+
+@pytest.mark.parametrize("error", [Unavailable("the store is away"), RuntimeError("a bug")])
+async def test_a_prefetch_that_fails_changes_no_answer(error: Exception) -> None:
+    fetcher = FakeFetcher(error)
+    events = await ask(pipeline(fetcher=fetcher), inquiry())
+    assert isinstance(events[-1], AnswerDone)
+    assert len(fetcher.asked) == 1
+
+
+async def test_prefetches_that_hang_hold_up_no_answer_and_do_not_pile_up() -> None:
+    fetcher = FakeFetcher(hangs=True)
+    p = pipeline(fetcher=fetcher)
+    for _ in range(4):
+        assert isinstance((await ask(p, inquiry()))[-1], AnswerDone)
+    assert len(fetcher.asked) == 2
+
+
+async def test_answers_that_reuse_nothing_fetch_nothing_in_advance() -> None:
+    fetcher = FakeFetcher()
+    await ask(pipeline(fetcher=fetcher), inquiry(reuse="full"))
+    await ask(pipeline(fetcher=fetcher, reuse="full"), inquiry())
+    assert fetcher.asked == []
+    await ask(pipeline(fetcher=fetcher, reuse="full"), inquiry(reuse="composite"))
+    assert len(fetcher.asked) == 1

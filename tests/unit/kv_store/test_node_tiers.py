@@ -15,6 +15,7 @@ import pytest
 from services.kv_store.blobs import Blobs
 from services.kv_store.chunk_names import blob_of
 from services.kv_store.fetch import FetchConfig
+from services.kv_store.flight import FlightReader
 from services.kv_store.node_tiers import LocalCopy, NodeTiers
 from services.kv_store.sources import PeerSearch
 from shared.errors import CorruptData, KvquiltError, NotFound, StorageFull, Unavailable
@@ -71,7 +72,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
 
 def nobody() -> PeerSearch:
-    return PeerSearch(KnownNodes(), "here", RequestContext.create(), [])
+    return PeerSearch(KnownNodes(), "here", RequestContext.create(), [], FlightReader())
 
 
 async def open_one(tiers: NodeTiers, chunk_id: str = A) -> OpenedChunk:

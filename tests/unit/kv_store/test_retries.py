@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from services.kv_store.retries import Clock, Retries
+from services.kv_store.retries import Clock, Retries, Unreachable
 from shared.errors import Unavailable
 
-ERROR = Unavailable("down")
+BUSY, ERROR = Unavailable("busy"), Unreachable("down")
 
 
 class FakeClock:
@@ -22,14 +22,14 @@ class FakeClock:
         return Clock(lambda: self.now, self.sleep, lambda: self.dice)
 
 
-def fail_until_it_gives_up(retries: Retries) -> None:
+def fail_until_it_gives_up(retries: Retries, error: Unavailable = ERROR) -> None:
     attempts = retries.attempts()
 
     def fail() -> None:
         for _ in range(1000):
-            attempts.failed(ERROR)
+            attempts.failed(error)
 
-    with pytest.raises(Unavailable, match="down"):
+    with pytest.raises(Unavailable, match=error.detail):
         fail()
 
 
@@ -61,6 +61,19 @@ def test_after_one_call_gave_up_the_others_fail_at_once_until_one_succeeds() -> 
     retries.attempts().succeeded()
     fail_until_it_gives_up(retries)
     assert len(clock.pauses) > waited
+
+
+def test_a_server_that_answers_that_it_is_busy_is_asked_again_by_every_call() -> None:
+    clock = FakeClock()
+    retries = Retries(5.0, clock.clock())
+    for _ in range(2):
+        fail_until_it_gives_up(retries, BUSY)
+        assert len(clock.pauses) > 5
+        clock.pauses.clear()
+    fail_until_it_gives_up(retries)
+    clock.pauses.clear()
+    retries.attempts().failed(BUSY)
+    assert len(clock.pauses) == 1
 
 
 def test_progress_renews_the_patience() -> None:

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.kv_store.chunk_files import is_damaged
 from services.kv_store.chunk_names import blob_of
+from services.kv_store.flight import FlightReader
 from services.kv_store.node_tiers import NodeTiers
 from services.kv_store.sources import PeerSearch
 from shared.errors import CorruptData, StorageFull, Unavailable
@@ -158,7 +159,7 @@ class TiersMachine(RuleBasedStateMachine):
 
 
 def nobody() -> PeerSearch:
-    return PeerSearch(KnownNodes(), "here", RequestContext.create(), [])
+    return PeerSearch(KnownNodes(), "here", RequestContext.create(), [], FlightReader())
 
 
 TestTiersMachine = TiersMachine.TestCase

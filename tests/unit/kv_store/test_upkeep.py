@@ -23,7 +23,7 @@ from tests.kv_stores import KnownNodes, in_pieces, tiers_in
 IDS = [chunk_id_of(n) for n in range(12)]
 A, B, C, D = IDS[:4]
 SIZE = len(chunk_bytes(A))
-CTX = RequestContext.create(tenant="acme")
+CTX = RequestContext.create(tenant="acme", deadline_ms=3_600_000)
 Make = Callable[..., Agent]
 
 

@@ -1,0 +1,241 @@
+"""How a chunk's file travels from one node to another: gRPC frames, Arrow Flight or a plain socket, into a staged file.
+
+    python -m load_tests.peer_transfer [--json FILE]
+
+Sender and receiver are processes of their own on this machine, so the numbers compare what each way costs in processor time; a
+network adds the same to all. The file lies in the page cache. Every received file is compared with the sent one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+from pyarrow import flight
+
+from load_tests.report import Measurement, measured, write_report
+from protos.kvquilt.v1 import kv_store_pb2 as pb
+
+FRAME_BYTES = 1 << 20
+CHUNK_BYTES = 28 * FRAME_BYTES
+RUNS = 9
+_METHOD = "/kvquilt.v1.KvStore/Get"
+_SCHEMA = pa.schema([pa.field("data", pa.uint8())])
+_OPTIONS = [("grpc.max_receive_message_length", 4 * FRAME_BYTES)]
+
+
+def _pieces(path: str) -> Iterator[bytes]:
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(FRAME_BYTES):
+            yield piece
+
+
+# --- gRPC: the store's own Get, 1 MiB per message -----------------------------------------------------------------------------
+
+
+async def _serve_grpc(path: str, started: Connection) -> None:
+    async def get(request: pb.GetRequest, context: Any) -> AsyncIterator[pb.GetResponse]:
+        for piece in _pieces(path):
+            yield pb.GetResponse(data=piece)
+
+    method = grpc.unary_stream_rpc_method_handler(
+        get, request_deserializer=pb.GetRequest.FromString, response_serializer=pb.GetResponse.SerializeToString
+    )
+    server = grpc.aio.server(options=_OPTIONS)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("kvquilt.v1.KvStore", {"Get": method})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    started.send(port)
+    await server.wait_for_termination()
+
+
+def serve_grpc(path: str, started: Connection) -> None:
+    asyncio.run(_serve_grpc(path, started))
+
+
+def receive_grpc(port: int, targets: Sequence[int]) -> None:
+    async def receive(channel: grpc.aio.Channel, fd: int) -> None:
+        call = channel.unary_stream(
+            _METHOD, request_serializer=pb.GetRequest.SerializeToString, response_deserializer=pb.GetResponse.FromString
+        )
+        offset = 0
+        async for response in call(pb.GetRequest()):
+            offset += os.pwrite(fd, response.data, offset)
+
+    async def receive_all() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel:
+            await asyncio.gather(*(receive(channel, fd) for fd in targets))
+
+    asyncio.run(receive_all())
+
+
+# --- Arrow Flight -------------------------------------------------------------------------------------------------------------
+
+
+class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    def __init__(self, path: str) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._path = path
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
+        arrays = (pa.Array.from_buffers(pa.uint8(), len(p), [None, pa.py_buffer(p)]) for p in _pieces(self._path))
+        return flight.GeneratorStream(_SCHEMA, (pa.record_batch([a], schema=_SCHEMA) for a in arrays))
+
+
+def serve_flight(path: str, started: Connection) -> None:
+    server = _FlightServer(path)
+    started.send(server.port)
+    server.serve()
+
+
+def receive_flight(port: int, targets: Sequence[int]) -> None:
+    with flight.connect(f"grpc://127.0.0.1:{port}") as client:
+
+        def receive(fd: int) -> None:
+            offset = 0
+            for batch in client.do_get(flight.Ticket(b"chunk")):
+                data = batch.data.column(0)
+                offset += os.pwrite(fd, data.buffers()[1].slice(data.offset, len(data)), offset)
+
+        _in_threads(receive, targets)
+
+
+# --- a plain socket -----------------------------------------------------------------------------------------------------------
+
+
+def serve_socket(path: str, started: Connection) -> None:
+    def send(connection: socket.socket) -> None:
+        with connection, open(path, "rb") as file:
+            connection.sendfile(file)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        started.send(server.getsockname()[1])
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=send, args=(connection,), daemon=True).start()
+
+
+def receive_socket(port: int, targets: Sequence[int]) -> None:
+    def receive(fd: int) -> None:
+        buffer = memoryview(bytearray(FRAME_BYTES))
+        offset = 0
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            while count := connection.recv_into(buffer):
+                offset += os.pwrite(fd, buffer[:count], offset)
+
+    _in_threads(receive, targets)
+
+
+# --- the comparison -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """``receive`` fills one open file per stream, all at once."""
+
+    name: str
+    serve: Callable[[str, Connection], None]
+    receive: Callable[[int, Sequence[int]], None]
+
+
+WAYS = (
+    Way("grpc", serve_grpc, receive_grpc),
+    Way("flight", serve_flight, receive_flight),
+    Way("socket", serve_socket, receive_socket),
+)
+
+
+def measure_peer_transfer(
+    chunk_bytes: int = CHUNK_BYTES, num_streams: Sequence[int] = (1, 4), runs: int = RUNS
+) -> list[Measurement]:
+    """Bytes per second of each way, ``peer_WAY_N`` for N chunks at once; the baseline is gRPC's."""
+    context = multiprocessing.get_context("spawn")
+    directory = Path(tempfile.mkdtemp(prefix="kvquilt-peer-"))
+    source = directory / "source"
+    source.write_bytes(os.urandom(chunk_bytes))
+    servers = []
+    try:
+        ports = {}
+        for way in WAYS:
+            ours, theirs = context.Pipe()
+            server = context.Process(target=way.serve, args=(str(source), theirs), daemon=True)
+            server.start()
+            servers.append(server)
+            ports[way.name] = ours.recv()
+        return [m for n in num_streams for m in _compare(ports, source, n, runs)]
+    finally:
+        for server in servers:
+            server.kill()
+            server.join()
+        shutil.rmtree(directory)
+
+
+def _compare(ports: dict[str, int], source: Path, num_streams: int, runs: int) -> list[Measurement]:
+    rates: dict[str, list[float]] = {way.name: [] for way in WAYS}
+    for run in range(runs + 1):
+        for way in WAYS:  # in turn, so that whatever else the machine does meets all alike
+            rate = _rate(way, ports[way.name], source, num_streams)
+            if run:  # the first one warms up
+                rates[way.name].append(rate)
+    baseline = statistics.median(rates["grpc"])
+    return [
+        measured(f"peer_{name}_{num_streams}", values, "byte/s", better="higher", baseline=baseline)
+        for name, values in rates.items()
+    ]
+
+
+def _rate(way: Way, port: int, source: Path, num_streams: int) -> float:
+    size = source.stat().st_size
+    paths = [source.with_name(f"staged-{i}") for i in range(num_streams)]
+    targets = [os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) for path in paths]
+    try:
+        for fd in targets:
+            os.posix_fallocate(fd, 0, size)
+        started = time.perf_counter()
+        way.receive(port, targets)
+        elapsed = time.perf_counter() - started
+        expected = source.read_bytes()
+        assert all(path.read_bytes() == expected for path in paths), f"{way.name} changed the bytes"
+        return num_streams * size / elapsed
+    finally:
+        for fd in targets:
+            os.close(fd)
+
+
+def _in_threads(receive: Callable[[int], None], targets: Sequence[int]) -> None:
+    with ThreadPoolExecutor(len(targets)) as threads:
+        list(threads.map(receive, targets))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where to write the report")
+    path = parser.parse_args().json
+    measurements = measure_peer_transfer()
+    for m in measurements:
+        spread = f"{(m.min or 0) / 1e9:.2f} to {(m.max or 0) / 1e9:.2f}"
+        print(f"{m.name:16} {m.value / 1e9:6.2f} GB/s  {m.ratio or 0:5.2f} × gRPC  ({spread})")
+    if path:
+        write_report(path, measurements)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

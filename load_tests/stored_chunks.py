@@ -1,0 +1,76 @@
+"""Chunk files of any shape to measure with, and what is common to measuring them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.identity import ids_hash
+from shared.kv_format import ChunkHeader, write_chunk
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FINGERPRINT = "0" * 32
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkShape:
+    """K and V of each layer are [kv_heads, tokens, head_dim], bf16. The default is a chunk of Qwen2-7B: 28 MiB."""
+
+    layers: int = 28
+    kv_heads: int = 4
+    head_dim: int = 128
+    tokens: int = 512
+
+    @property
+    def num_bytes(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.tokens * 2
+
+
+QWEN2_7B = ChunkShape()
+
+
+def write_random_chunk(directory: Path, shape: ChunkShape, seed: int) -> tuple[str, Path]:
+    """A chunk's id and its file, which lies in the page cache afterwards."""
+    noise = random.Random(seed)
+    token_ids = tuple(noise.randrange(150_000) for _ in range(shape.tokens))
+    header = ChunkHeader(
+        chunk_id=ids_hash(token_ids)[:40].ljust(40, "0"),
+        model_fingerprint=FINGERPRINT,
+        tokenizer_hash="",
+        prefix_hash=ids_hash(()),
+        num_layers=shape.layers,
+        num_kv_heads=shape.kv_heads,
+        num_tokens=shape.tokens,
+        head_dim=shape.head_dim,
+        dtype="bfloat16",
+        encoding="exact",
+        rope="",
+        ids_hash=ids_hash(token_ids),
+        token_ids=token_ids,
+    )
+    rng = np.random.default_rng(seed)
+    size = (shape.kv_heads, shape.tokens, shape.head_dim)
+    k, v = ([rng.integers(0, 1 << 16, size, dtype=np.uint16) for _ in range(shape.layers)] for _ in "kv")
+    path = directory / f"{header.chunk_id}.arrow"
+    write_chunk(path, header, k, v)
+    return header.chunk_id, path
+
+
+def preallocated(shape: ChunkShape) -> list[tuple[Array, Array]]:
+    """K and V of every layer: tensors whose memory is there, seen as the integers of their bits."""
+    size = (shape.kv_heads, shape.tokens, shape.head_dim)
+    tensors = [tuple(torch.zeros(size, dtype=torch.bfloat16) for _ in "kv") for _ in range(shape.layers)]
+    return [(k.view(torch.int16).numpy(), v.view(torch.int16).numpy()) for k, v in tensors]
+
+
+def drop_from_page_cache(path: Path) -> None:
+    """The next read comes from the disk. What is not on the disk yet (no fsync) stays."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

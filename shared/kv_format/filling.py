@@ -1,0 +1,63 @@
+"""Reads runs of bytes into the caller's buffers and hashes them on the way.
+
+The hash costs least while what was just read is still in the processor's cache, so large buffers are read and hashed in pieces; and
+small buffers ride along with the next piece, because every call to the operating system costs as much as copying tens of kilobytes.
+Both calls release the interpreter's lock, so several threads read several layers at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import xxhash
+
+PIECE_BYTES = 512 << 10
+"""With what it was copied from, it fits into the second-level cache of a server's core."""
+_SMALL_BYTES = 16 << 10
+
+
+def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fills the buffers (of bytes) one after the other with what the file holds from ``offset`` on; XXH3-64 of it.
+
+    Raises:
+        EOFError: the file ends before.
+        OSError: it cannot be read.
+    """
+    checksum = xxhash.xxh3_64()
+    for pieces in _together(buffers):
+        count = os.preadv(fd, pieces, offset)
+        wanted = sum(map(len, pieces))
+        if count != wanted:
+            _fill_slowly(fd, pieces, offset)
+        for piece in pieces:
+            checksum.update(piece)
+        offset += wanted
+    return checksum.intdigest()
+
+
+def _together(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """What is read with one call: at most one large piece, and the small buffers in front of it."""
+    pieces: list[memoryview] = []
+    for buffer in buffers:
+        if buffer.nbytes <= _SMALL_BYTES:
+            if buffer.nbytes:
+                pieces.append(buffer)
+            continue
+        for start in range(0, buffer.nbytes, PIECE_BYTES):
+            yield [*pieces, buffer[start : start + PIECE_BYTES]]
+            pieces = []
+    if pieces:
+        yield pieces
+
+
+def _fill_slowly(fd: int, pieces: Sequence[memoryview], offset: int) -> None:
+    """The operating system may give less than it was asked for, for instance at the end of the file."""
+    for piece in pieces:
+        done = 0
+        while done < piece.nbytes:
+            count = os.preadv(fd, [piece[done:]], offset)
+            if count == 0:
+                raise EOFError("the file ends too early")
+            done += count
+            offset += count
