@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +38,7 @@ Part = tuple[int, int]
 _TRIES = 2
 _FIRST = -1
 _LAST = (2,)
+_READERS_FIRST_S = 0.1
 _RETRYABLE = (Unavailable, CorruptData, DeadlineExceeded, TimeoutError)
 
 
@@ -129,13 +131,14 @@ class Fetch:
             self._tell(None)
 
     async def _from(self, source: Source) -> bool:
-        async with asyncio.timeout(self._room.config.timeout_s):
-            size = await source.size()
-        if size is None:
+        found = await self._end_of(source)
+        if found is None:
             return False
+        summary, tail = found
+        size = summary.size_bytes
         tier, reservation, file = await self._in_thread(self._allocate, size)
         try:
-            summary = await self._fill(source, tier, file, size)
+            await self._fill(source, tier, file, summary, tail)
             opened = await self._in_thread(self._keep, tier, reservation, file, summary)
             self._check_wanted()
         except BaseException:
@@ -169,41 +172,46 @@ class Fetch:
                         raise
         raise StorageFull("no room for a copy in any tier of this node")
 
-    async def _fill(self, source: Source, tier: LocalTier, file: StagedFile, size: int) -> ChunkSummary:
+    async def _end_of(self, source: Source) -> tuple[ChunkSummary, bytes] | None:
+        """What the frame says, and the bytes that say it; None: the source does not have the chunk."""
+        length = TAIL_GUESS_BYTES
+        while True:
+            found = await self._patiently(_FIRST, partial(source.end, length))
+            if found is None:
+                return None
+            size, tail = found
+            try:
+                return summary_of_tail(tail, size), tail
+            except ShortTail as error:
+                if error.needed_bytes <= length:
+                    raise CorruptData(f"chunk {self.chunk_id}: its end names more than there is") from None
+                length = error.needed_bytes
+            except CorruptData:
+                self._room.damaged(source.kind, self.chunk_id)
+                raise
+
+    async def _fill(self, source: Source, tier: LocalTier, file: StagedFile, summary: ChunkSummary, tail: bytes) -> None:
         progress: ProgressWriter | None = None
         whole = False
         try:
-            summary, tail_start = await self._read_tail(source, file, size)
-            parts = _parts(tail_start, self._room.config.part_bytes)
-            if parts:
+            tail_start = summary.size_bytes - len(tail)
+            await self._in_thread(file.write, tail_start, tail)
+            if parts := _parts(tail_start, self._room.config.part_bytes):
                 progress = ProgressWriter(tier.staging.new(), len(summary.layers))
                 progress.frame_arrived()
                 arrivals = Arrivals(parts, summary.layers, progress.layer_arrived)
-                self._tell(OpenedChunk(self.chunk_id, True, str(file.path), size, summary.layers, str(progress.path), tier.name))
+                path = str(file.path)
+                self._tell(
+                    OpenedChunk(self.chunk_id, True, path, summary.size_bytes, summary.layers, str(progress.path), tier.name)
+                )
                 await self._read_parts(source, file, parts, arrivals)
             await self._verify(source, file)
             whole = True
-            return summary
         finally:
             if progress is not None:
                 progress.close(whole, keep=whole)
                 if whole:
                     self._room.linger(progress.path)
-
-    async def _read_tail(self, source: Source, file: StagedFile, size: int) -> tuple[ChunkSummary, int]:
-        """The frame, and where what is read of the end begins."""
-        length = min(TAIL_GUESS_BYTES, size)
-        while True:
-            await self._read(source, file, size - length, length, order=_FIRST)
-            try:
-                return summary_of_tail(file.read(size - length, length), size), size - length
-            except ShortTail as error:
-                if error.needed_bytes <= length or length == size:
-                    raise CorruptData(f"chunk {self.chunk_id}: its end names more than there is") from None
-                length = min(error.needed_bytes, size)
-            except CorruptData:
-                self._room.damaged(source.kind, self.chunk_id)
-                raise
 
     async def _read_parts(self, source: Source, file: StagedFile, parts: Sequence[Part], arrivals: Arrivals) -> None:
         queue = list(enumerate(parts))[::-1]
@@ -211,7 +219,7 @@ class Fetch:
         async def work() -> None:
             while queue and not self.unwanted:
                 i, (start, length) = queue.pop()
-                await self._read(source, file, start, length, order=start)
+                await self._patiently(start, partial(source.read, start, length, file.write))
                 arrivals.arrived(i)
 
         workers = [asyncio.create_task(work()) for _ in range(min(self._room.config.concurrency, len(parts)))]
@@ -222,19 +230,22 @@ class Fetch:
                 worker.cancel()
         self._check_wanted()
 
-    async def _read(self, source: Source, file: StagedFile, start: int, length: int, order: int) -> None:
+    async def _patiently(self, order: int, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """``call`` when it is its turn, and once more if that fails or takes too long."""
         for tries_left in reversed(range(_TRIES)):
             async with self._room.lanes.lane((not self.urgent, order)):
                 try:
                     async with asyncio.timeout(self._room.config.timeout_s):
-                        await source.read(start, length, file.write)
-                    break
+                        return await call()
                 except _RETRYABLE:
                     if not tries_left:
                         raise
+        raise AssertionError("unreachable")
 
     async def _verify(self, source: Source, file: StagedFile) -> None:
-        """Readers verify what they read themselves, so that this can wait until nothing arrives that somebody waits for."""
+        """Readers verify what they read themselves, so this can wait until they have read it and nothing arrives for others."""
+        if self.urgent:
+            await asyncio.sleep(_READERS_FIRST_S)
         try:
             async with self._room.lanes.lane(_LAST):
                 await self._in_thread(verified, file.path, self.chunk_id)
@@ -253,7 +264,10 @@ class Fetch:
                 return kept
         if told:
             tier.staging.discard(staged)
-        return OpenedChunk(self.chunk_id, True, str(file.path), summary.size_bytes, summary.layers, tier=tier.name)
+        return self._opened(tier, file, summary)
+
+    def _opened(self, tier: LocalTier, file: StagedFile, summary: ChunkSummary, progress: str = "") -> OpenedChunk:
+        return OpenedChunk(self.chunk_id, True, str(file.path), summary.size_bytes, summary.layers, progress, tier.name)
 
     def _check_wanted(self) -> None:
         if self.unwanted:

@@ -11,11 +11,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
-from services.kv_store.blobs import Blobs
+from services.kv_store.blobs import Blobs, Last
 from services.kv_store.chunk_names import blob_of
 from services.kv_store.flight import FlightReader
 from services.kv_store.nodes import Nodes, ask, on_node
-from shared.errors import CorruptData, Unavailable
+from shared.errors import CorruptData, NotFound, Unavailable
 from shared.kv_types import ChunkStat, KvStore
 from shared.request import RequestContext
 
@@ -32,8 +32,8 @@ class Source(Protocol):
     kind: str
     """What counters call it: ``object`` or ``peer``."""
 
-    async def size(self) -> int | None:
-        """Bytes of the file; None: it is not there."""
+    async def end(self, length: int) -> tuple[int, bytes] | None:
+        """How long the file is, and its last ``length`` bytes (all of a shorter one); None: it is not there."""
         ...
 
     async def read(self, start: int, length: int, write: Write) -> None:
@@ -47,12 +47,27 @@ class ObjectSource:
     def __init__(self, objects: Blobs, chunk_id: str, threads: Executor) -> None:
         self._objects, self._blob, self._threads = objects, blob_of(chunk_id), threads
 
-    async def size(self) -> int | None:
-        stat = await asyncio.get_running_loop().run_in_executor(self._threads, self._objects.stat, self._blob)
-        return stat.size_bytes if stat else None
+    async def end(self, length: int) -> tuple[int, bytes] | None:
+        """Both at once: one answer does not tell the other."""
+        loop = asyncio.get_running_loop()
+        stat, tail = await asyncio.gather(
+            loop.run_in_executor(self._threads, self._objects.stat, self._blob),
+            loop.run_in_executor(self._threads, self._tail, length),
+        )
+        if stat is None or tail is None:
+            return None
+        if len(tail) != min(length, stat.size_bytes):
+            raise CorruptData("what came of the end of an object is not as long as it should be")
+        return stat.size_bytes, tail
 
     async def read(self, start: int, length: int, write: Write) -> None:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._read, start, length, write)
+
+    def _tail(self, length: int) -> bytes | None:
+        try:
+            return b"".join(self._objects.read(self._blob, Last(length)))
+        except NotFound:
+            return None
 
     def _read(self, start: int, length: int, write: Write) -> None:
         buffer = _buffer(length)
@@ -68,8 +83,8 @@ class FlightSource:
     def __init__(self, flights: FlightReader, nodes: Nodes, node_id: str, stat: ChunkStat) -> None:
         self._flights, self._nodes, self._node_id, self._stat = flights, nodes, node_id, stat
 
-    async def size(self) -> int | None:
-        return self._stat.size_bytes
+    async def end(self, length: int) -> tuple[int, bytes] | None:
+        return await _end_of(self, self._stat.size_bytes, length)
 
     async def read(self, start: int, length: int, write: Write) -> None:
         location, chunk_id = self._stat.location, self._stat.chunk_id
@@ -89,8 +104,8 @@ class PeerSource:
         self._nodes, self._node_id, self._ctx = nodes, node_id, ctx
         self._chunk_id, self._size_bytes = chunk_id, size_bytes
 
-    async def size(self) -> int | None:
-        return self._size_bytes
+    async def end(self, length: int) -> tuple[int, bytes] | None:
+        return await _end_of(self, self._size_bytes, length)
 
     async def read(self, start: int, length: int, write: Write) -> None:
         async def receive(peer: KvStore) -> int:
@@ -140,6 +155,18 @@ class PeerSearch:
             return FlightSource(self._flights, self._nodes, node_id, stat)
         ctx = replace(self._ctx, deadline_s=time.monotonic() + _PEER_COPY_S)
         return PeerSource(self._nodes, node_id, ctx, stat.chunk_id, stat.size_bytes)
+
+
+async def _end_of(source: Source, size_bytes: int, length: int) -> tuple[int, bytes]:
+    """``Source.end`` of one whose size is known."""
+    start = max(size_bytes - length, 0)
+    tail = bytearray(size_bytes - start)
+
+    def write(offset: int, piece: bytes | memoryview) -> None:
+        tail[offset - start : offset - start + len(piece)] = piece
+
+    await source.read(start, len(tail), write)
+    return size_bytes, bytes(tail)
 
 
 _buffers = threading.local()

@@ -16,7 +16,7 @@ from typing import Self
 from shared.errors import Unavailable
 
 _PENDING, _THERE, _FAILED = b"\x00", b"\x01", b"\x02"
-_POLL_S = 0.0005
+_POLL_S, _LONGEST_POLL_S = 0.0005, 0.002
 STALLED_S = 10.0
 
 
@@ -55,6 +55,7 @@ class ProgressReader:
             FileNotFoundError: the chunk's file is whole by now, or it failed; ask the store again.
         """
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._num_marks = os.fstat(self._fd).st_size
         self._stalled_s = stalled_s
 
     def wait_for_frame(self) -> None:
@@ -75,19 +76,20 @@ class ProgressReader:
             self._fd = -1
 
     def _wait(self, mark: int) -> None:
-        seen, moved = b"", time.monotonic()
+        seen, moved, pause_s = b"", time.monotonic(), _POLL_S
         while True:
-            marks = os.pread(self._fd, 1 << 16, 0)
+            marks = os.pread(self._fd, self._num_marks, 0)
             match marks[mark : mark + 1]:
                 case b"\x01":
                     return
                 case b"\x02":
                     raise Unavailable("the chunk's KV did not arrive whole")
             if marks != seen:
-                seen, moved = marks, time.monotonic()
+                seen, moved, pause_s = marks, time.monotonic(), _POLL_S
             elif time.monotonic() - moved > self._stalled_s:
                 raise Unavailable("the chunk's KV stopped arriving")
-            time.sleep(_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)  # whoever waits takes time from those who bring it
 
     def __enter__(self) -> Self:
         return self
