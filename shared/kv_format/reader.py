@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +18,8 @@ import pyarrow as pa
 import xxhash
 
 from shared.errors import CorruptData, NewerFormat, NotFound
+from shared.kv_buffers import BufferSpec
+from shared.kv_format.filling import fill_and_hash
 from shared.kv_format.header import ChunkHeader, from_metadata
 from shared.kv_format.layout import Seal, ShortTail, padded, seal_of_tail
 from shared.kv_format.progress import ProgressReader
@@ -27,7 +28,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 TAIL_GUESS_BYTES = 16 << 10
 """Holds seal and footer of a chunk of 1024 tokens and 64 layers."""
-_PIECE_BYTES = 256 << 10  # hashed while still in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,24 @@ def summary_of_tail(tail: bytes, size_bytes: int) -> ChunkSummary:
     return ChunkSummary(header, size_bytes, seal.layout.layers())
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What the array for one buffer of a layer must be like. Worked out once per file: it is compared with for every layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    item_bytes: int
+    num_padding: int
+
+
+def _rooms(header: ChunkHeader) -> list[_Room]:
+    def room(spec: BufferSpec) -> _Room:
+        num_bytes = header.num_kv_heads * spec.row_bytes
+        return _Room(spec.name, (header.num_kv_heads, *spec.shape), spec.item_bytes, padded(num_bytes) - num_bytes)
+
+    return [room(spec) for spec in header.buffers]
+
+
 class ChunkFile:
     """An open file whose frame is verified. ``read_layer`` may be called from several threads at once."""
 
@@ -67,6 +85,7 @@ class ChunkFile:
                 progress.wait_for_frame()
             self.size_bytes = _size_of(fd)
             self._seal, self.header = _read_frame(fd, self.size_bytes, whole=progress is None)
+            self._rooms = _rooms(self.header)
         except NewerFormat as error:
             raise NewerFormat(f"chunk {name}: {error.detail}") from None
         except (OSError, EOFError, ValueError) as error:
@@ -117,16 +136,12 @@ class ChunkFile:
             CorruptData: the bytes are not those that were written; the arrays' contents are then undefined.
             Unavailable: the layer stopped arriving.
         """
-        buffers = [self._bytes_of(array, i) for i, array in enumerate(out)]
-        if len(buffers) != len(self.header.buffers):
-            raise ValueError(f"{len(buffers)} arrays for {len(self.header.buffers)} buffers")
         layout = self._seal.layout
-        paddings = [memoryview(bytearray(padded(b.nbytes) - b.nbytes)) for b in buffers]
-        parts = [memoryview(bytearray(layout.message_len)), *chain.from_iterable(zip(buffers, paddings, strict=True))]
+        parts = self._parts_of_layer(out)
         if self._progress:
             self._progress.wait_for_layer(layer)
         try:
-            checksum = _fill(self._fd, parts, layout.head_len + layer * layout.layer_len)
+            checksum = fill_and_hash(self._fd, parts, layout.head_len + layer * layout.layer_len)
         except (OSError, EOFError) as error:
             raise CorruptData(f"chunk {self._name}: layer {layer} cannot be read: {error}") from None
         if checksum != self._seal.layer_checksums[layer]:
@@ -145,14 +160,20 @@ class ChunkFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _bytes_of(self, array: Array, index: int) -> memoryview:
-        spec = self.header.buffers[index]
-        shape = (self.header.num_kv_heads, *spec.shape)
-        if array.shape != shape or array.dtype.itemsize != spec.item_bytes or not array.flags.c_contiguous:
-            raise ValueError(
-                f"the buffer for {spec.name} is {array.dtype}{array.shape}, but the chunk's is {spec.dtype}{shape}, contiguous"
-            )
-        return array.data.cast("B")
+    def _parts_of_layer(self, out: Sequence[Array]) -> list[memoryview]:
+        """Where the bytes of a layer go: its message, then every buffer with its padding."""
+        if len(out) != len(self._rooms):
+            raise ValueError(f"{len(out)} arrays for {len(self._rooms)} buffers")
+        parts = [memoryview(bytearray(self._seal.layout.message_len))]
+        for array, room in zip(out, self._rooms, strict=True):
+            if array.shape != room.shape or array.itemsize != room.item_bytes or not array.flags.c_contiguous:
+                raise ValueError(
+                    f"the buffer for {room.name} is {array.dtype}{array.shape}, but the chunk's is {room.shape}, contiguous"
+                )
+            parts.append(array.data.cast("B"))
+            if room.num_padding:
+                parts.append(memoryview(bytearray(room.num_padding)))
+        return parts
 
 
 def inspect_chunk(path: str | Path) -> ChunkSummary:
@@ -237,22 +258,3 @@ def _pread(fd: int, length: int, offset: int) -> bytes:
     if len(data) != length:
         raise EOFError("it ends too early; it may be truncated")
     return data
-
-
-def _fill(fd: int, parts: Iterable[memoryview], offset: int) -> int:
-    """Reads until all parts are full; XXH3-64 of what was read.
-
-    Raises:
-        EOFError: the file ends before.
-    """
-    checksum = xxhash.xxh3_64()
-    for part in parts:
-        while part.nbytes:
-            piece = part[:_PIECE_BYTES]
-            count = os.preadv(fd, [piece], offset)
-            if count == 0:
-                raise EOFError("the file ends too early")
-            checksum.update(piece[:count])
-            offset += count
-            part = part[count:]
-    return checksum.intdigest()
