@@ -75,6 +75,7 @@ class LocalTier:
         self._pins: frozenset[str] = frozenset()
         self._queue = S3Fifo()
         self._uses: Counter[str] = Counter()
+        self._leaving: set[str] = set()  # copies whose name as kept is still there
         self._sorted: list[str] | None = None
         self._reserved_bytes = self.num_evictions = 0
         self._index = self._files.scan(clean=True)
@@ -229,18 +230,28 @@ class LocalTier:
         return True
 
     def settle(self, chunk_id: str, version: str) -> None:
-        """What was kept is whole elsewhere now: it becomes a copy, if it is still what it was."""
+        """What was kept is whole elsewhere now: it becomes a copy, if it is still what it was. Its old name stays until ``leave``,
+        for those who were told of it."""
         with self._lock:
             copy = self._index.get(chunk_id)
             if copy is None or not copy.kept or self.version(chunk_id) != version:
                 self.check_again(chunk_id)
                 return
             blob = blob_of(chunk_id)
-            self._files.cache.prepare(blob, self.path_of(chunk_id))
-            self._files.cache.place(blob, self.path_of(chunk_id))
+            second = self.staging.second_name(self._files.path_of(copy))
+            self._files.cache.prepare(blob, second)
+            self._files.cache.place(blob, second)
+            self._leaving.add(chunk_id)
             self._index[chunk_id] = replace(copy, kept=False)
             self._queue.admit(chunk_id, copy.size_bytes)
             self._shrink()
+
+    def leave(self, chunk_id: str) -> None:
+        """Ends the name that a settled chunk had."""
+        with self._lock:
+            if chunk_id in self._leaving:
+                self._leaving.discard(chunk_id)
+                self._files.blobs(True).delete(blob_of(chunk_id))
 
     def version(self, chunk_id: str) -> str:
         """Changes whenever the file does; empty: there is none."""
@@ -280,7 +291,7 @@ class LocalTier:
     def check_invariants(self, verify: bool = True) -> None:
         """The index is what a scan finds, every counter is what it says; ``verify``: and every file is whole."""
         with self._lock:
-            found = self._files.scan()
+            found = self._files.scan(kept_no_more=self._leaving)
             assert self._index == found, set(self._index.items()) ^ set(found.items())
             assert self._num_bytes == sum(c.size_bytes for c in found.values())
             assert self._reserved_bytes >= 0
@@ -300,6 +311,7 @@ class LocalTier:
         try:
             blobs.place(blob_of(chunk_id), staged)
             if truth:
+                self._leaving.discard(chunk_id)
                 self._files.cache.delete(blob_of(chunk_id))
         finally:
             self.check_again(chunk_id)  # renamed or not, when the disk failed
@@ -329,15 +341,15 @@ class LocalTier:
                 return
 
     def _drop(self, chunk_id: str) -> bool:
-        copy = self._index[chunk_id]
-        removed = self._files.blobs(copy.kept).delete(blob_of(chunk_id))
+        self.leave(chunk_id)
+        removed = self._files.blobs(self._index[chunk_id].kept).delete(blob_of(chunk_id))
         self._note(chunk_id, None)
         return removed
 
     def check_again(self, chunk_id: str) -> None:
         """Makes the index agree with the disk, however far a change of the chunk came."""
         with self._lock:
-            self._note(chunk_id, self._files.find(chunk_id))
+            self._note(chunk_id, self._files.find(chunk_id, copies_only=chunk_id in self._leaving))
 
     def _note(self, chunk_id: str, copy: Copy | None) -> None:
         old = self._index.pop(chunk_id, None)

@@ -9,7 +9,7 @@ A chunk is in one of the two places. A tier in shared memory has copies only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,16 +51,17 @@ class TierFiles:
     def path_of(self, copy: Copy) -> Path:
         return self.blobs(copy.kept).path_of(blob_of(copy.chunk_id))
 
-    def find(self, chunk_id: str) -> Copy | None:
-        for kept in [True, False] if self.keeps else [False]:
+    def find(self, chunk_id: str, copies_only: bool = False) -> Copy | None:
+        for kept in [True, False] if self.keeps and not copies_only else [False]:
             stat = self.blobs(kept).stat(blob_of(chunk_id))
             if stat is not None:
                 return Copy(chunk_id, stat.size_bytes, stat.modified_s, kept)
         return None
 
-    def scan(self, clean: bool = False) -> dict[str, Copy]:
-        """What is there; ``clean``: and removes copies of what is also kept (a crash came in between)."""
-        found = {c.chunk_id: c for c in self._list(True)} if self.keeps else {}
+    def scan(self, clean: bool = False, kept_no_more: Container[str] = ()) -> dict[str, Copy]:
+        """What is there; ``clean``: and removes copies of what is also kept (a crash came in between). ``kept_no_more``: of these
+        only copies count."""
+        found = {c.chunk_id: c for c in self._list(True) if c.chunk_id not in kept_no_more} if self.keeps else {}
         for copy in self._list(False):
             if copy.chunk_id not in found:
                 found[copy.chunk_id] = copy

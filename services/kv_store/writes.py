@@ -17,7 +17,7 @@ from typing import TypeVar
 from services.kv_store.blobs import Blobs
 from services.kv_store.chunk_files import is_newer, verified
 from services.kv_store.chunk_names import blob_of
-from services.kv_store.fetches import Fetches
+from services.kv_store.fetches import LINGER_S, Fetches
 from services.kv_store.lanes import Locks
 from services.kv_store.local_tier import LocalTier
 from services.kv_store.object_chunks import is_newer_object
@@ -46,6 +46,7 @@ class Writes:
         self._tiers = [t for t in (disk, memory) if t is not None]
         self._locks = Locks()
         self._uploader = Uploader(self._upload)
+        self._leaving: dict[str, asyncio.TimerHandle] = {}
 
     async def exists(self, chunk_id: str) -> bool:
         """Whether it is stored, and as durably as ``put`` would make it."""
@@ -96,6 +97,8 @@ class Writes:
 
     async def close(self) -> None:
         await self._uploader.close()
+        for chunk_id in list(self._leaving):
+            self._leave(chunk_id)
 
     async def _exists(self, chunk_id: str, behind: bool, uploaded: bool) -> bool:
         """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there first."""
@@ -166,6 +169,14 @@ class Writes:
         except (NotFound, FileNotFoundError):
             pass  # settling finds out
         await self._in_threads(self._disk.settle, chunk_id, version)
+        if chunk_id in self._leaving:
+            self._leaving.pop(chunk_id).cancel()
+        self._leaving[chunk_id] = asyncio.get_running_loop().call_later(LINGER_S, self._leave, chunk_id)
+
+    def _leave(self, chunk_id: str) -> None:
+        self._leaving.pop(chunk_id).cancel()
+        with suppress(KvquiltError):
+            self._disk.leave(chunk_id)
 
     def _is_newer(self, chunk_id: str, look_at_object: bool) -> bool:
         """Uploading looks at the object itself."""

@@ -96,6 +96,30 @@ def test_what_is_settled_is_a_copy_unless_it_was_replaced_meanwhile(tmp_path: Pa
     tier.check_invariants()
 
 
+def test_who_was_told_where_a_kept_chunk_is_finds_it_there_for_a_while_after_it_settled(tmp_path: Path) -> None:
+    tier = tier_in(tmp_path)
+    keep(tier, A, truth=True)
+    told = tier.open(A)
+    assert told is not None
+    tier.settle(A, tier.version(A))
+    assert verify_chunk(told.path)
+    tier.check_invariants()
+    tier.leave(A)
+    tier.leave(A)
+    assert not Path(told.path).exists()
+    tier.check_invariants()
+
+    keep(tier, B, truth=True)
+    tier.settle(B, tier.version(B))
+    keep(tier, B, seed=2, truth=True)
+    tier.leave(B)
+    assert b"".join(tier.read(B)) == chunk_bytes(B, 2)
+    tier.settle(B, tier.version(B))
+    tier.remove(B)
+    assert not list(tmp_path.rglob(f"{B}*"))
+    tier.check_invariants()
+
+
 def test_copies_make_room_for_others_and_the_truth_for_nobody(tmp_path: Path, clock: Clock) -> None:
     tier = tier_in(tmp_path, capacity_bytes=2 * SIZE, clock=clock)
     assert all(keep(tier, c) for c in (A, B, C))
