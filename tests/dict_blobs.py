@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from hashlib import md5
 from pathlib import Path
 
-from services.kv_store.blobs import WHOLE, BlobPage, BlobStat, ByteRange, From, Last, Span
+from services.kv_store.blobs import WHOLE, BlobPage, Blobs, BlobStat, ByteRange, From, Last, Sink, Span, check_whole
 from services.kv_store.disk import storing
-from shared.errors import CorruptData, NotFound
+from shared.errors import NotFound
 
 
 def slice_of(data: bytes, byte_range: ByteRange) -> bytes:
@@ -35,11 +35,12 @@ class DictBlobs:
         if piece := slice_of(self._get(name), byte_range):
             yield piece
 
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        found = slice_of(self._get(name), Span(start, len(out)))
-        if len(found) != len(out):
-            raise CorruptData(f"{name} ends early")
-        out[:] = found
+    def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
+        data = self._get(name)
+        if found := slice_of(data, byte_range):
+            sink(byte_range.start if isinstance(byte_range, Span) else len(data) - len(found), memoryview(found))
+        check_whole(name, byte_range, len(found))
+        return len(data)
 
     def put(self, name: str, data: bytes) -> None:
         with self._lock:
@@ -63,3 +64,12 @@ class DictBlobs:
         if name not in self.data:
             raise NotFound(f"{name}: not stored")
         return self.data[name]
+
+
+def read_into(blobs: Blobs, name: str, start: int, out: memoryview) -> None:
+    """Fills ``out``. Raises like ``Blobs.read_to``."""
+
+    def fill(offset: int, piece: memoryview) -> None:
+        out[offset - start : offset - start + len(piece)] = piece
+
+    blobs.read_to(name, Span(start, len(out)), fill)

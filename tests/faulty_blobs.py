@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.kv_store.blobs import WHOLE, BlobPage, Blobs, BlobStat, ByteRange
+from services.kv_store.blobs import WHOLE, BlobPage, Blobs, BlobStat, ByteRange, Last, Sink, Span
 from shared.errors import CorruptData, KvquiltError, Unavailable
 
 
@@ -28,9 +28,9 @@ class WrappedBlobs:
         self.before("read", name)
         yield from self.inner.read(name, byte_range)
 
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self.before("read_into", name)
-        self.inner.read_into(name, start, out)
+    def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
+        self.before("read_to", name)
+        return self.inner.read_to(name, byte_range, sink)
 
     def put(self, name: str, data: bytes) -> None:
         self.before("put", name)
@@ -99,7 +99,7 @@ class FlakyBlobs(WrappedBlobs):
 
 
 class TruncatedBlobs(WrappedBlobs):
-    """While ``keep_bytes`` is set, no read gives more than that: a stream ends without a word, ``read_into`` notices."""
+    """While ``keep_bytes`` is set, no read gives more than that: a stream ends without a word, ``read_to`` notices."""
 
     def __init__(self, inner: Blobs, keep_bytes: int | None = None) -> None:
         super().__init__(inner)
@@ -112,11 +112,11 @@ class TruncatedBlobs(WrappedBlobs):
             if left is not None and (left := left - len(piece)) <= 0:
                 return
 
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        if self.keep_bytes is not None and len(out) > self.keep_bytes:
-            self.inner.read_into(name, start, out[: self.keep_bytes])
-            raise CorruptData(f"{name} ends early")
-        self.inner.read_into(name, start, out)
+    def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
+        if isinstance(byte_range, Last) or self.keep_bytes is None or byte_range.length <= self.keep_bytes:
+            return self.inner.read_to(name, byte_range, sink)
+        self.inner.read_to(name, Span(byte_range.start, self.keep_bytes), sink)
+        raise CorruptData(f"{name} ends early")
 
 
 class HookedBlobs(WrappedBlobs):

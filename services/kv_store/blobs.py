@@ -6,10 +6,13 @@ contract tests and a state machine against a plain dict hold all of them to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from shared.errors import CorruptData
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class Last:
 
 ByteRange = Span | From | Last
 WHOLE = From()
+Sink = Callable[[int, memoryview], None]
+"""Offset in the blob, and the bytes that are there."""
+_SINK_PIECE_BYTES = 512 << 10
+"""Fits into a core's second-level cache: what was just received is passed on from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +86,13 @@ class Blobs(Protocol):
         """
         ...
 
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """Fills ``out`` with the bytes from ``start`` on.
+    def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
+        """Gives ``sink`` the bytes piece by piece, and returns how long the whole blob is. No memory is allocated per piece: each
+        is valid during its call only.
 
         Raises:
             NotFound: no such blob.
-            CorruptData: it ends before.
+            CorruptData: it ends before the ``Span`` does.
         """
         ...
 
@@ -104,3 +112,23 @@ class Blobs(Protocol):
     def list(self, prefix: str = "", start_after: str = "", limit: int = 1000) -> BlobPage:
         """Blobs whose names begin with ``prefix`` and are greater than ``start_after``."""
         ...
+
+
+_pieces = threading.local()
+
+
+def piece_buffer() -> memoryview:
+    """For ``read_to``: the calling thread's own, used again and again, for fresh memory costs as much as the copy."""
+    if not hasattr(_pieces, "buffer"):
+        _pieces.buffer = memoryview(bytearray(_SINK_PIECE_BYTES))
+    buffer: memoryview = _pieces.buffer
+    return buffer
+
+
+def check_whole(name: str, byte_range: Span | Last, num_bytes: int) -> None:
+    """
+    Raises:
+        CorruptData: a ``Span`` of ``name`` had only ``num_bytes``.
+    """
+    if isinstance(byte_range, Span) and num_bytes < byte_range.length:
+        raise CorruptData(f"{name} is shorter than it was")

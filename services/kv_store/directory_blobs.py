@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from services.kv_store.blobs import WHOLE, BlobPage, BlobStat, ByteRange, From, Last, Span
+from services.kv_store.blobs import WHOLE, BlobPage, BlobStat, ByteRange, From, Last, Sink, Span, check_whole, piece_buffer
 from services.kv_store.disk import Disk, storing
 from services.kv_store.staging import Staging
-from shared.errors import CorruptData, InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound
 from shared.kv_types import PIECE_BYTES
 
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
@@ -49,15 +49,17 @@ class DirectoryBlobs:
         finally:
             os.close(fd)
 
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
+    def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
         fd = self._open(name)
         try:
-            while out:
-                with storing():
-                    count = os.preadv(fd, [out], start)
-                if not count:
-                    raise CorruptData("a stored file is shorter than it was")
-                start, out = start + count, out[count:]
+            buffer, size = piece_buffer(), os.fstat(fd).st_size
+            begin, end = _bounds(byte_range, size)
+            position = begin
+            while position < end and (count := _preadv(fd, buffer[: end - position], position)):
+                sink(position, buffer[:count])
+                position += count
+            check_whole(name, byte_range, position - begin)
+            return size
         finally:
             os.close(fd)
 
@@ -149,6 +151,11 @@ def _bounds(byte_range: ByteRange, size_bytes: int) -> tuple[int, int]:
 def _pread(fd: int, length: int, offset: int) -> bytes:
     with storing():
         return os.pread(fd, length, offset)
+
+
+def _preadv(fd: int, out: memoryview, offset: int) -> int:
+    with storing():
+        return os.preadv(fd, [out], offset)
 
 
 def _walk(directory: str | Path, base: str, prefix: str, start_after: str) -> Iterator[BlobStat]:

@@ -21,25 +21,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.chunk_files import verified
-from services.kv_store.lanes import Lanes
 from services.kv_store.local_tier import LocalTier, Reservation
+from services.kv_store.parts import RETRYABLE, TRIES, Arrivals, Part, PartReading, parts_of
+from services.kv_store.reading_threads import ReadingThreads
 from services.kv_store.sources import Source
 from services.kv_store.staging import StagedFile
-from shared.errors import CorruptData, DeadlineExceeded, KvquiltError, NewerFormat, NotFound, StorageFull, Unavailable
+from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, StorageFull
 from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, ShortTail, summary_of_tail
 from shared.kv_format.progress import ProgressWriter
 from shared.kv_types import OpenedChunk
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
-Part = tuple[int, int]
-"""Offset and length."""
-
-_TRIES = 2
-_FIRST = -1
 _LAST = (2,)
 _READERS_FIRST_S = 0.1
-_RETRYABLE = (Unavailable, CorruptData, DeadlineExceeded, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +54,6 @@ class FetchConfig:
             raise ValueError(f"timeout_s: must be above 0, got {self.timeout_s}")
 
 
-class Arrivals:
-    """Which layers are whole when which parts are."""
-
-    def __init__(self, parts: Sequence[Part], layers: Sequence[Part], mark: Callable[[int], None]) -> None:
-        """Layers that no part touches are there already."""
-        self._mark = mark
-        self._layers_of = [[i for i, layer in enumerate(layers) if _overlap(part, layer)] for part in parts]
-        self._num_missing = Counter(i for touched in self._layers_of for i in touched)
-        for layer in range(len(layers)):
-            if not self._num_missing[layer]:
-                mark(layer)
-
-    def arrived(self, part: int) -> None:
-        for layer in self._layers_of[part]:
-            self._num_missing[layer] -= 1
-            if not self._num_missing[layer]:
-                self._mark(layer)
-
-
 @dataclass(frozen=True, slots=True)
 class FetchRoom:
     """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called with a file whose
@@ -86,7 +62,7 @@ class FetchRoom:
 
     tiers: Sequence[LocalTier]
     config: FetchConfig
-    lanes: Lanes
+    readers: ReadingThreads
     threads: Executor
     counters: Counter[str]
     linger: Callable[[Path], None]
@@ -100,11 +76,25 @@ class Fetch:
     def __init__(self, room: FetchRoom, chunk_id: str) -> None:
         self.chunk_id = chunk_id
         self.urgent = False
-        """Somebody waits for it: its parts come before those of others."""
+        """Somebody waits for it: its parts come before those of others. ``hurry`` sets it."""
         self.unwanted = False
         """Set when the chunk is deleted or replaced: what comes is dropped."""
         self._room = room
+        self._reading: PartReading | None = None
         self._framed: asyncio.Future[OpenedChunk | None] = asyncio.get_running_loop().create_future()
+
+    def hurry(self) -> None:
+        """Somebody waits for it now."""
+        if not self.urgent:
+            self.urgent = True
+            if self._reading is not None:
+                self._reading.start(urgent=True)
+
+    def drop(self) -> None:
+        """The chunk was deleted or replaced: what comes is of no use any more."""
+        self.unwanted = True
+        if self._reading is not None:
+            self._reading.give_up()
 
     async def framed(self) -> OpenedChunk | None:
         """Where the chunk can be read, as soon as its frame is there; None: it cannot be had."""
@@ -136,7 +126,7 @@ class Fetch:
             return False
         summary, tail = found
         size = summary.size_bytes
-        tier, reservation, file = await self._in_thread(self._allocate, size)
+        tier, reservation, file = await self._in_thread(self._allocate, size, tail)
         try:
             await self._fill(source, tier, file, summary, tail)
             opened = await self._in_thread(self._keep, tier, reservation, file, summary)
@@ -156,8 +146,9 @@ class Fetch:
         self._tell(opened)
         return True
 
-    def _allocate(self, size: int) -> tuple[LocalTier, Reservation, StagedFile]:
-        """
+    def _allocate(self, size: int, tail: bytes) -> tuple[LocalTier, Reservation, StagedFile]:
+        """A file with room for the chunk, its end in place.
+
         Raises:
             StorageFull: no tier has room.
         """
@@ -165,7 +156,9 @@ class Fetch:
             reservation = tier.reserve(size)
             if reservation is not None:
                 try:
-                    return tier, reservation, tier.allocate(size)
+                    file = tier.allocate(size)
+                    file.write(size - len(tail), tail)
+                    return tier, reservation, file
                 except BaseException as error:
                     reservation.release()
                     if not isinstance(error, StorageFull):
@@ -176,7 +169,7 @@ class Fetch:
         """What the frame says, and the bytes that say it; None: the source does not have the chunk."""
         length = TAIL_GUESS_BYTES
         while True:
-            found = await self._patiently(_FIRST, partial(source.end, length))
+            found = await self._patiently(partial(source.end, length))
             if found is None:
                 return None
             size, tail = found
@@ -195,16 +188,14 @@ class Fetch:
         whole = False
         try:
             tail_start = summary.size_bytes - len(tail)
-            await self._in_thread(file.write, tail_start, tail)
-            if parts := _parts(tail_start, self._room.config.part_bytes):
+            if parts := parts_of(tail_start, self._room.config.part_bytes):
                 progress = ProgressWriter(tier.staging.new(), len(summary.layers))
                 progress.frame_arrived()
-                arrivals = Arrivals(parts, summary.layers, progress.layer_arrived)
                 path = str(file.path)
                 self._tell(
                     OpenedChunk(self.chunk_id, True, path, summary.size_bytes, summary.layers, str(progress.path), tier.name)
                 )
-                await self._read_parts(source, file, parts, arrivals)
+                await self._read_parts(source, file, summary.layers, parts, progress.layer_arrived)
             await self._verify(source, file)
             whole = True
         finally:
@@ -213,33 +204,27 @@ class Fetch:
                 if whole:
                     self._room.linger(progress.path)
 
-    async def _read_parts(self, source: Source, file: StagedFile, parts: Sequence[Part], arrivals: Arrivals) -> None:
-        queue = list(enumerate(parts))[::-1]
-
-        async def work() -> None:
-            while queue and not self.unwanted:
-                i, (start, length) = queue.pop()
-                await self._patiently(start, partial(source.read, start, length, file.write))
-                arrivals.arrived(i)
-
-        workers = [asyncio.create_task(work()) for _ in range(min(self._room.config.concurrency, len(parts)))]
+    async def _read_parts(
+        self, source: Source, file: StagedFile, layers: Sequence[Part], parts: Sequence[Part], mark: Callable[[int], None]
+    ) -> None:
+        read = partial(source.read, write=file.write)
+        self._reading = PartReading(self._room.readers, parts, read, Arrivals(parts, layers, mark))
+        self._reading.start(self.urgent)
         try:
-            await asyncio.gather(*workers)
+            await self._reading.finished(self._room.config.timeout_s)
         finally:
-            for worker in workers:
-                worker.cancel()
+            self._reading = None
         self._check_wanted()
 
-    async def _patiently(self, order: int, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """``call`` when it is its turn, and once more if that fails or takes too long."""
-        for tries_left in reversed(range(_TRIES)):
-            async with self._room.lanes.lane((not self.urgent, order)):
-                try:
-                    async with asyncio.timeout(self._room.config.timeout_s):
-                        return await call()
-                except _RETRYABLE:
-                    if not tries_left:
-                        raise
+    async def _patiently(self, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """``call``, and once more if that fails or takes too long."""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                async with asyncio.timeout(self._room.config.timeout_s):
+                    return await call()
+            except RETRYABLE:
+                if not tries_left:
+                    raise
         raise AssertionError("unreachable")
 
     async def _verify(self, source: Source, file: StagedFile) -> None:
@@ -247,8 +232,8 @@ class Fetch:
         if self.urgent:
             await asyncio.sleep(_READERS_FIRST_S)
         try:
-            async with self._room.lanes.lane(_LAST):
-                await self._in_thread(verified, file.path, self.chunk_id)
+            verifying = self._room.readers.submit(_LAST, partial(verified, file.path, self.chunk_id))
+            await asyncio.wrap_future(verifying)
         except CorruptData:
             self._room.damaged(source.kind, self.chunk_id)
             raise
@@ -279,11 +264,3 @@ class Fetch:
 
     async def _in_thread(self, call: Callable[..., ResultT], *args: object) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._room.threads, call, *args)
-
-
-def _parts(length: int, part_bytes: int) -> list[Part]:
-    return [(start, min(part_bytes, length - start)) for start in range(0, length, part_bytes)]
-
-
-def _overlap(a: Part, b: Part) -> bool:
-    return a[0] < b[0] + b[1] and b[0] < a[0] + a[1]

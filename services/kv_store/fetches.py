@@ -6,14 +6,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
 from services.kv_store.blobs import Blobs
 from services.kv_store.fetch import Fetch, FetchConfig, FetchRoom
-from services.kv_store.lanes import Lanes
 from services.kv_store.local_tier import LocalTier
+from services.kv_store.reading_threads import ReadingThreads
 from services.kv_store.sources import ObjectSource, PeerSearch, Source
 from shared.kv_types import OpenedChunk
 
@@ -38,10 +38,9 @@ class Fetches:
         self.damaged_objects: set[str] = set()
         """Chunks whose object turned out to be damaged: not stored, whatever the object store says."""
         self._objects, self._config, self._prefer_peers, self._counters = objects, config, prefer_peers, counters
-        self._readers = ThreadPoolExecutor(config.concurrency, "kv-fetch")
-        self._room = FetchRoom(
-            tiers, config, Lanes(config.concurrency), threads, counters, self._linger, self._take_in, self._note_damage
-        )
+        self._threads = threads
+        self._readers = ReadingThreads(config.concurrency, "kv-fetch")
+        self._room = FetchRoom(tiers, config, self._readers, threads, counters, self._linger, self._take_in, self._note_damage)
         self._running: dict[str, tuple[Fetch, asyncio.Task[bool]]] = {}
         self._lingering: dict[Path, asyncio.TimerHandle] = {}
         self._homeless: dict[str, OpenedChunk] = {}  # whole, but no tier had room: they are where they were staged, for a while
@@ -69,14 +68,15 @@ class Fetches:
             self._running[chunk_id] = fetch, task
             task.add_done_callback(lambda task: self._ended(chunk_id, task))
         fetch, task = self._running[chunk_id]
-        fetch.urgent = fetch.urgent or urgent
+        if urgent:
+            fetch.hurry()
         return fetch, task
 
     def drop(self, chunk_id: str) -> None:
         """What comes from now on is of a chunk that is gone."""
         fetch, _ = self._running.pop(chunk_id, (None, None))
         if fetch is not None:
-            fetch.unwanted = True
+            fetch.drop()
         self._homeless.pop(chunk_id, None)
 
     async def close(self) -> None:
@@ -88,14 +88,14 @@ class Fetches:
         await asyncio.gather(*tasks, return_exceptions=True)
         for path in list(self._lingering):
             self._end_lingering(path)
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
 
     async def _sources(self, chunk_id: str, peers: PeerSearch) -> AsyncIterator[Source]:
         if self._prefer_peers or self._objects is None:
             for source in await peers.sources(chunk_id):
                 yield source
         if self._objects is not None:
-            yield ObjectSource(self._objects, chunk_id, self._readers)
+            yield ObjectSource(self._objects, chunk_id, self._threads)
             if not self._prefer_peers:
                 for source in await peers.sources(chunk_id):
                     yield source

@@ -22,14 +22,14 @@ from minio import Minio
 from minio.datatypes import Object
 from minio.error import MinioException
 
-from services.kv_store.blobs import WHOLE, BlobPage, BlobStat, ByteRange, Last, Span
+from services.kv_store.blobs import WHOLE, BlobPage, BlobStat, ByteRange, Last, Sink, Span, check_whole, piece_buffer
 from services.kv_store.disk import storing
 from services.kv_store.object_credentials import credentials_from
 from services.kv_store.object_errors import answer_of, speaking_s3
 from services.kv_store.object_reader import ObjectReader
 from services.kv_store.object_settings import ObjectSettings
 from services.kv_store.retries import Clock, Retries
-from shared.errors import ConfigError, CorruptData, FailedPrecondition, NotFound, Unavailable
+from shared.errors import ConfigError, FailedPrecondition, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -76,17 +76,16 @@ class ObjectBlobs:
             return
         yield from self._reader(name, byte_range).pieces()
 
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        done, view = 0, out.cast("B")
-        if not view:
-            self._check_there(name)
-            return
-        reader = self._reader(name, Span(start, len(view)))
-        with contextlib.closing(reader):
-            while done < len(view) and (num_bytes := reader.readinto(view[done:])):
-                done += num_bytes
-        if done < len(view):
-            raise CorruptData(f"{name} has {reader.size} bytes, {start + len(view)} were expected")
+    def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
+        if not byte_range.length:
+            return self._check_there(name)
+        buffer, num_bytes = piece_buffer(), 0
+        with contextlib.closing(self._reader(name, byte_range)) as reader:
+            while count := reader.readinto(buffer):
+                sink(reader.position - count, buffer[:count])
+                num_bytes += count
+        check_whole(name, byte_range, num_bytes)
+        return reader.size
 
     def put(self, name: str, data: bytes) -> None:
         self._repeat(lambda: self._put(name, io.BytesIO(data), len(data)))
@@ -172,9 +171,12 @@ class ObjectBlobs:
                 self._bucket_is_there = False  # the next call creates it, or says why not
             raise
 
-    def _check_there(self, name: str) -> None:
-        if self.stat(name) is None:
+    def _check_there(self, name: str) -> int:
+        """Its length."""
+        found = self.stat(name)
+        if found is None:
             raise NotFound(f"{name}: not stored")
+        return found.size_bytes
 
     def _key(self, name: str) -> str:
         return self._prefix + name

@@ -57,6 +57,11 @@ class ObjectReader:
                 self.close()
                 raise
 
+    @property
+    def position(self) -> int:
+        """Where in the object the next byte stands."""
+        return self._position
+
     def pieces(self) -> Iterator[bytes]:
         piece = memoryview(bytearray(PIECE_BYTES))
         try:

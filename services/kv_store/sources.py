@@ -14,7 +14,7 @@ from services.kv_store.blobs import Blobs, Last, Span
 from services.kv_store.chunk_names import blob_of
 from services.kv_store.flight import FlightReader
 from services.kv_store.nodes import Nodes, ask, on_node
-from shared.errors import CorruptData, NotFound, Unavailable
+from shared.errors import CorruptData, NotFound
 from shared.kv_types import ChunkStat, KvStore
 from shared.request import RequestContext
 
@@ -35,8 +35,8 @@ class Source(Protocol):
         """How long the file is, and its last ``length`` bytes (all of a shorter one); None: it is not there."""
         ...
 
-    async def read(self, start: int, length: int, write: Write) -> None:
-        """Writes these bytes, all of them."""
+    def read(self, start: int, length: int, write: Write) -> None:
+        """Writes these bytes, all of them. Blocks; several threads may read at once."""
         ...
 
 
@@ -47,35 +47,21 @@ class ObjectSource:
         self._objects, self._blob, self._threads = objects, blob_of(chunk_id), threads
 
     async def end(self, length: int) -> tuple[int, bytes] | None:
-        """Both at once: one answer does not tell the other."""
-        loop = asyncio.get_running_loop()
-        stat, tail = await asyncio.gather(
-            loop.run_in_executor(self._threads, self._objects.stat, self._blob),
-            loop.run_in_executor(self._threads, self._tail, length),
-        )
-        if stat is None or tail is None:
-            return None
-        if len(tail) != min(length, stat.size_bytes):
-            raise CorruptData("what came of the end of an object is not as long as it should be")
-        return stat.size_bytes, tail
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._end, length)
 
-    async def read(self, start: int, length: int, write: Write) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._read, start, length, write)
+    def read(self, start: int, length: int, write: Write) -> None:
+        self._objects.read_to(self._blob, Span(start, length), write)
 
-    def _tail(self, length: int) -> bytes | None:
+    def _end(self, length: int) -> tuple[int, bytes] | None:
+        pieces: list[bytes] = []
         try:
-            return b"".join(self._objects.read(self._blob, Last(length)))
+            size = self._objects.read_to(self._blob, Last(length), lambda _, piece: pieces.append(bytes(piece)))
         except NotFound:
             return None
-
-    def _read(self, start: int, length: int, write: Write) -> None:
-        """Piece by piece: what was just received is written while it is in the processor's cache, which halves the cost."""
-        end = start + length
-        for piece in self._objects.read(self._blob, Span(start, length)):
-            write(start, piece)
-            start += len(piece)
-        if start != end:
-            raise CorruptData("an object is shorter than it was")
+        tail = b"".join(pieces)
+        if len(tail) != min(length, size):
+            raise CorruptData("what came of the end of an object is not as long as it should be")
+        return size, tail
 
 
 class FlightSource:
@@ -83,19 +69,14 @@ class FlightSource:
 
     kind = "peer"
 
-    def __init__(self, flights: FlightReader, nodes: Nodes, node_id: str, stat: ChunkStat) -> None:
-        self._flights, self._nodes, self._node_id, self._stat = flights, nodes, node_id, stat
+    def __init__(self, flights: FlightReader, stat: ChunkStat) -> None:
+        self._flights, self._stat = flights, stat
 
     async def end(self, length: int) -> tuple[int, bytes] | None:
         return await _end_of(self, self._stat.size_bytes, length)
 
-    async def read(self, start: int, length: int, write: Write) -> None:
-        location, chunk_id = self._stat.location, self._stat.chunk_id
-        try:
-            await asyncio.to_thread(self._flights.read, location, chunk_id, start, length, write, _PEER_COPY_S)
-        except Unavailable:
-            self._nodes.suspect(self._node_id)
-            raise
+    def read(self, start: int, length: int, write: Write) -> None:
+        self._flights.read(self._stat.location, self._stat.chunk_id, start, length, write, _PEER_COPY_S)
 
 
 class PeerSource:
@@ -106,11 +87,15 @@ class PeerSource:
     def __init__(self, nodes: Nodes, node_id: str, ctx: RequestContext, chunk_id: str, size_bytes: int) -> None:
         self._nodes, self._node_id, self._ctx = nodes, node_id, ctx
         self._chunk_id, self._size_bytes = chunk_id, size_bytes
+        self._loop = asyncio.get_running_loop()
 
     async def end(self, length: int) -> tuple[int, bytes] | None:
         return await _end_of(self, self._size_bytes, length)
 
-    async def read(self, start: int, length: int, write: Write) -> None:
+    def read(self, start: int, length: int, write: Write) -> None:
+        asyncio.run_coroutine_threadsafe(self._read(start, length, write), self._loop).result(_PEER_COPY_S)
+
+    async def _read(self, start: int, length: int, write: Write) -> None:
         async def receive(peer: KvStore) -> int:
             received = 0
             async with aclosing(peer.get(self._ctx, self._chunk_id, start, length)) as pieces:
@@ -155,7 +140,7 @@ class PeerSearch:
 
     def _source(self, node_id: str, stat: ChunkStat) -> Source:
         if stat.location:
-            return FlightSource(self._flights, self._nodes, node_id, stat)
+            return FlightSource(self._flights, stat)
         ctx = replace(self._ctx, deadline_s=time.monotonic() + _PEER_COPY_S)
         return PeerSource(self._nodes, node_id, ctx, stat.chunk_id, stat.size_bytes)
 
@@ -168,5 +153,5 @@ async def _end_of(source: Source, size_bytes: int, length: int) -> tuple[int, by
     def write(offset: int, piece: bytes | memoryview) -> None:
         tail[offset - start : offset - start + len(piece)] = piece
 
-    await source.read(start, len(tail), write)
+    await asyncio.to_thread(source.read, start, len(tail), write)
     return size_bytes, bytes(tail)

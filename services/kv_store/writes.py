@@ -18,8 +18,8 @@ from services.kv_store.blobs import Blobs
 from services.kv_store.chunk_files import is_newer, verified
 from services.kv_store.chunk_names import blob_of
 from services.kv_store.fetches import LINGER_S, Fetches
-from services.kv_store.lanes import Locks
 from services.kv_store.local_tier import LocalTier
+from services.kv_store.locks import Locks
 from services.kv_store.object_chunks import is_newer_object
 from services.kv_store.uploader import Uploader
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound

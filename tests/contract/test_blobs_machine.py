@@ -14,7 +14,7 @@ from load_tests.s3_server import S3Server
 from services.kv_store.blobs import ByteRange, From, Last, Span
 from shared.errors import CorruptData, NotFound
 from tests.blob_keepers import KEEPERS, keeper
-from tests.dict_blobs import DictBlobs
+from tests.dict_blobs import DictBlobs, read_into
 
 NAMES = st.sampled_from(["a", "b/1", "b/2", "b-1", "chunks/ab/abcd.arrow", "manifests/t/c/0.json"])
 DATA = st.binary(max_size=64) | st.integers(1, 3_000_000).map(lambda n: b"kvquilt" * (n // 7))
@@ -55,12 +55,12 @@ class BlobMachine(RuleBasedStateMachine):
     def read_into(self, name: str, start: int, length: int) -> None:
         expected, found = bytearray(length), bytearray(length)
         try:
-            self.model.read_into(name, start, memoryview(expected))
+            read_into(self.model, name, start, memoryview(expected))
         except (NotFound, CorruptData) as error:
             with pytest.raises(type(error)):
-                self.blobs.read_into(name, start, memoryview(found))
+                read_into(self.blobs, name, start, memoryview(found))
         else:
-            self.blobs.read_into(name, start, memoryview(found))
+            read_into(self.blobs, name, start, memoryview(found))
             assert found == expected
 
     @rule(prefix=st.sampled_from(["", "b", "b/", "chunks/"]), start_after=st.just("") | NAMES, limit=st.integers(1, 7))

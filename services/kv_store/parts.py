@@ -1,0 +1,127 @@
+"""The parts of one chunk on their way into its staged file, read by several threads, and what is whole when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from services.kv_store.reading_threads import ReadingThreads
+from shared.errors import CorruptData, DeadlineExceeded, NotFound, Unavailable
+
+Part = tuple[int, int]
+"""Offset and length."""
+
+RETRYABLE = (Unavailable, CorruptData, DeadlineExceeded, TimeoutError)
+TRIES = 2
+
+
+class Arrivals:
+    """Which layers are whole when which parts are."""
+
+    def __init__(self, parts: Sequence[Part], layers: Sequence[Part], mark: Callable[[int], None]) -> None:
+        """Layers that no part touches are there already."""
+        self._mark = mark
+        self._layers_of = [[i for i, layer in enumerate(layers) if _overlap(part, layer)] for part in parts]
+        self._num_missing = Counter(i for touched in self._layers_of for i in touched)
+        for layer in range(len(layers)):
+            if not self._num_missing[layer]:
+                mark(layer)
+
+    def arrived(self, part: int) -> None:
+        for layer in self._layers_of[part]:
+            self._num_missing[layer] -= 1
+            if not self._num_missing[layer]:
+                self._mark(layer)
+
+
+class PartReading:
+    """Each part is read once, and once more if that fails. The first that fails for good ends the whole."""
+
+    def __init__(
+        self, threads: ReadingThreads, parts: Sequence[Part], read: Callable[[int, int], None], arrivals: Arrivals
+    ) -> None:
+        """``read``: offset and length; blocks until those bytes are in the file."""
+        self._threads, self._parts, self._read, self._arrivals = threads, parts, read, arrivals
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._lock = threading.Lock()
+        self._taken: set[int] = set()
+        self._num_arrived = 0
+        self._given_up = False
+
+    def start(self, urgent: bool) -> None:
+        """Again with ``urgent``: what has not begun goes before the parts of others."""
+        for i, (start, _) in enumerate(self._parts):
+            if i not in self._taken:
+                self._threads.submit((not urgent, start), partial(self._take, i))
+
+    def give_up(self) -> None:
+        """What has not begun never will."""
+        self._given_up = True
+
+    async def finished(self, patience_s: float) -> None:
+        """Returns once all parts are there.
+
+        Raises:
+            KvquiltError: what was wrong with one of them.
+            TimeoutError: for ``patience_s`` none arrived.
+        """
+        try:
+            while True:
+                before = self._num_arrived
+                await asyncio.wait([self._done], timeout=patience_s)
+                if self._done.done():
+                    return self._done.result()
+                if self._num_arrived == before:
+                    raise TimeoutError("nothing arrives any more")
+        finally:
+            self.give_up()
+
+    def _take(self, part: int) -> None:
+        with self._lock:
+            if part in self._taken:
+                return
+            self._taken.add(part)
+        try:
+            self._read_twice(*self._parts[part])
+        except Exception as error:
+            self.give_up()
+            self._end(error)
+            return
+        with self._lock:
+            self._arrivals.arrived(part)
+            self._num_arrived += 1
+            complete = self._num_arrived == len(self._parts)
+        if complete:
+            self._end(None)
+
+    def _read_twice(self, start: int, length: int) -> None:
+        for tries_left in reversed(range(TRIES)):
+            if self._given_up:
+                raise NotFound("nobody waits for the chunk any more")
+            try:
+                self._read(start, length)
+                return
+            except RETRYABLE:
+                if not tries_left:
+                    raise
+
+    def _end(self, error: Exception | None) -> None:
+        def end() -> None:
+            if not self._done.done():
+                self._done.set_result(None) if error is None else self._done.set_exception(error)
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(end)
+
+
+def parts_of(length: int, part_bytes: int) -> list[Part]:
+    return [(start, min(part_bytes, length - start)) for start in range(0, length, part_bytes)]
+
+
+def _overlap(a: Part, b: Part) -> bool:
+    return a[0] < b[0] + b[1] and b[0] < a[0] + a[1]
