@@ -38,7 +38,7 @@ class Contexts:
     num_chunks: int = 8
     chunk_len: int = 512
     prefix_len: int = 16
-    question_len: int = 32
+    question_len: int = 128  # as in load_tests.engine
     count: int = 3
 
     def requests(self, vocab: int) -> list[GenerateRequest]:
