@@ -33,6 +33,8 @@ from shared.kv_types import OpenedChunk
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
+Allocation = tuple[LocalTier, Reservation, StagedFile]
+
 _LAST = (2,)
 _READERS_FIRST_S = 0.1
 
@@ -126,7 +128,7 @@ class Fetch:
             return False
         summary, tail = found
         size = summary.size_bytes
-        tier, reservation, file = await self._in_thread(self._allocate, size, tail)
+        tier, reservation, file = await self._allocated(size, tail)
         try:
             await self._fill(source, tier, file, summary, tail)
             opened = await self._in_thread(self._keep, tier, reservation, file, summary)
@@ -146,7 +148,17 @@ class Fetch:
         self._tell(opened)
         return True
 
-    def _allocate(self, size: int, tail: bytes) -> tuple[LocalTier, Reservation, StagedFile]:
+    async def _allocated(self, size: int, tail: bytes) -> Allocation:
+        """``_allocate``, and nothing is left of it if nobody waits for it any more."""
+        allocating = asyncio.ensure_future(self._in_thread(self._allocate, size, tail))
+        try:
+            return await asyncio.shield(allocating)
+        except asyncio.CancelledError:
+            await asyncio.wait([allocating])
+            _discard(allocating)
+            raise
+
+    def _allocate(self, size: int, tail: bytes) -> Allocation:
         """A file with room for the chunk, its end in place.
 
         Raises:
@@ -264,3 +276,11 @@ class Fetch:
 
     async def _in_thread(self, call: Callable[..., ResultT], *args: object) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._room.threads, call, *args)
+
+
+def _discard(allocating: asyncio.Future[Allocation]) -> None:
+    if not allocating.cancelled() and allocating.exception() is None:
+        tier, reservation, file = allocating.result()
+        file.close()
+        reservation.release()
+        tier.staging.discard(file.path)

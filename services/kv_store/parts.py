@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,6 +52,7 @@ class PartReading:
         self._lock = threading.Lock()
         self._taken: set[int] = set()
         self._num_arrived = 0
+        self._moved_s = time.monotonic()  # when a part began or arrived last
         self._given_up = False
 
     def start(self, urgent: bool) -> None:
@@ -68,24 +70,28 @@ class PartReading:
 
         Raises:
             KvquiltError: what was wrong with one of them.
-            TimeoutError: for ``patience_s`` none arrived.
+            TimeoutError: parts are being read, and for ``patience_s`` none arrived. Waiting for a turn does not count.
         """
+        wait_s = patience_s
         try:
-            while True:
-                before = self._num_arrived
-                await asyncio.wait([self._done], timeout=patience_s)
-                if self._done.done():
-                    return self._done.result()
-                if self._num_arrived == before:
+            while not (await asyncio.wait([self._done], timeout=wait_s))[0]:
+                wait_s = patience_s
+                if len(self._taken) > self._num_arrived:
+                    wait_s -= time.monotonic() - self._moved_s
+                if wait_s <= 0:
                     raise TimeoutError("nothing arrives any more")
+            self._done.result()
         finally:
             self.give_up()
+            if not self._done.cancel():
+                self._done.exception()  # whoever went away does not want to hear of it
 
     def _take(self, part: int) -> None:
         with self._lock:
             if part in self._taken:
                 return
             self._taken.add(part)
+            self._moved_s = time.monotonic()
         try:
             self._read_twice(*self._parts[part])
         except Exception as error:
@@ -95,6 +101,7 @@ class PartReading:
         with self._lock:
             self._arrivals.arrived(part)
             self._num_arrived += 1
+            self._moved_s = time.monotonic()
             complete = self._num_arrived == len(self._parts)
         if complete:
             self._end(None)
