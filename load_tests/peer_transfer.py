@@ -27,17 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pyarrow as pa
-from pyarrow import flight
 
 from load_tests.report import Measurement, measured, write_report
 from protos.kvquilt.v1 import kv_store_pb2 as pb
+from services.kv_store.flight import FlightReader, FlightServer
 
 FRAME_BYTES = 1 << 20
 CHUNK_BYTES = 28 * FRAME_BYTES
 RUNS = 9
 _METHOD = "/kvquilt.v1.KvStore/Get"
-_SCHEMA = pa.schema([pa.field("data", pa.uint8())])
+_CHUNK_ID = "0" * 40
 _OPTIONS = [("grpc.max_receive_message_length", 4 * FRAME_BYTES)]
 
 
@@ -86,35 +85,26 @@ def receive_grpc(port: int, targets: Sequence[int]) -> None:
     asyncio.run(receive_all())
 
 
-# --- Arrow Flight -------------------------------------------------------------------------------------------------------------
-
-
-class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    def __init__(self, path: str) -> None:
-        super().__init__("grpc://127.0.0.1:0")
-        self._path = path
-
-    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.GeneratorStream:
-        arrays = (pa.Array.from_buffers(pa.uint8(), len(p), [None, pa.py_buffer(p)]) for p in _pieces(self._path))
-        return flight.GeneratorStream(_SCHEMA, (pa.record_batch([a], schema=_SCHEMA) for a in arrays))
+# --- Arrow Flight: the store's own --------------------------------------------------------------------------------------------
 
 
 def serve_flight(path: str, started: Connection) -> None:
-    server = _FlightServer(path)
-    started.send(server.port)
-    server.serve()
+    server = FlightServer("127.0.0.1", lambda chunk_id, start, length: _pieces(path))
+    started.send(int(server.location.rpartition(":")[2]))
+    threading.Event().wait()
 
 
 def receive_flight(port: int, targets: Sequence[int]) -> None:
-    with flight.connect(f"grpc://127.0.0.1:{port}") as client:
+    reader = FlightReader()
 
-        def receive(fd: int) -> None:
-            offset = 0
-            for batch in client.do_get(flight.Ticket(b"chunk")):
-                data = batch.data.column(0)
-                offset += os.pwrite(fd, data.buffers()[1].slice(data.offset, len(data)), offset)
+    def receive(fd: int) -> None:
+        def write(offset: int, piece: memoryview) -> None:
+            os.pwrite(fd, piece, offset)
 
-        _in_threads(receive, targets)
+        reader.read(f"grpc://127.0.0.1:{port}", _CHUNK_ID, 0, os.fstat(fd).st_size, write, timeout_s=60)
+
+    _in_threads(receive, targets)
+    reader.close()
 
 
 # --- a plain socket -----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ _READERS_FIRST_S = 0.1
 @dataclass(frozen=True, slots=True)
 class FetchConfig:
     """``concurrency``: ranged reads at a time, of all chunks together. ``timeout_s``: the longest that a reader waits for a chunk's
-    frame, and that one part may take; after that the chunk counts as absent."""
+    frame, and for the next part while parts are being read; after that the chunk counts as absent."""
 
     concurrency: int = 8
     part_bytes: int = 4 << 20
