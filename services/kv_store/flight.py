@@ -1,4 +1,4 @@
-"""How chunks travel between nodes: Arrow Flight, 1.3 to 1.5 times as fast as gRPC frames (docs/kv-store-measurements.md).
+"""How chunks travel between nodes: Arrow Flight, 1.1 to 1.5 times as fast as gRPC frames (docs/kv-store-measurements.md).
 
 A node's agent serves byte ranges of its chunk files as record batches of one ``uint8`` column; the bytes are the file's own.
 """
