@@ -20,9 +20,11 @@ from load_tests.kv_nodes import disk_node
 from load_tests.report import Measurement, measured
 from load_tests.s3_server import S3Server
 from load_tests.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
+from services.kv_store.blobs import Blobs
 from services.kv_store.chunk_names import blob_of
 from services.kv_store.fetch import FetchConfig
 from services.kv_store.object_blobs import ObjectBlobs
+from services.kv_store.object_chunks import ObjectChunk
 from services.kv_store.object_settings import ObjectSettings
 from shared.errors import NotFound
 from shared.kv_format import ChunkFile
@@ -37,32 +39,52 @@ Buffers = Sequence[tuple[Array, Array]]
 def measure_object_loads(directory: Path, shape: ChunkShape, endpoint: str = "", runs: int = RUNS) -> list[Measurement]:
     """``endpoint``: of a server that is there already, keys in the environment; empty: one is started.
 
-    A node that has none of the chunks is asked for all of them: it fetches them to its disk, and they are read and verified layer
-    by layer while they come. The bare client fetches the same ranges and looks at nothing.
+    Three ways of getting the same chunks, in turn: from the server straight into tensors, verified on the way; by a node that has
+    none of them, fetches them to its disk, and has them read and verified layer by layer while they come; and by a bare client that
+    fetches the same bytes with as many requests at a time, and looks at nothing.
     """
     with _server(directory, endpoint) as address:
-        settings = ObjectSettings(address, bucket=_BUCKET, secure=False)
-        objects = ObjectBlobs(settings)
+        objects = ObjectBlobs(ObjectSettings(address, bucket=_BUCKET, secure=False))
         sizes = {}
         for seed in range(NUM_CHUNKS):
             chunk_id, path = write_random_chunk(directory, shape, 200 + seed)
             sizes[chunk_id] = path.stat().st_size
             objects.put_file(blob_of(chunk_id), path)
         buffers = {chunk_id: preallocated(shape) for chunk_id in sizes}
-        ours, baseline = [], []
-        for run in range(runs + 1):  # in turn, so that whatever else the machine does meets both alike
+        direct, staged, bare = [], [], []
+        for run in range(runs + 1):  # in turn, so that whatever else the machine does meets all alike
             node = directory / f"node-{run}"
-            ours.append(sum(sizes.values()) / asyncio.run(_verified_s(node, objects, buffers)))
-            baseline.append(sum(sizes.values()) / _bare_s(address, sizes))
+            direct.append(sum(sizes.values()) / _direct_s(objects, buffers))
+            bare.append(sum(sizes.values()) / _bare_s(address, sizes))
+            staged.append(sum(sizes.values()) / asyncio.run(_staged_s(node, objects, buffers)))
             shutil.rmtree(node)
         for chunk_id in sizes:
             objects.delete(blob_of(chunk_id))
+    baseline = statistics.median(bare[1:])
     return [
-        measured("load_29mb_object_store", ours[1:], "byte/s", better="higher", baseline=statistics.median(baseline[1:])),
+        measured("load_29mb_object_store", direct[1:], "byte/s", better="higher", baseline=baseline),
+        measured("load_29mb_object_store_staged", staged[1:], "byte/s", better="higher", baseline=baseline),
     ]
 
 
-async def _verified_s(directory: Path, objects: ObjectBlobs, buffers: Mapping[str, Buffers]) -> float:
+def _direct_s(objects: Blobs, buffers: Mapping[str, Buffers]) -> float:
+    """Seconds from knowing the ids to the last verified layer."""
+    config = FetchConfig()
+    with ThreadPoolExecutor(config.concurrency) as threads:
+        started = time.perf_counter()
+        chunks = {chunk_id: threads.submit(ObjectChunk, objects, chunk_id) for chunk_id in buffers}
+        loads = []
+        for chunk_id, opening in chunks.items():
+            chunk, layers = opening.result(), buffers[chunk_id]
+            at_once = max(1, round(config.part_bytes / chunk.summary.layers[0][1]))
+            parts = range(0, len(layers), at_once)
+            loads += [threads.submit(chunk.read_layers, first, layers[first : first + at_once]) for first in parts]
+        for load in loads:
+            load.result()
+        return time.perf_counter() - started
+
+
+async def _staged_s(directory: Path, objects: ObjectBlobs, buffers: Mapping[str, Buffers]) -> float:
     """Seconds from asking the node to the last verified layer."""
     async with disk_node(directory, objects) as node:
         with ThreadPoolExecutor(len(buffers)) as threads:

@@ -7,7 +7,7 @@ contract tests and a state machine against a plain dict hold all of them to it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -93,6 +93,16 @@ class Blobs(Protocol):
         Raises:
             NotFound: no such blob.
             CorruptData: it ends before the ``Span`` does.
+        """
+        ...
+
+    def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
+        """Fills the buffers, which are as long as the span together, one after the other: the bytes go there directly. Each is full
+        when the next one is asked for.
+
+        Raises:
+            NotFound: no such blob.
+            CorruptData: it ends before the span does.
         """
         ...
 

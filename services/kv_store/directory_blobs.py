@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -60,6 +60,18 @@ class DirectoryBlobs:
                 position += count
             check_whole(name, byte_range, position - begin)
             return size
+        finally:
+            os.close(fd)
+
+    def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
+        fd = self._open(name)
+        try:
+            position = span.start
+            for buffer in buffers:
+                num_bytes = 0
+                while num_bytes < len(buffer) and (count := _preadv(fd, buffer[num_bytes:], position)):
+                    num_bytes, position = num_bytes + count, position + count
+                check_whole(name, Span(0, len(buffer)), num_bytes)
         finally:
             os.close(fd)
 

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from services.kv_store.chunk_files import verified
 from services.kv_store.local_tier import LocalTier, Reservation
+from services.kv_store.object_chunks import PART_BYTES
 from services.kv_store.parts import RETRYABLE, TRIES, Arrivals, Part, PartReading, parts_of
 from services.kv_store.reading_threads import ReadingThreads
 from services.kv_store.sources import Source
@@ -45,7 +46,7 @@ class FetchConfig:
     frame, and for the next part while parts are being read; after that the chunk counts as absent."""
 
     concurrency: int = 8
-    part_bytes: int = 4 << 20
+    part_bytes: int = PART_BYTES
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:

@@ -193,7 +193,7 @@ class NodeTiers:
             StorageFull, Unavailable: it could not be read.
         """
         if tier == "objects" and self.objects is not None:
-            return (await self._in_threads(verify_object, self.objects, chunk_id, self.disk)).size_bytes
+            return (await self._in_threads(verify_object, self.objects, chunk_id)).size_bytes
         where = self._tier(tier)
         try:
             return (await self._in_threads(verified, where.path_of(chunk_id), chunk_id)).size_bytes

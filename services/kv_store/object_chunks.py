@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+import xxhash
 
 from services.kv_store.blobs import Blobs, BlobStat, Last, Span
-from services.kv_store.chunk_files import verified
 from services.kv_store.chunk_names import CHUNKS, blob_of, chunk_of
-from services.kv_store.local_tier import LocalTier
 from services.kv_store.tier_files import Copy
 from shared.errors import CorruptData, NewerFormat, NotFound
-from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, ShortTail, summary_of_tail
+from shared.kv_format import TAIL_GUESS_BYTES, Array, ChunkSummary, Frame, ShortTail, frame_of_tail, hashed_pieces
+
+PART_BYTES = 4 << 20
+"""Of one request: the rest of a request's cost is small beside it."""
 
 
 def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> Iterator[BlobStat]:
@@ -29,29 +34,84 @@ def find_object(objects: Blobs, chunk_id: str) -> Copy | None:
     return Copy(chunk_id, stat.size_bytes, stat.modified_s) if stat else None
 
 
-def verify_object(objects: Blobs, chunk_id: str, room: LocalTier) -> ChunkSummary:
-    """Reads every byte, by way of a staged file in ``room``.
+class ObjectChunk:
+    """A chunk in the object store whose layers are read from there into the caller's arrays, with no copy on disk in between."""
+
+    def __init__(self, objects: Blobs, chunk_id: str) -> None:
+        """Reads and verifies the end.
+
+        Raises:
+            NotFound, CorruptData, NewerFormat: it is not a whole chunk file, or another chunk's.
+        """
+        self._objects, self._chunk_id = objects, chunk_id
+        self._frame = _frame_of(objects, chunk_id)
+
+    @property
+    def summary(self) -> ChunkSummary:
+        return self._frame.summary
+
+    def empty_layer(self) -> list[Array]:
+        """Arrays for one layer of ``read_layers``."""
+        return self._frame.empty_layer()
+
+    def read_layers(self, first: int, layers: Sequence[Sequence[Array]]) -> None:
+        """Fills the arrays of consecutive layers (see ``ChunkFile.read_layer``) with one ranged read, each verified while it is
+        still in the processor's cache. May be called from several threads at once.
+
+        Raises:
+            ValueError: an array does not have the header's shape.
+            NotFound, CorruptData: it was removed, or is not what was stored; the arrays' contents are then undefined.
+        """
+        layout = self._frame.seal.layout
+        span = Span(layout.head_len + first * layout.layer_len, len(layers) * layout.layer_len)
+        pieces = [
+            hashed_pieces(self._frame.parts_of_layer(out), partial(self._frame.check_layer, layer, name=self._chunk_id))
+            for layer, out in enumerate(layers, first)
+        ]
+        self._objects.read_into(blob_of(self._chunk_id), span, chain.from_iterable(pieces))
+
+    def check_head(self) -> None:
+        """Arrow's readers need it, ours do not.
+
+        Raises:
+            CorruptData: it is not what was written.
+        """
+        layout = self._frame.seal.layout
+        head = b"".join(self._objects.read(blob_of(self._chunk_id), Span(0, layout.head_len)))
+        if xxhash.xxh3_64_intdigest(head) != self._frame.seal.head_checksum:
+            raise CorruptData(f"chunk {self._chunk_id}: its head fails its checksum")
+
+
+def verify_object(objects: Blobs, chunk_id: str) -> ChunkSummary:
+    """Reads every byte. Raises like ``ObjectChunk``."""
+    chunk = ObjectChunk(objects, chunk_id)
+    chunk.check_head()
+    num_layers, out = len(chunk.summary.layers), chunk.empty_layer()
+    at_once = max(1, PART_BYTES // chunk.summary.layers[0][1])
+    for first in range(0, num_layers, at_once):
+        chunk.read_layers(first, [out] * min(at_once, num_layers - first))
+    return chunk.summary
+
+
+def read_tail(objects: Blobs, chunk_id: str, length: int) -> tuple[int, bytes]:
+    """How long the chunk's object is, and its last ``length`` bytes (all of a shorter one).
 
     Raises:
-        NotFound, CorruptData, NewerFormat: it is not a whole chunk file, or another chunk's.
-        StorageFull: there is no place for the staged file.
+        NotFound: it is not there.
+        CorruptData: they came incomplete.
     """
-    found = _there(objects, chunk_id)
-    file, offset = room.allocate(found.size_bytes), 0
-    try:
-        for piece in objects.read(blob_of(chunk_id), Span(0, found.size_bytes)):
-            file.write(offset, piece)
-            offset += len(piece)
-        return verified(file.path, chunk_id)
-    finally:
-        file.close()
-        room.staging.discard(file.path)
+    pieces: list[bytes] = []
+    size = objects.read_to(blob_of(chunk_id), Last(length), lambda _, piece: pieces.append(bytes(piece)))
+    tail = b"".join(pieces)
+    if len(tail) != min(length, size):
+        raise CorruptData(f"chunk {chunk_id}: what came of its object's end is not as long as it should be")
+    return size, tail
 
 
 def is_newer_object(objects: Blobs, chunk_id: str) -> bool:
     """Whether a later version of the format wrote it; as far as its end tells, the rest is not read."""
     try:
-        _inspect(objects, chunk_id)
+        _frame_of(objects, chunk_id)
     except NewerFormat:
         return True
     except (NotFound, CorruptData):
@@ -59,20 +119,19 @@ def is_newer_object(objects: Blobs, chunk_id: str) -> bool:
     return False
 
 
-def _inspect(objects: Blobs, chunk_id: str) -> ChunkSummary:
-    found, length = _there(objects, chunk_id), TAIL_GUESS_BYTES
+def _frame_of(objects: Blobs, chunk_id: str) -> Frame:
+    length = TAIL_GUESS_BYTES
     while True:
-        tail = b"".join(objects.read(blob_of(chunk_id), Last(length)))
+        size, tail = read_tail(objects, chunk_id, length)
         try:
-            return summary_of_tail(tail, found.size_bytes)
+            frame = frame_of_tail(tail, size)
         except ShortTail as error:
             if error.needed_bytes <= length:
                 raise CorruptData(f"chunk {chunk_id}: it ends early") from None
             length = error.needed_bytes
-
-
-def _there(objects: Blobs, chunk_id: str) -> Copy:
-    found = find_object(objects, chunk_id)
-    if found is None:
-        raise NotFound(f"chunk {chunk_id}: not stored")
-    return found
+        except CorruptData as error:
+            raise CorruptData(f"chunk {chunk_id}: {error.detail}") from None
+        else:
+            if frame.header.chunk_id != chunk_id:
+                raise CorruptData(f"chunk {chunk_id}: the object holds another chunk")
+            return frame

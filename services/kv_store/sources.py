@@ -10,10 +10,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
-from services.kv_store.blobs import Blobs, Last, Span
+from services.kv_store.blobs import Blobs, Span
 from services.kv_store.chunk_names import blob_of
 from services.kv_store.flight import FlightReader
 from services.kv_store.nodes import Nodes, ask, on_node
+from services.kv_store.object_chunks import read_tail
 from shared.errors import CorruptData, NotFound
 from shared.kv_types import ChunkStat, KvStore
 from shared.request import RequestContext
@@ -44,24 +45,19 @@ class ObjectSource:
     kind = "object"
 
     def __init__(self, objects: Blobs, chunk_id: str, threads: Executor) -> None:
-        self._objects, self._blob, self._threads = objects, blob_of(chunk_id), threads
+        self._objects, self._chunk_id, self._threads = objects, chunk_id, threads
 
     async def end(self, length: int) -> tuple[int, bytes] | None:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._end, length)
 
     def read(self, start: int, length: int, write: Write) -> None:
-        self._objects.read_to(self._blob, Span(start, length), write)
+        self._objects.read_to(blob_of(self._chunk_id), Span(start, length), write)
 
     def _end(self, length: int) -> tuple[int, bytes] | None:
-        pieces: list[bytes] = []
         try:
-            size = self._objects.read_to(self._blob, Last(length), lambda _, piece: pieces.append(bytes(piece)))
+            return read_tail(self._objects, self._chunk_id, length)
         except NotFound:
             return None
-        tail = b"".join(pieces)
-        if len(tail) != min(length, size):
-            raise CorruptData("what came of the end of an object is not as long as it should be")
-        return size, tail
 
 
 class FlightSource:

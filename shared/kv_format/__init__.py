@@ -19,24 +19,30 @@
 Version 2. Files of version 1 (exact only, one checksum for head and messages) are refused as corrupt, so their chunks are computed
 again and replaced; files of later versions raise ``NewerFormat`` and are left alone.
 
-Start reading at ``header``, then ``layout``, ``writer``, ``reader``; ``progress`` is how far a file has arrived.
+Start reading at ``header``, then ``layout``, ``writer``, ``frame``, ``reader``; ``progress`` is how far a file has arrived.
 """
 
+from shared.kv_format.filling import hashed_pieces
+from shared.kv_format.frame import TAIL_GUESS_BYTES, Array, ChunkSummary, Frame, frame_of_tail, summary_of_tail
 from shared.kv_format.header import ChunkHeader
 from shared.kv_format.layout import FORMAT_VERSION, ShortTail
 from shared.kv_format.progress import ProgressReader, ProgressWriter
-from shared.kv_format.reader import TAIL_GUESS_BYTES, ChunkFile, ChunkSummary, inspect_chunk, summary_of_tail, verify_chunk
+from shared.kv_format.reader import ChunkFile, inspect_chunk, verify_chunk
 from shared.kv_format.writer import storage_error, write_chunk
 
 __all__ = [
     "FORMAT_VERSION",
     "TAIL_GUESS_BYTES",
+    "Array",
     "ChunkFile",
     "ChunkHeader",
     "ChunkSummary",
+    "Frame",
     "ProgressReader",
     "ProgressWriter",
     "ShortTail",
+    "frame_of_tail",
+    "hashed_pieces",
     "inspect_chunk",
     "storage_error",
     "summary_of_tail",

@@ -8,7 +8,7 @@ Both calls release the interpreter's lock, so several threads read several layer
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import xxhash
 
@@ -34,6 +34,18 @@ def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
             checksum.update(piece)
         offset += wanted
     return checksum.intdigest()
+
+
+def hashed_pieces(buffers: Sequence[memoryview], on_hashed: Callable[[int], None]) -> Iterator[memoryview]:
+    """The buffers (of bytes) in pieces, for somebody who fills one before asking for the next; each is hashed then. ``on_hashed``
+    is called with XXH3-64 of all of them after the last one."""
+    checksum = xxhash.xxh3_64()
+    for buffer in buffers:
+        for start in range(0, buffer.nbytes, PIECE_BYTES):
+            piece = buffer[start : start + PIECE_BYTES]
+            yield piece
+            checksum.update(piece)
+    on_hashed(checksum.intdigest())
 
 
 def _together(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:

@@ -8,68 +8,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
-import pyarrow as pa
 import xxhash
 
 from shared.errors import CorruptData, NewerFormat, NotFound
-from shared.kv_buffers import BufferSpec
 from shared.kv_format.filling import fill_and_hash
-from shared.kv_format.header import ChunkHeader, from_metadata
-from shared.kv_format.layout import Seal, ShortTail, padded, seal_of_tail
+from shared.kv_format.frame import TAIL_GUESS_BYTES, Array, ChunkSummary, Frame
+from shared.kv_format.layout import ShortTail
 from shared.kv_format.progress import ProgressReader
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-TAIL_GUESS_BYTES = 16 << 10
-"""Holds seal and footer of a chunk of 1024 tokens and 64 layers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkSummary:
-    """``layers``: (offset, length) of every layer's record batch in the file."""
-
-    header: ChunkHeader
-    size_bytes: int
-    layers: tuple[tuple[int, int], ...]
-
-
-def summary_of_tail(tail: bytes, size_bytes: int) -> ChunkSummary:
-    """What the last bytes of a file of ``size_bytes`` say about it, verified. ``TAIL_GUESS_BYTES`` of them are mostly enough.
-
-    Raises:
-        ShortTail: more of the end is needed; it says how much.
-        CorruptData: not the end of a whole, unchanged file of this format version.
-        NewerFormat: a later version wrote it.
-    """
-    try:
-        seal, header = _frame_of(tail, size_bytes)
-    except ValueError as error:
-        raise CorruptData(str(error)) from None
-    return ChunkSummary(header, size_bytes, seal.layout.layers())
-
-
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """What the array for one buffer of a layer must be like. Worked out once per file: it is compared with for every layer."""
-
-    name: str
-    shape: tuple[int, ...]
-    item_bytes: int
-    num_padding: int
-
-
-def _rooms(header: ChunkHeader) -> list[_Room]:
-    def room(spec: BufferSpec) -> _Room:
-        num_bytes = header.num_kv_heads * spec.row_bytes
-        return _Room(spec.name, (header.num_kv_heads, *spec.shape), spec.item_bytes, padded(num_bytes) - num_bytes)
-
-    return [room(spec) for spec in header.buffers]
 
 
 class ChunkFile:
@@ -84,8 +33,8 @@ class ChunkFile:
             if progress:
                 progress.wait_for_frame()
             self.size_bytes = _size_of(fd)
-            self._seal, self.header = _read_frame(fd, self.size_bytes, whole=progress is None)
-            self._rooms = _rooms(self.header)
+            self._frame = _read_frame(fd, self.size_bytes, whole=progress is None)
+            self.header = self._frame.header
         except NewerFormat as error:
             raise NewerFormat(f"chunk {name}: {error.detail}") from None
         except (OSError, EOFError, ValueError) as error:
@@ -125,7 +74,7 @@ class ChunkFile:
 
     @property
     def summary(self) -> ChunkSummary:
-        return ChunkSummary(self.header, self.size_bytes, self._seal.layout.layers())
+        return self._frame.summary
 
     def read_layer(self, layer: int, *out: Array) -> None:
         """Fills an array for each of ``header.buffers``: [kv_heads, *shape], contiguous, items of the size that it names. The bytes
@@ -136,16 +85,19 @@ class ChunkFile:
             CorruptData: the bytes are not those that were written; the arrays' contents are then undefined.
             Unavailable: the layer stopped arriving.
         """
-        layout = self._seal.layout
-        parts = self._parts_of_layer(out)
+        layout = self._frame.seal.layout
+        parts = self._frame.parts_of_layer(out)
         if self._progress:
             self._progress.wait_for_layer(layer)
         try:
             checksum = fill_and_hash(self._fd, parts, layout.head_len + layer * layout.layer_len)
         except (OSError, EOFError) as error:
             raise CorruptData(f"chunk {self._name}: layer {layer} cannot be read: {error}") from None
-        if checksum != self._seal.layer_checksums[layer]:
-            raise CorruptData(f"chunk {self._name}: layer {layer} fails its checksum")
+        self._frame.check_layer(layer, checksum, self._name)
+
+    def empty_layer(self) -> list[Array]:
+        """Arrays that ``read_layer`` can fill."""
+        return self._frame.empty_layer()
 
     def close(self) -> None:
         if self._progress:
@@ -160,21 +112,6 @@ class ChunkFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _parts_of_layer(self, out: Sequence[Array]) -> list[memoryview]:
-        """Where the bytes of a layer go: its message, then every buffer with its padding."""
-        if len(out) != len(self._rooms):
-            raise ValueError(f"{len(out)} arrays for {len(self._rooms)} buffers")
-        parts = [memoryview(bytearray(self._seal.layout.message_len))]
-        for array, room in zip(out, self._rooms, strict=True):
-            if array.shape != room.shape or array.itemsize != room.item_bytes or not array.flags.c_contiguous:
-                raise ValueError(
-                    f"the buffer for {room.name} is {array.dtype}{array.shape}, but the chunk's is {room.shape}, contiguous"
-                )
-            parts.append(array.data.cast("B"))
-            if room.num_padding:
-                parts.append(memoryview(bytearray(room.num_padding)))
-        return parts
-
 
 def inspect_chunk(path: str | Path) -> ChunkSummary:
     """Reads and verifies all but the layers. Raises like ``ChunkFile.open``."""
@@ -185,9 +122,8 @@ def inspect_chunk(path: str | Path) -> ChunkSummary:
 def verify_chunk(path: str | Path, name: str = "") -> ChunkSummary:
     """Reads and verifies every byte. Raises like ``ChunkFile.open`` and ``ChunkFile.read_layer``."""
     with ChunkFile.open(path, name=name) as file:
-        header = file.header
-        out = [np.empty((header.num_kv_heads, *spec.shape), dtype=f"u{spec.item_bytes}") for spec in header.buffers]
-        for layer in range(header.num_layers):
+        out = file.empty_layer()
+        for layer in range(file.header.num_layers):
             file.read_layer(layer, *out)
         return file.summary
 
@@ -215,42 +151,25 @@ def _size_of(fd: int) -> int:
     return status.st_size
 
 
-def _read_frame(fd: int, size: int, whole: bool) -> tuple[Seal, ChunkHeader]:
+def _read_frame(fd: int, size: int, whole: bool) -> Frame:
     """From the tail. In a file that is not ``whole`` yet, nothing else may be there.
 
     Raises:
         NewerFormat, ValueError, EOFError: says what is wrong.
     """
-    seal, header = _frame_from_end(fd, size)
-    if whole and xxhash.xxh3_64_intdigest(_pread(fd, seal.layout.head_len, 0)) != seal.head_checksum:
+    frame = _frame_from_end(fd, size)
+    if whole and xxhash.xxh3_64_intdigest(_pread(fd, frame.seal.layout.head_len, 0)) != frame.seal.head_checksum:
         raise ValueError("its head fails its checksum")
-    return seal, header
+    return frame
 
 
-def _frame_from_end(fd: int, size: int) -> tuple[Seal, ChunkHeader]:
+def _frame_from_end(fd: int, size: int) -> Frame:
     length = min(size, TAIL_GUESS_BYTES)
     while True:
         try:
-            return _frame_of(_pread(fd, length, size - length), size)
+            return Frame.of_tail(_pread(fd, length, size - length), size)
         except ShortTail as short:
             length = short.needed_bytes
-
-
-def _frame_of(tail: bytes, size: int) -> tuple[Seal, ChunkHeader]:
-    """Verified first, parsed then.
-
-    Raises:
-        ShortTail, NewerFormat, ValueError
-    """
-    seal, _ = seal_of_tail(tail, size)
-    try:
-        metadata = pa.ipc.open_file(pa.py_buffer(tail)).schema.metadata  # the footer repeats the schema of the head
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"its schema cannot be read: {error}") from None
-    header = from_metadata(metadata)
-    if (seal.layout.num_layers, seal.layout.body_len) != (header.num_layers, header.body_bytes):
-        raise ValueError("its layout does not fit its shapes")
-    return seal, header
 
 
 def _pread(fd: int, length: int, offset: int) -> bytes:

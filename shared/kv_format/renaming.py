@@ -8,8 +8,9 @@ from pathlib import Path
 import xxhash
 
 from shared.errors import CorruptData
+from shared.kv_format.frame import TAIL_GUESS_BYTES
 from shared.kv_format.layout import END_OF_STREAM, Seal, ShortTail, seal_of_tail
-from shared.kv_format.reader import TAIL_GUESS_BYTES, verify_chunk
+from shared.kv_format.reader import verify_chunk
 
 
 def rename_chunk(path: str | Path, chunk_id: str) -> None:

@@ -13,7 +13,7 @@ from services.kv_store.blobs import WHOLE, Blobs, ByteRange, From, Last, Span
 from services.kv_store.object_blobs import ObjectBlobs
 from shared.errors import CorruptData, KvquiltError, NotFound
 from tests.blob_keepers import KEEPERS, keeper
-from tests.dict_blobs import read_into, slice_of
+from tests.dict_blobs import Fill, fill_by_sink, fill_in_two, slice_of
 
 DATA = bytes(range(256)) * 20
 RANGES = [WHOLE, From(1), From(5119), From(5120), From(9999), Span(0, 1), Span(7, 300), Span(5000, 500), Span(6000, 5), Span(3, 0)]
@@ -60,15 +60,28 @@ def test_pieces_of_a_large_blob_come_one_by_one_and_reading_may_end_early(blobs:
     assert read(blobs, "a", Last(5)) == DATA[-5:]
 
 
-def test_bytes_are_read_into_the_callers_memory(blobs: Blobs) -> None:
+@pytest.mark.parametrize("fill", [fill_by_sink, fill_in_two])
+def test_bytes_are_read_into_the_callers_memory(blobs: Blobs, fill: Fill) -> None:
     blobs.put("a", DATA * 1000)
     out = bytearray(b"-" * 1_000_020)
-    read_into(blobs, "a", 5120 * 7 + 3, memoryview(out)[10:-10])
+    fill(blobs, "a", 5120 * 7 + 3, memoryview(out)[10:-10])
     assert out == b"-" * 10 + (DATA * 1000)[5120 * 7 + 3 :][:1_000_000] + b"-" * 10
-    read_into(blobs, "a", 5_120_000, memoryview(out)[:0])
+    fill(blobs, "a", 5_120_000, memoryview(out)[:0])
     for start, length in ((5_119_999, 2), (5_120_000, 1), (9_999_999, 1)):
         with pytest.raises(CorruptData):
-            read_into(blobs, "a", start, memoryview(out)[:length])
+            fill(blobs, "a", start, memoryview(out)[:length])
+
+
+def test_a_buffer_is_full_when_the_next_one_is_asked_for(blobs: Blobs) -> None:
+    blobs.put("a", DATA)
+    buffers = [bytearray(1000) for _ in range(3)]
+
+    def one_by_one() -> Iterator[memoryview]:
+        for i, buffer in enumerate(buffers):
+            yield memoryview(buffer)
+            assert buffer == DATA[20 + 1000 * i :][:1000]
+
+    blobs.read_into("a", Span(20, 3000), one_by_one())
 
 
 def test_what_is_not_there_is_said_to_be_not_there(blobs: Blobs) -> None:
@@ -81,7 +94,9 @@ def test_what_is_not_there_is_said_to_be_not_there(blobs: Blobs) -> None:
                 read(blobs, name, byte_range)
         for length in (0, 1):
             with pytest.raises(NotFound):
-                read_into(blobs, name, 0, memoryview(bytearray(length)))
+                fill_by_sink(blobs, name, 0, memoryview(bytearray(length)))
+            with pytest.raises(NotFound):
+                fill_in_two(blobs, name, 0, memoryview(bytearray(length)))
     assert read(blobs, "a/b") == b"x"
 
 

@@ -14,7 +14,7 @@ from load_tests.s3_server import S3Server
 from services.kv_store.blobs import ByteRange, From, Last, Span
 from shared.errors import CorruptData, NotFound
 from tests.blob_keepers import KEEPERS, keeper
-from tests.dict_blobs import DictBlobs, read_into
+from tests.dict_blobs import DictBlobs, Fill, fill_by_sink, fill_in_two
 
 NAMES = st.sampled_from(["a", "b/1", "b/2", "b-1", "chunks/ab/abcd.arrow", "manifests/t/c/0.json"])
 DATA = st.binary(max_size=64) | st.integers(1, 3_000_000).map(lambda n: b"kvquilt" * (n // 7))
@@ -51,16 +51,16 @@ class BlobMachine(RuleBasedStateMachine):
         else:
             assert b"".join(self.blobs.read(name, byte_range)) == expected
 
-    @rule(name=NAMES, start=POSITIONS, length=POSITIONS)
-    def read_into(self, name: str, start: int, length: int) -> None:
+    @rule(name=NAMES, start=POSITIONS, length=POSITIONS, fill=st.sampled_from([fill_by_sink, fill_in_two]))
+    def fill(self, name: str, start: int, length: int, fill: Fill) -> None:
         expected, found = bytearray(length), bytearray(length)
         try:
-            read_into(self.model, name, start, memoryview(expected))
+            fill(self.model, name, start, memoryview(expected))
         except (NotFound, CorruptData) as error:
             with pytest.raises(type(error)):
-                read_into(self.blobs, name, start, memoryview(found))
+                fill(self.blobs, name, start, memoryview(found))
         else:
-            read_into(self.blobs, name, start, memoryview(found))
+            fill(self.blobs, name, start, memoryview(found))
             assert found == expected
 
     @rule(prefix=st.sampled_from(["", "b", "b/", "chunks/"]), start_after=st.just("") | NAMES, limit=st.integers(1, 7))

@@ -22,7 +22,7 @@ from services.kv_store.documents import Documents
 from services.kv_store.object_blobs import ObjectBlobs
 from shared.errors import ConfigError, FailedPrecondition, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.kv_types import Manifest, ManifestChunk
-from tests.dict_blobs import read_into
+from tests.dict_blobs import fill_by_sink
 from tests.faulty_s3 import Fault, FaultyS3, Plan, Request
 from tests.kv_chunks import chunk_id_of
 from tests.minio_server import impatient, new_bucket, settings_for
@@ -53,7 +53,7 @@ def whole(blobs: Blobs, name: str) -> bytes:
 
 def loaded(blobs: Blobs, name: str) -> bytes:
     out = bytearray(len(DATA))
-    read_into(blobs, name, 0, memoryview(out))
+    fill_by_sink(blobs, name, 0, memoryview(out))
     return bytes(out)
 
 

@@ -1,0 +1,129 @@
+"""What the end of a chunk's file says about all of it: where its layers lie, what they must be read into, and their checksums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shared.errors import CorruptData
+from shared.kv_buffers import BufferSpec
+from shared.kv_format.header import ChunkHeader, from_metadata
+from shared.kv_format.layout import Seal, padded, seal_of_tail
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+TAIL_GUESS_BYTES = 16 << 10
+"""Holds seal and footer of a chunk of 1024 tokens and 64 layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSummary:
+    """``layers``: (offset, length) of every layer's record batch in the file."""
+
+    header: ChunkHeader
+    size_bytes: int
+    layers: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What the array for one buffer of a layer must be like. Worked out once per file: it is compared with for every layer."""
+
+    name: str
+    shape: tuple[int, ...]
+    item_bytes: int
+    num_padding: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Verified: nothing of it was parsed before its checksum was seen to fit."""
+
+    seal: Seal
+    header: ChunkHeader
+    size_bytes: int
+
+    @classmethod
+    def of_tail(cls, tail: bytes, size_bytes: int) -> Frame:
+        """From the last bytes of a file of ``size_bytes``. ``TAIL_GUESS_BYTES`` of them are mostly enough.
+
+        Raises:
+            ShortTail: more of the end is needed; it says how much.
+            NewerFormat: a later version wrote it.
+            ValueError: not the end of a whole, unchanged file of this format version; says what is wrong.
+        """
+        seal, _ = seal_of_tail(tail, size_bytes)
+        try:
+            metadata = pa.ipc.open_file(pa.py_buffer(tail)).schema.metadata  # the footer repeats the schema of the head
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"its schema cannot be read: {error}") from None
+        header = from_metadata(metadata)
+        if (seal.layout.num_layers, seal.layout.body_len) != (header.num_layers, header.body_bytes):
+            raise ValueError("its layout does not fit its shapes")
+        return cls(seal, header, size_bytes)
+
+    @property
+    def summary(self) -> ChunkSummary:
+        return ChunkSummary(self.header, self.size_bytes, self.seal.layout.layers())
+
+    def empty_layer(self) -> list[Array]:
+        """Arrays for ``parts_of_layer``, of unsigned integers; the contents are arbitrary."""
+        return [np.empty(room.shape, dtype=f"u{room.item_bytes}") for room in self._rooms]
+
+    def parts_of_layer(self, out: Sequence[Array]) -> list[memoryview]:
+        """Where the bytes of a layer go: its message, then every buffer with its padding.
+
+        Raises:
+            ValueError: an array does not have the header's shape.
+        """
+        if len(out) != len(self._rooms):
+            raise ValueError(f"{len(out)} arrays for {len(self._rooms)} buffers")
+        parts = [memoryview(bytearray(self.seal.layout.message_len))]
+        for array, room in zip(out, self._rooms, strict=True):
+            if array.shape != room.shape or array.itemsize != room.item_bytes or not array.flags.c_contiguous:
+                raise ValueError(
+                    f"the buffer for {room.name} is {array.dtype}{array.shape}, but the chunk's is {room.shape}, contiguous"
+                )
+            parts.append(array.data.cast("B"))
+            if room.num_padding:
+                parts.append(memoryview(bytearray(room.num_padding)))
+        return parts
+
+    def check_layer(self, layer: int, checksum: int, name: str) -> None:
+        """
+        Raises:
+            CorruptData: the bytes of the layer are not those that were written; ``name``: what the error calls the chunk.
+        """
+        if checksum != self.seal.layer_checksums[layer]:
+            raise CorruptData(f"chunk {name}: layer {layer} fails its checksum")
+
+    @cached_property
+    def _rooms(self) -> list[_Room]:
+        def room(spec: BufferSpec) -> _Room:
+            num_bytes = self.header.num_kv_heads * spec.row_bytes
+            return _Room(spec.name, (self.header.num_kv_heads, *spec.shape), spec.item_bytes, padded(num_bytes) - num_bytes)
+
+        return [room(spec) for spec in self.header.buffers]
+
+
+def summary_of_tail(tail: bytes, size_bytes: int) -> ChunkSummary:
+    """What the last bytes of a file of ``size_bytes`` say about it, verified.
+
+    Raises:
+        ShortTail, NewerFormat: as ``Frame.of_tail``.
+        CorruptData: not the end of a whole, unchanged file of this format version.
+    """
+    return frame_of_tail(tail, size_bytes).summary
+
+
+def frame_of_tail(tail: bytes, size_bytes: int) -> Frame:
+    """Raises like ``summary_of_tail``."""
+    try:
+        return Frame.of_tail(tail, size_bytes)
+    except ValueError as error:
+        raise CorruptData(str(error)) from None
