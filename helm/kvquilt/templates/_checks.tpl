@@ -86,8 +86,8 @@
 
 {{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "generator" -}}
 {{- $drain := float64 (dig $section "deployment" "drain_s" 20 $config) -}}
-{{- if ge $drain (float64 $v.terminationGracePeriodSeconds) -}}
-{{- fail (printf "terminationGracePeriodSeconds: is %d, but config.%s.deployment.drain_s is %v; it must be longer" (int $v.terminationGracePeriodSeconds) $section $drain) -}}
+{{- if gt $drain (include "kvquilt.drainSeconds" $ | float64) -}}
+{{- fail (printf "terminationGracePeriodSeconds: is %d, but config.%s.deployment.drain_s is %v; it must be at least 15 s longer" (int $v.terminationGracePeriodSeconds) $section $drain) -}}
 {{- end -}}
 {{- end -}}
 
@@ -96,4 +96,9 @@
 {{- fail (printf "extraEnv: %s is set by the chart" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* How long a worker that is asked to end lets its requests finish and its replicas move; the rest of the grace is for ending. */ -}}
+{{- define "kvquilt.drainSeconds" -}}
+{{- sub (int .Values.terminationGracePeriodSeconds) 15 -}}
 {{- end -}}
