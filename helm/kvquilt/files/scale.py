@@ -26,7 +26,7 @@ def changes(groups, wanted):
     """JSON patch operations; they fail when somebody has reordered the groups in between."""
     for i, group in enumerate(groups):
         path, name = f"/spec/workerGroupSpecs/{i}", group["groupName"]
-        new = {key: wanted[name] for key in ("replicas", "minReplicas", "maxReplicas")} if name in wanted else {}
+        new = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), wanted[name]) if name in wanted else {}
         if any(group.get(key) != value for key, value in new.items()):
             yield {"op": "test", "path": f"{path}/groupName", "value": name}
             yield from ({"op": "add", "path": f"{path}/{key}", "value": value} for key, value in new.items())

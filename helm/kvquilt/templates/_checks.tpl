@@ -51,10 +51,12 @@
 {{- end -}}
 {{- range $setting, $instead := $decided -}}
 {{- $node := $config -}}
+{{- $found := true -}}
 {{- range $key := splitList "." $setting -}}
-{{- $node = and (kindIs "map" $node) (hasKey $node $key) | ternary (get (kindIs "map" $node | ternary $node dict) $key) "" -}}
+{{- $found = and $found (kindIs "map" $node) (hasKey (kindIs "map" $node | ternary $node dict) $key) -}}
+{{- if $found }}{{ $node = get $node $key }}{{ end -}}
 {{- end -}}
-{{- if $node -}}
+{{- if $found -}}
 {{- fail (printf "config.%s: the chart decides it; set %s" $setting $instead) -}}
 {{- end -}}
 {{- end -}}
