@@ -22,6 +22,8 @@ NO_STORE = {"minio.enabled": False}
             {"config.gateway.deployment.replicas": 2},
             "at '/config/gateway/deployment': additional properties 'replicas'",
         ),
+        ({"config.generator.engine.dtyp": "float32"}, "at '/config/generator/engine': additional properties 'dtyp' not allowed"),
+        ({"config.ingestion.chunk_tokens": "many"}, "at '/config/ingestion/chunk_tokens': got string, want integer"),
         ({"generator.replicas": 0}, "at '/generator/replicas': minimum: got 0, want 1"),
         ({"generator.replicas": 1001}, "at '/generator/replicas': maximum: got 1,001, want 1,000"),
         ({"generator.replicas": "two"}, "at '/generator/replicas': got string, want integer"),
