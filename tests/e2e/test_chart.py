@@ -44,7 +44,7 @@ class Cluster:
         adapted["http_options"] = {"host": "127.0.0.1", "port": self.ports["http"]}
         adapted["grpc_options"]["port"] = self.ports["grpc"]
         self._call("PUT", adapted)
-        wait_for(lambda: set(self.states().values()) == {"RUNNING"} or None, "running applications", timeout_s=240)
+        wait_for(lambda: set(self.states().values()) == {"RUNNING"} or None, "running applications", timeout_s=480)
 
     def states(self) -> dict[str, str]:
         applications = self._call("GET")["applications"]
@@ -91,7 +91,7 @@ def cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server:
         )
     try:
         running = Cluster(ray.pid, f"http://127.0.0.1:{ports['dashboard']}", ports, tmp_path, log)
-        wait_for(lambda: _answers(running) or None, "dashboard", timeout_s=90)
+        wait_for(lambda: _answers(running) or None, "dashboard", timeout_s=240)
         yield running
     finally:
         ray.terminate()
@@ -115,7 +115,7 @@ def _answers(cluster: Cluster) -> bool:
     return True
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_rendered_configuration_answers_questions_and_scales_in_place(cluster: Cluster, helm: Helm, s3_server: S3Server) -> None:
     def rendered(**values: Any) -> dict[str, Any]:
         store = {"objects.endpoint": s3_server.endpoint, "objects.secure": False, "objects.bucket": bucket, "minio.enabled": False}
@@ -129,7 +129,7 @@ def test_a_rendered_configuration_answers_questions_and_scales_in_place(cluster:
 
     before = cluster.replicas()
     cluster.deploy(rendered(**{"generator.replicas": NUM_GENERATOR_PODS}))
-    wait_for(lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None, "second generator", timeout_s=120)
+    wait_for(lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None, "second generator", timeout_s=300)
     after = cluster.replicas()
     assert before.pop("generator") < after.pop("generator")
     assert before == after
@@ -151,6 +151,6 @@ def helm_test(cluster: Cluster, **changes: str) -> subprocess.CompletedProcess[s
         cwd=cluster.directory,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     )
