@@ -63,7 +63,7 @@ class Cluster:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.dashboard}/api/serve/applications/", data, method=method)
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return json.loads(answer.read() or b"null")
 
 
