@@ -74,7 +74,7 @@ def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str]) -> QuiltCo
         given = merged.get(section) or {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"{section}: expected a section, got {given!r}")
-        merged[section] = _under(given, _under(suited.get(section, {}), shared))
+        merged[section] = under(given, under(suited.get(section, {}), shared))
     return load(QuiltConfig, merged)
 
 
@@ -127,10 +127,10 @@ def _shared_values(merged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return values
 
 
-def _under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` where it says something, ``shared`` elsewhere."""
+def under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` where it says something, ``shared`` elsewhere; sections are merged."""
     result = dict(shared)
     for key, value in given.items():
         below = result.get(key)
-        result[key] = _under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+        result[key] = under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
     return result
