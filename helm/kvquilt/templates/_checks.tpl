@@ -51,10 +51,12 @@
 {{- end -}}
 {{- range $setting, $instead := $decided -}}
 {{- $node := $config -}}
+{{- $found := true -}}
 {{- range $key := splitList "." $setting -}}
-{{- $node = and (kindIs "map" $node) (hasKey $node $key) | ternary (get (kindIs "map" $node | ternary $node dict) $key) "" -}}
+{{- $found = and $found (kindIs "map" $node) (hasKey (kindIs "map" $node | ternary $node dict) $key) -}}
+{{- if $found }}{{ $node = get $node $key }}{{ end -}}
 {{- end -}}
-{{- if $node -}}
+{{- if $found -}}
 {{- fail (printf "config.%s: the chart decides it; set %s" $setting $instead) -}}
 {{- end -}}
 {{- end -}}
@@ -86,8 +88,8 @@
 
 {{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "generator" -}}
 {{- $drain := float64 (dig $section "deployment" "drain_s" 20 $config) -}}
-{{- if ge $drain (float64 $v.terminationGracePeriodSeconds) -}}
-{{- fail (printf "terminationGracePeriodSeconds: is %d, but config.%s.deployment.drain_s is %v; it must be longer" (int $v.terminationGracePeriodSeconds) $section $drain) -}}
+{{- if gt $drain (include "kvquilt.drainSeconds" $ | float64) -}}
+{{- fail (printf "terminationGracePeriodSeconds: is %d, but config.%s.deployment.drain_s is %v; it must be at least 15 s longer" (int $v.terminationGracePeriodSeconds) $section $drain) -}}
 {{- end -}}
 {{- end -}}
 
@@ -96,4 +98,9 @@
 {{- fail (printf "extraEnv: %s is set by the chart" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* How long a worker that is asked to end lets its requests finish and its replicas move; the rest of the grace is for ending. */ -}}
+{{- define "kvquilt.drainSeconds" -}}
+{{- sub (int .Values.terminationGracePeriodSeconds) 15 -}}
 {{- end -}}

@@ -69,6 +69,8 @@ spec:
         {{- end }}
       env:
         {{- include "kvquilt.rayEnv" .root | nindent 8 }}
+        # On SIGTERM Ray tells Serve, which moves the replicas, and waits for their requests. The head has nobody to move to.
+        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ $isHead | ternary "0" (include "kvquilt.drainSeconds" .root) | quote }}}
       {{- with $v.extraEnvFrom }}
       envFrom:
         {{- toYaml . | nindent 8 }}

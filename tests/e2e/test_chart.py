@@ -1,0 +1,158 @@
+"""The Serve configuration that the chart renders, on a Ray of this machine, given to it as KubeRay does: by Ray's REST API."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.compose import APPLICATIONS
+from cluster.launcher import free_port
+from cluster.paths import PROJECT_ROOT
+from cluster.processes import end_session, session_members
+from load_tests.s3_server import S3Server
+from tests.e2e.stack import wait_for
+from tests.helm import CHART, Helm, profile, serve_config_of
+from tests.minio_server import new_bucket
+
+pytestmark = pytest.mark.e2e
+NUM_GENERATOR_PODS = 2
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray with a dashboard; ``directory`` takes the place of the pods' volumes."""
+
+    pid: int
+    dashboard: str
+    ports: dict[str, int]
+    directory: Path
+    log: Path
+
+    def deploy(self, config: dict[str, Any]) -> None:
+        text = yaml.safe_dump(config).replace("/data", f"{self.directory}/data").replace("/index", f"{self.directory}/index")
+        adapted = yaml.safe_load(text)
+        adapted["http_options"] = {"host": "127.0.0.1", "port": self.ports["http"]}
+        adapted["grpc_options"]["port"] = self.ports["grpc"]
+        self._call("PUT", adapted)
+        wait_for(lambda: set(self.states().values()) == {"RUNNING"} or None, "running applications", timeout_s=240)
+
+    def states(self) -> dict[str, str]:
+        applications = self._call("GET")["applications"]
+        failed = {name: app["message"] for name, app in applications.items() if app["status"] == "DEPLOY_FAILED"}
+        assert not failed, failed
+        return dict.fromkeys(APPLICATIONS, "") | {name: app["status"] for name, app in applications.items()}
+
+    def replicas(self) -> dict[str, set[str]]:
+        """The actors that serve each application."""
+        return {
+            name: {replica["actor_id"] for d in app["deployments"].values() for replica in d["replicas"]}
+            for name, app in self._call("GET")["applications"].items()
+        }
+
+    def _call(self, method: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.dashboard}/api/serve/applications/", data, method=method)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or b"null")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[Cluster]:
+    ports = {name: free_port() for name in ("gcs", "dashboard", "agent", "grpc", "http")}
+    options = {
+        "num-cpus": 0,
+        "node-ip-address": "127.0.0.1",
+        "port": ports["gcs"],
+        "dashboard-port": ports["dashboard"],
+        "dashboard-agent-listen-port": ports["agent"],
+        "resources": json.dumps({"kvquilt_services": 1000, "kvquilt_generator": NUM_GENERATOR_PODS}),
+        "object-store-memory": 100 << 20,
+        "temp-dir": tmp_path_factory.mktemp("r"),
+    }
+    program = Path(sys.executable).with_name("ray")
+    command = [str(program), "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]
+    log = tmp_path / "ray.log"
+    with open(log, "wb") as file:
+        ray = subprocess.Popen(command, env=environment(), stdout=file, stderr=file, start_new_session=True)
+    try:
+        running = Cluster(ray.pid, f"http://127.0.0.1:{ports['dashboard']}", ports, tmp_path, log)
+        wait_for(lambda: _answers(running) or None, "dashboard", timeout_s=90)
+        yield running
+    finally:
+        ray.terminate()
+        ray.wait(60)
+        end_session(ray.pid)
+    assert session_members(ray.pid) == []
+
+
+def environment() -> dict[str, str]:
+    """What the chart puts into the pods, and where the packages are."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("KVQUILT_", "RAY_"))}
+    return ours | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(PROJECT_ROOT),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_LOG_TO_STDERR": "1",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    }
+
+
+def _answers(cluster: Cluster) -> bool:
+    try:
+        cluster._call("GET")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(600)
+def test_a_rendered_configuration_answers_questions_and_scales_in_place(cluster: Cluster, helm: Helm, s3_server: S3Server) -> None:
+    def rendered(**values: Any) -> dict[str, Any]:
+        store = {"objects.endpoint": s3_server.endpoint, "objects.secure": False, "objects.bucket": bucket, "minio.enabled": False}
+        return serve_config_of(helm.render(profile("dev-cpu"), **store, **values))
+
+    bucket = new_bucket()
+    cluster.deploy(rendered())
+    answered = helm_test(cluster)
+    assert answered.returncode == 0, answered.stdout + answered.stderr
+    assert "as expected: Tamdal was founded by Frida Pelard" in answered.stdout
+
+    before = cluster.replicas()
+    cluster.deploy(rendered(**{"generator.replicas": NUM_GENERATOR_PODS}))
+    wait_for(lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None, "second generator", timeout_s=120)
+    after = cluster.replicas()
+    assert before.pop("generator") < after.pop("generator")
+    assert before == after
+
+    wrong = helm_test(cluster, ANSWER="Nobody at all")
+    assert wrong.returncode != 0
+    assert "does not hold 'Nobody at all'; test.question and test.answer say" in wrong.stderr
+    assert "agent of node" in cluster.log.read_text(errors="replace"), "what services log is not in the pod's log"
+
+
+def helm_test(cluster: Cluster, **changes: str) -> subprocess.CompletedProcess[str]:
+    """What the pod of ``helm test`` runs."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["test"]
+    given = {name.upper(): values[name] for name in ("document", "question", "answer")}
+    script = (CHART / "files" / "test.sh").read_text(encoding="utf-8")
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        env=environment() | given | {"TARGET": f"127.0.0.1:{cluster.ports['grpc']}"} | changes,
+        cwd=cluster.directory,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
