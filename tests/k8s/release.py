@@ -35,7 +35,7 @@ class Release:
         self._helm("upgrade", profile, *values)
 
     def test(self) -> str:
-        return run("helm", "test", NAME, "--namespace", self.kubectl.namespace, "--logs", "--timeout", "5m", timeout_s=330)
+        return run("helm", "test", NAME, "--namespace", self.kubectl.namespace, "--timeout", "5m", timeout_s=330)
 
     def uninstall(self) -> None:
         """Returns when the last of its pods is gone."""
