@@ -54,8 +54,9 @@ protos-check: venv ## fail when the committed stubs are not what the .proto file
 		cmp -s "$$f" "build/protos-check/$$f" || { echo "$$f is stale: run 'make protos'"; exit 1; }; done
 	@echo "stubs are fresh"
 
-docs: venv ## regenerate docs/configuration.md
+docs: venv ## regenerate docs/configuration.md, and what the chart knows of it
 	$(BIN)/python -m cluster.reference > docs/configuration.md
+	$(BIN)/python -m cluster.values_schema helm/kvquilt/values.schema.json
 
 ci: lint protos-check test ## what .ci/run does
 

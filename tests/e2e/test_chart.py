@@ -21,7 +21,7 @@ from cluster.paths import PROJECT_ROOT
 from cluster.processes import end_session, session_members
 from load_tests.s3_server import S3Server
 from tests.e2e.stack import wait_for
-from tests.helm import CHART, Helm, profile, serve_config_of
+from tests.helm import CHART, Helm, only, profile, serve_config_of
 from tests.minio_server import new_bucket
 
 pytestmark = pytest.mark.e2e
@@ -68,23 +68,27 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server, helm: Helm) -> Iterator[Cluster]:
+    head = only(helm.render(profile("dev-cpu"), rayAuth="disabled"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
     ports = {name: free_port() for name in ("gcs", "dashboard", "agent", "grpc", "http")}
-    options = {
-        "num-cpus": 0,
+    options = {name: value for name, value in head["rayStartParams"].items() if value != "true"} | {
         "node-ip-address": "127.0.0.1",
         "port": ports["gcs"],
         "dashboard-port": ports["dashboard"],
         "dashboard-agent-listen-port": ports["agent"],
         "resources": json.dumps({"kvquilt_services": 1000, "kvquilt_generator": NUM_GENERATOR_PODS}),
-        "object-store-memory": 100 << 20,
+        "dashboard-host": "127.0.0.1",
         "temp-dir": tmp_path_factory.mktemp("r"),
     }
     program = Path(sys.executable).with_name("ray")
-    command = [str(program), "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]
+    flags = [f"--{name}" for name, value in head["rayStartParams"].items() if value == "true"]
+    command = [str(program), "start", "--head", "--block", *flags, *(f"--{name}={value}" for name, value in options.items())]
+    variables = {e["name"]: e["value"] for e in head["template"]["spec"]["containers"][0]["env"] if "value" in e}
     log = tmp_path / "ray.log"
     with open(log, "wb") as file:
-        ray = subprocess.Popen(command, env=environment(), stdout=file, stderr=file, start_new_session=True)
+        ray = subprocess.Popen(
+            command, env=environment() | variables | {"HOME": str(tmp_path)}, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         running = Cluster(ray.pid, f"http://127.0.0.1:{ports['dashboard']}", ports, tmp_path, log)
         wait_for(lambda: _answers(running) or None, "dashboard", timeout_s=90)
@@ -97,16 +101,10 @@ def cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server:
 
 
 def environment() -> dict[str, str]:
-    """What the chart puts into the pods, and where the packages are."""
+    """Where the packages are, and no settings."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("KVQUILT_", "RAY_"))}
-    return ours | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(PROJECT_ROOT),
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_LOG_TO_STDERR": "1",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-    }
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return ours | {"PATH": path, "PYTHONPATH": str(PROJECT_ROOT)}
 
 
 def _answers(cluster: Cluster) -> bool:

@@ -170,6 +170,9 @@ emptyDir:
 {{- end }}
 {{- if .Values.logsToStdout }}
 - {name: RAY_LOG_TO_STDERR, value: "1"}
+# Of Ray itself; the services' level is config.log.level.
+- {name: RAY_BACKEND_LOG_LEVEL, value: warning}
+- {name: RAY_LOGGER_LEVEL, value: warning}
 {{- end }}
 {{- with include "kvquilt.objectsSecret" . }}
 {{- $secret := . }}

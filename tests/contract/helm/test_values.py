@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.helm import Helm, profile
+from cluster.paths import PROJECT_ROOT
+from tests.helm import CHART, Helm, profile
 
 NO_STORE = {"minio.enabled": False}
+FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kubernetes' own maps, and the quilt.yaml
 
 
 @pytest.mark.parametrize(
@@ -22,6 +27,8 @@ NO_STORE = {"minio.enabled": False}
             {"config.gateway.deployment.replicas": 2},
             "at '/config/gateway/deployment': additional properties 'replicas'",
         ),
+        ({"config.generator.engine.dtyp": "float32"}, "at '/config/generator/engine': additional properties 'dtyp' not allowed"),
+        ({"config.ingestion.chunk_tokens": "many"}, "at '/config/ingestion/chunk_tokens': got string, want integer"),
         ({"generator.replicas": 0}, "at '/generator/replicas': minimum: got 0, want 1"),
         ({"generator.replicas": 1001}, "at '/generator/replicas': maximum: got 1,001, want 1,000"),
         ({"generator.replicas": "two"}, "at '/generator/replicas': got string, want integer"),
@@ -83,3 +90,32 @@ def test_a_bad_value_is_refused_and_named(values: dict[str, Any], message: str, 
 
 def test_the_chart_alone_says_that_it_needs_an_object_store(helm: Helm) -> None:
     assert "objects.endpoint: an object store is required" in helm.refusal()
+
+
+def test_every_value_is_documented() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    text = (PROJECT_ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    missing = [name for name in values if f"`{name}" not in text]
+    assert missing == []
+
+
+def test_the_default_values_and_the_schema_name_the_same() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    assert set(_leaves(values)) == set(_settings(schema["properties"], schema["definitions"]))
+
+
+def _leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value and f"{path}{name}" not in FREE and name not in FREE:
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+
+
+def _settings(properties: dict[str, Any], definitions: dict[str, Any], path: str = "") -> Iterator[str]:
+    for name, schema in properties.items():
+        if "properties" in schema and f"{path}{name}" not in FREE and name not in FREE:
+            yield from _settings(schema["properties"], definitions, f"{path}{name}.")
+        elif name != "global":
+            yield f"{path}{name}"
