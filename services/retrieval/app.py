@@ -37,11 +37,11 @@ class Retrieval(RetrievalHandlers):
         while isinstance(self._opened, KvquiltError) and self._opened.retryable:
             self._opened = await asyncio.to_thread(_try_to_build, config)
 
-    async def __del__(self) -> None:
-        """Serve calls this when the replica ends in good order, and waits for it."""
-        self._opening.cancel()
-        if isinstance(self._opened, RetrievalService):
-            self._opened.close()
+    def __del__(self) -> None:
+        if hasattr(self, "_opening"):
+            self._opening.cancel()
+            if isinstance(self._opened, RetrievalService):
+                self._opened.close()
 
 
 def _try_to_build(config: RetrievalConfig) -> RetrievalService | KvquiltError:

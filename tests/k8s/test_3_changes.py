@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from shared.answer import AnswerEvent, Retrieved
 from shared.clients.generation import GeneratedToken, Sampling
 from shared.errors import Unavailable
@@ -17,7 +19,8 @@ TWO_GENERATORS: Values = {"generator": {"replicas": 2}}
 RECOVERY_S = 180.0
 
 
-def test_an_answer_survives_that_the_pods_of_its_generator_are_deleted_or_ends_as_retryable(trial: Trial) -> None:
+@pytest.mark.parametrize("grace", [[], ["--grace-period=1"]], ids=["drained", "killed"])
+def test_an_answer_survives_that_the_pod_of_its_generator_goes_or_ends_as_retryable(trial: Trial, grace: list[str]) -> None:
     pods = trial.release.ready_pods("generator", 2)
     begun = threading.Event()
 
@@ -29,7 +32,7 @@ def test_an_answer_survives_that_the_pods_of_its_generator_are_deleted_or_ends_a
         begun.wait(60)
         names = [pod["metadata"]["name"] for pod in pods]
         tell(f"deleting {' and '.join(names)} in mid-answer")
-        trial.kubectl("delete", "pod", *names, "--wait=false")
+        trial.kubectl("delete", "pod", *names, "--wait=false", *grace)
 
     deleting = threading.Thread(target=delete)
     deleting.start()

@@ -27,17 +27,22 @@ STORE: Values = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def kubectl() -> Iterator[Kubectl]:
+    """One namespace for all: volumes stay from test to test."""
     with namespace("bad") as made:
-        try:
-            yield made
-        finally:
-            made("delete", "rayservices", "--all", "--wait=true", timeout_s=180)
+        yield made
 
 
-def test_a_secret_that_is_not_there_is_named_by_the_pods(kubectl: Kubectl, images: Images) -> None:
+@pytest.fixture
+def release(kubectl: Kubectl, images: Images) -> Iterator[Release]:
+    """Not installed yet."""
     release = Release(kubectl, images)
+    yield release
+    release.uninstall()
+
+
+def test_a_secret_that_is_not_there_is_named_by_the_pods(release: Release) -> None:
     release.install("dev-cpu", {"minio": {"existingSecret": "nobody-made-it"}})
 
     def reasons() -> list[str] | None:
@@ -45,15 +50,14 @@ def test_a_secret_that_is_not_there_is_named_by_the_pods(kubectl: Kubectl, image
         return told if any("nobody-made-it" in reason for reason in told) else None
 
     assert any('secret "nobody-made-it" not found' in reason for reason in wait_for(reasons, "reason of the head pod", TOLD_S))
-    servers.put_secret(kubectl, "nobody-made-it", WRONG_KEYS)
+    servers.put_secret(release.kubectl, "nobody-made-it", WRONG_KEYS)
     release.wait_until_ready()  # it goes on by itself once the secret is there
 
 
-def test_refused_keys_of_the_object_store_are_told_by_the_store_alone(kubectl: Kubectl, images: Images) -> None:
-    servers.start_minio(kubectl, images)
-    servers.wait(kubectl, servers.MINIO)
-    servers.put_secret(kubectl, "wrong", WRONG_KEYS)
-    release = Release(kubectl, images)
+def test_refused_keys_of_the_object_store_are_told_by_the_store_alone(release: Release) -> None:
+    servers.start_minio(release.kubectl, release.images)
+    servers.wait(release.kubectl, servers.MINIO)
+    servers.put_secret(release.kubectl, "wrong", WRONG_KEYS)
     release.install("dev-cpu", STORE, {"objects": {"existingSecret": "wrong"}})
     bad = unready(release)
     assert set(bad) == {"kv_store"}
@@ -62,8 +66,7 @@ def test_refused_keys_of_the_object_store_are_told_by_the_store_alone(kubectl: K
     assert_no_restarts(release)
 
 
-def test_a_milvus_that_does_not_answer_is_told_by_retrieval_alone(kubectl: Kubectl, images: Images) -> None:
-    release = Release(kubectl, images)
+def test_a_milvus_that_does_not_answer_is_told_by_retrieval_alone(release: Release) -> None:
     release.install("dev-cpu", {"milvus": {"uri": "http://nobody-there:19530"}, "config": {"retrieval": {"startup_timeout_s": 5}}})
     bad = unready(release)
     assert set(bad) == {"retrieval"}
@@ -72,8 +75,7 @@ def test_a_milvus_that_does_not_answer_is_told_by_retrieval_alone(kubectl: Kubec
     assert_no_restarts(release)
 
 
-def test_a_model_that_is_not_in_the_image_is_told_by_those_who_need_it(kubectl: Kubectl, images: Images) -> None:
-    release = Release(kubectl, images)
+def test_a_model_that_is_not_in_the_image_is_told_by_those_who_need_it(release: Release) -> None:
     release.install("dev-cpu", {"model": {"path": "/models/forgotten"}})
     bad = unready(release)
     assert set(bad) == {"generator", "ingestion"}
