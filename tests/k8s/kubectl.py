@@ -28,7 +28,7 @@ class Kubectl:
         return json.loads(text) if text else None
 
     def apply(self, *objects: Object) -> None:
-        self("apply", "--filename", "-", stdin="\n---\n".join(map(json.dumps, objects)))
+        self("apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
     def python(self, pod: str, code: str, *args: str, timeout_s: float = 60.0) -> str:
         """What ``code`` prints in the first container of ``pod``."""
