@@ -15,7 +15,7 @@ _MINIO_IMAGE = "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z"
 _MILVUS = f"""
 import threading
 from milvus_lite.adapter.grpc.server import start_server_in_thread
-start_server_in_thread(data_dir="/data/index", host="0.0.0.0", port={MILVUS_PORT})
+held = start_server_in_thread(data_dir="/data/index", host="0.0.0.0", port={MILVUS_PORT})
 threading.Event().wait()
 """
 
@@ -54,6 +54,7 @@ def _start(kubectl: Kubectl, name: str, image: str, port: int, container: Object
                 "image": image,
                 "imagePullPolicy": "IfNotPresent",
                 "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 2},
+                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}],
                 **container,
             }

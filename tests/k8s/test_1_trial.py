@@ -68,6 +68,7 @@ def stranger(trial: Trial) -> Iterator[Kubectl]:
             "image": trial.release.images.kvquilt,
             "imagePullPolicy": "IfNotPresent",
             "command": ["sleep", "600"],
+            "resources": {"requests": {"cpu": "50m"}},
         }
         kubectl.apply(
             {
