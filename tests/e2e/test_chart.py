@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import urllib.request
@@ -35,6 +37,7 @@ class Cluster:
     pid: int
     dashboard: str
     ports: dict[str, int]
+    token: str
     directory: Path
     log: Path
 
@@ -44,7 +47,7 @@ class Cluster:
         adapted["http_options"] = {"host": "127.0.0.1", "port": self.ports["http"]}
         adapted["grpc_options"]["port"] = self.ports["grpc"]
         self._call("PUT", adapted)
-        wait_for(lambda: set(self.states().values()) == {"RUNNING"} or None, "running applications", timeout_s=240)
+        wait_for(lambda: set(self.states().values()) == {"RUNNING"} or None, "running applications", timeout_s=480)
 
     def states(self) -> dict[str, str]:
         applications = self._call("GET")["applications"]
@@ -63,41 +66,46 @@ class Cluster:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.dashboard}/api/serve/applications/", data, method=method)
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        request.add_header("x-ray-authorization", f"Bearer {self.token}")  # KubeRay's way
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return json.loads(answer.read() or b"null")
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server, helm: Helm) -> Iterator[Cluster]:
-    head = only(helm.render(profile("dev-cpu"), rayAuth="disabled"), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
+    head = only(helm.render(profile("dev-cpu")), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
     ports = {name: free_port() for name in ("gcs", "dashboard", "agent", "grpc", "http")}
-    options = {name: value for name, value in head["rayStartParams"].items() if value != "true"} | {
-        "node-ip-address": "127.0.0.1",
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", *start_options(head, ports)]
+    command.append(f"--temp-dir={tmp_path_factory.mktemp('r')}")  # sockets lie there, so its path must be short
+    token = secrets.token_hex(32)
+    variables = {e["name"]: e["value"] for e in head["template"]["spec"]["containers"][0]["env"] if "value" in e}
+    variables |= {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    log = tmp_path / "ray.log"
+    with open(log, "wb") as file:
+        ray = subprocess.Popen(command, env=environment() | variables, stdout=file, stderr=file, start_new_session=True)
+    try:
+        running = Cluster(ray.pid, f"http://127.0.0.1:{ports['dashboard']}", ports, token, tmp_path, log)
+        wait_for(lambda: _answers(running) or None, "dashboard", timeout_s=240)
+        yield running
+    finally:
+        ray.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ray.wait(60)
+        end_session(ray.pid)
+        ray.kill()
+    assert session_members(ray.pid) == []
+
+
+def start_options(head: dict[str, Any], ports: dict[str, int]) -> list[str]:
+    """What KubeRay gives to ``ray start`` on the head, on ports of this test's own, with what the workers' pods offer."""
+    options = head["rayStartParams"] | {
+        "dashboard-host": "127.0.0.1",
         "port": ports["gcs"],
         "dashboard-port": ports["dashboard"],
         "dashboard-agent-listen-port": ports["agent"],
         "resources": json.dumps({"kvquilt_services": 1000, "kvquilt_generator": NUM_GENERATOR_PODS}),
-        "dashboard-host": "127.0.0.1",
-        "temp-dir": tmp_path_factory.mktemp("r"),
     }
-    program = Path(sys.executable).with_name("ray")
-    flags = [f"--{name}" for name, value in head["rayStartParams"].items() if value == "true"]
-    command = [str(program), "start", "--head", "--block", *flags, *(f"--{name}={value}" for name, value in options.items())]
-    variables = {e["name"]: e["value"] for e in head["template"]["spec"]["containers"][0]["env"] if "value" in e}
-    log = tmp_path / "ray.log"
-    with open(log, "wb") as file:
-        ray = subprocess.Popen(
-            command, env=environment() | variables | {"HOME": str(tmp_path)}, stdout=file, stderr=file, start_new_session=True
-        )
-    try:
-        running = Cluster(ray.pid, f"http://127.0.0.1:{ports['dashboard']}", ports, tmp_path, log)
-        wait_for(lambda: _answers(running) or None, "dashboard", timeout_s=90)
-        yield running
-    finally:
-        ray.terminate()
-        ray.wait(60)
-        end_session(ray.pid)
-    assert session_members(ray.pid) == []
+    return [f"--{name}" if value == "true" else f"--{name}={value}" for name, value in options.items()]
 
 
 def environment() -> dict[str, str]:
@@ -115,7 +123,7 @@ def _answers(cluster: Cluster) -> bool:
     return True
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_rendered_configuration_answers_questions_and_scales_in_place(cluster: Cluster, helm: Helm, s3_server: S3Server) -> None:
     def rendered(**values: Any) -> dict[str, Any]:
         store = {"objects.endpoint": s3_server.endpoint, "objects.secure": False, "objects.bucket": bucket, "minio.enabled": False}
@@ -129,7 +137,7 @@ def test_a_rendered_configuration_answers_questions_and_scales_in_place(cluster:
 
     before = cluster.replicas()
     cluster.deploy(rendered(**{"generator.replicas": NUM_GENERATOR_PODS}))
-    wait_for(lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None, "second generator", timeout_s=120)
+    wait_for(lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None, "second generator", timeout_s=300)
     after = cluster.replicas()
     assert before.pop("generator") < after.pop("generator")
     assert before == after
@@ -151,6 +159,6 @@ def helm_test(cluster: Cluster, **changes: str) -> subprocess.CompletedProcess[s
         cwd=cluster.directory,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     )

@@ -19,7 +19,7 @@
 {{- if and $v.milvus.existingSecret (not $v.milvus.uri) -}}
 {{- fail "milvus.existingSecret: the embedded Milvus has no users; set milvus.uri, or leave the secret out" -}}
 {{- end -}}
-{{- if and $v.model.existingClaim (not $v.model.path) -}}
+{{- if and $v.model.existingClaim (not (hasPrefix "/" $v.model.path)) -}}
 {{- fail "model.path: say where model.existingClaim is to be mounted, such as /models/served" -}}
 {{- end -}}
 {{- if and $v.model.subPath (not $v.model.existingClaim) -}}

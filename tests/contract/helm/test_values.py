@@ -44,6 +44,7 @@ FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kuberne
         ({"objects.existingSecret": "keys"}, "objects.existingSecret: is for objects.endpoint"),
         ({"milvus.existingSecret": "keys"}, "milvus.existingSecret: the embedded Milvus has no users"),
         ({"model.existingClaim": "models"}, "model.path: say where model.existingClaim is to be mounted"),
+        ({"model": {"existingClaim": "models", "path": "org/model"}}, "model.path: say where model.existingClaim is to be mounted"),
         ({"model.subPath": "a"}, "model.subPath: is a folder of model.existingClaim"),
         ({"services.replicas": 2}, "services.replicas: is 2, but the embedded Milvus lives in one pod"),
         (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,8 @@ def test_the_data_directory_is_the_chosen_one_else_xdgs_else_the_homes() -> None
     assert default_data_dir({"KVQUILT_DATA_DIR": "/x", "XDG_DATA_HOME": "/y"}) == Path("/x")
     assert default_data_dir({"XDG_DATA_HOME": "/y"}) == Path("/y/kvquilt")
     assert default_data_dir({}) == Path.home() / ".local" / "share" / "kvquilt"
+
+
+def test_reading_settings_takes_neither_torch_nor_ray() -> None:
+    program = "import sys, cluster.applications; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip() == "[]"
