@@ -14,10 +14,10 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test lint protos protos-check docs ci up down clean
+.PHONY: help venv demo test test-k8s lint protos protos-check docs ci up down clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 venv: $(STAMP) ## create .venv with everything pinned (once)
 
@@ -37,6 +37,9 @@ CLUSTER_TESTS := tests/e2e/test_kv_store_e2e.py
 test: venv ## the whole test suite
 	@$(BIN)/python -m pytest $(CLUSTER_TESTS)
 	@$(BIN)/python -m pytest --ignore=$(CLUSTER_TESTS)
+
+test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; docs/images.md has its settings
+	@$(BIN)/python -m pytest tests/k8s --capture=no --verbose --timeout=1800
 
 lint: venv ## style, types, import contracts
 	$(BIN)/ruff check .

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 def build(name: str, args: dict[str, Any]) -> serve.Application:
-    """``args``: shared settings and the section ``name`` of a ``quilt.yaml``.
+    """``args``: shared settings and the section ``name`` of a ``quilt.yaml``. A model that is not there is nothing to most of them:
+    those that need it say so by their health.
 
     Raises:
         ConfigError: names the setting.
     """
-    config = load_quilt(under(args, merge_env({}, os.environ)), {})
+    config = load_quilt(under(args, merge_env({}, os.environ)), {}, resolve=str)
     app: serve.Application = importlib.import_module(f"services.{name}.app").build(to_dict(getattr(config, name)))
     return app
 

@@ -8,7 +8,7 @@ shared values into the sections, so that a section only needs what differs from 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,15 +60,17 @@ class QuiltConfig:
             raise ValueError(f"http_port: is {self.http_port}, like grpc_port; they must differ")
 
 
-def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str]) -> QuiltConfig:
+def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str], resolve: Callable[[str], str] | None = None) -> QuiltConfig:
     """Defaults < the model's own ``quilt.yaml`` < ``values`` (the operator's YAML) < ``KVQUILT_*`` of ``environ``.
+
+    ``resolve``: of the model; None: ``resolve_model``, which refuses what is not here.
 
     Raises:
         ConfigError: names the setting.
     """
     merged = merge_env(values, environ)
     merged["data_dir"] = str(Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute())
-    merged["model"] = resolve_model(str(merged.get("model") or DEMO_MODEL))
+    merged["model"] = (resolve or resolve_model)(str(merged.get("model") or DEMO_MODEL))
     suited = _model_settings(merged["model"])
     for section, shared in _shared_values(merged).items():
         given = merged.get(section) or {}

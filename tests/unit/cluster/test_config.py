@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from cluster import applications
+from cluster.compose import APPLICATIONS
 from cluster.config import QuiltConfig, load_quilt
 from cluster.paths import DEMO_MODEL, default_data_dir
 from shared.config import load, to_dict
 from shared.errors import ConfigError
+from shared.prompt import PromptTokenizer
 
 
 @pytest.fixture
@@ -85,6 +88,14 @@ def test_what_is_wrong_is_named(values: dict[str, object], names: str, tmp_path:
 def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         load_quilt({"model": str(tmp_path)}, {})
+
+
+def test_an_application_of_a_cluster_is_built_without_the_model(tmp_path: Path) -> None:
+    missing = str(tmp_path / "forgotten")
+    for name in APPLICATIONS:
+        assert applications.build(name, {"data_dir": str(tmp_path), "model": missing})
+    with pytest.raises(ConfigError, match="there is no directory"):
+        PromptTokenizer.of_model(missing)
 
 
 def test_a_hub_id_is_left_alone_and_a_relative_directory_made_absolute(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
