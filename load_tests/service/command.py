@@ -19,6 +19,7 @@ from load_tests.service.slo import parse_slo
 from load_tests.service.terminal import show
 from shared.errors import InvalidRequest, KvquiltError
 
+FILE_WIDTH = 140  # tables keep their columns when they go into a file
 ABOUT = """Load test of a running kvquilt over gRPC: requests arrive in an open loop (nobody waits for answers), every time
 runs from the instant at which a request was meant to be sent, errors are counted by status code and miss the SLO.
 
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 1 the target failed, 2 wrong input, 3 no rate met the SLO, 130 interrupted."""
     args = _parser().parse_args(argv)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=FILE_WIDTH)
     try:
         return _compare(args, console) if args.compare else _measure(args, console)
     except KvquiltError as error:
