@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from load_tests.service.arrivals import read_trace
 from load_tests.service.compare import show_comparison
 from load_tests.service.outcome import read_outcome, write_outcome
 from load_tests.service.page import write_comparison, write_page
@@ -93,7 +94,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         slo=parse_slo(args.slo, args.slo_fraction),
         reuse=parse_reuse(args.reuse),
         rates=parse_rates(args.rate),
-        trace=args.trace,
+        trace=read_trace(args.trace) if args.trace else (),
         duration_s=args.duration,
         min_requests=args.requests,
         warmup=args.warmup,

@@ -79,8 +79,7 @@ class Driver:
     async def _send_all(self, arrivals: Sequence[float], progress: Progress, now: Callable[[], float]) -> None:
         async with asyncio.TaskGroup() as flying:
             for index, at_s in enumerate(arrivals):
-                while (wait_s := at_s - now()) > 0:
-                    await asyncio.sleep(wait_s)
+                await asyncio.sleep(max(0.0, at_s - now()))
                 flight = Flight(index, at_s, now())
                 if len(progress.flights) >= self._max_in_flight:
                     progress.samples.append(flight.end(now(), NOT_SENT))

@@ -110,7 +110,7 @@ def read_outcome(path: Path) -> Outcome:
         InvalidRequest: no report of this load test.
     """
     try:
-        return load(Outcome, json.loads(path.read_text(encoding="utf-8"))["details"])
+        return load(Outcome, dict(json.loads(path.read_text(encoding="utf-8"))["details"]))
     except OSError as error:
         raise InvalidRequest(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, ConfigError) as error:

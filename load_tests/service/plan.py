@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 from load_tests.service.slo import Slo
@@ -17,7 +16,7 @@ MODES: tuple[Reuse, ...] = get_args(Reuse)
 class Plan:
     """
     rates: requests per second, one measurement each; empty: the highest that meets the SLO is searched.
-    trace: arrivals from a file instead.
+    trace: instants instead, in seconds.
     duration_s: arrivals of one rate last at least this long; a search prolongs it (``span_s``).
     min_requests: a search measures at least so many per rate.
     warmup: the first share of every rate's arrivals is sent and not counted.
@@ -30,7 +29,7 @@ class Plan:
     slo: Slo
     reuse: tuple[Reuse, ...] = ("reordered",)
     rates: tuple[float, ...] = ()
-    trace: Path | None = None
+    trace: tuple[float, ...] = ()
     duration_s: float = 30.0
     min_requests: int = 20
     warmup: float = 0.1

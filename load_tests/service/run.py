@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from load_tests.service.arrivals import poisson, read_trace
+from load_tests.service.arrivals import poisson
 from load_tests.service.driver import Ask, Driver, OnToken, Progress
 from load_tests.service.loads import Load
 from load_tests.service.outcome import Unloaded
@@ -109,9 +109,8 @@ class _Mode:
 
     async def measure(self, unloaded_total_ms: float) -> list[RateResult]:
         plan = self._plan
-        if plan.trace is not None:
-            arrivals = read_trace(plan.trace)
-            await self._at(len(arrivals) / (arrivals[-1] or 1.0), arrivals)
+        if plan.trace:
+            await self._at(len(plan.trace) / (plan.trace[-1] or 1.0), plan.trace)
         elif plan.rates:
             for rate in plan.rates:
                 await self._at(rate, poisson(rate, max(1, round(rate * plan.duration_s)), plan.seed))

@@ -33,13 +33,13 @@ PREPARATION_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``level`` auto: answer where the model has a tokenizer. ``documents``, ``questions`` None: the demo's."""
+    """``level`` auto: answer where the model has a tokenizer. ``documents`` None: the demo's."""
 
     tokens: TokenPlan
     level: str = "auto"
     tenant: str = "load-test"
     documents: Path | None = None
-    questions: Path | None = None
+    questions: tuple[str, ...] = ()
     collection: str = "load-test"
     answer_k: int = 0
 
@@ -69,7 +69,8 @@ class Setting:
             seed=args.seed,
         )
         level = "generate" if args.shape and args.level == "auto" else args.level
-        return cls(tokens, level, args.tenant, args.documents, args.questions, args.collection, args.k)
+        questions = read_questions(args.questions or DEMO_ASSETS / "questions.json")
+        return cls(tokens, level, args.tenant, args.documents, questions, args.collection, args.k)
 
     def context(self, deadline_ms: int = DEADLINE_MS) -> RequestContext:
         return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
@@ -131,7 +132,7 @@ async def _prepared(target: str, level: str, setting: Setting, console: Console)
         return
     plan = QuestionPlan(
         setting.collection,
-        read_questions(setting.questions or DEMO_ASSETS / "questions.json"),
+        setting.questions,
         k=setting.answer_k,
         num_questions=setting.tokens.num_questions,
         num_generated=setting.tokens.num_generated,
