@@ -123,10 +123,9 @@ def test_answers_are_compared_with_full() -> None:
 
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("0\n1\n1\n4\n")
-    service = fast_and_slow()
-    findings, _ = find(
-        service, replace(PLAN, reuse=("full",), trace=read_trace(tmp_path / "trace"), warmup=0.0, slo=parse_slo("ttft:1.5s"))
-    )
+    trace = read_trace(tmp_path / "trace")
+    plan = replace(PLAN, reuse=("full",), trace=trace, warmup=0.0, slo=parse_slo("ttft:1.5s"))
+    findings, _ = find(fast_and_slow(), plan)
     (result,) = findings.rates
     assert (result.rate, result.num_requests) == (1.0, 4)
     assert result.ttft_ms == (1000.0, 1000.0, 1000.0, 2000.0)
