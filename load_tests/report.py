@@ -86,13 +86,20 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_report(
-    path: Path, measurements: Sequence[Measurement], details: Mapping[str, Any] | None = None, **machine_facts: Any
+def write_report(path: Path, measurements: Sequence[Measurement], **machine_facts: Any) -> None:
+    """``machine_facts``: what the run itself found out about the machine, such as its peak rates."""
+    write_detailed_report(path, measurements, machine_facts)
+
+
+def write_detailed_report(
+    path: Path,
+    measurements: Sequence[Measurement],
+    machine_facts: Mapping[str, Any],
+    details: Mapping[str, Any] | None = None,
 ) -> None:
-    """``machine_facts``: what the run itself found out about the machine, such as its peak rates. ``details``: what the
-    measurements were made of, for a benchmark whose reports are plotted or compared."""
+    """``details``: what the measurements were made of, for a benchmark whose reports are plotted or compared."""
     report: dict[str, Any] = {
-        "machine": machine() | machine_facts,
+        "machine": machine() | dict(machine_facts),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "measurements": [dataclasses.asdict(m) for m in measurements],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from rich.console import Console
 from cluster import launcher
 from cluster.config import load_quilt
 from cluster.console import start_progress
+from shared.errors import KvquiltError
 
 
 @contextmanager
@@ -24,22 +26,30 @@ def demo_cluster(shape: str | None, console: Console) -> Iterator[str]:
     Raises:
         KvquiltError: a service failed to start.
     """
-    with tempfile.TemporaryDirectory(prefix="kvquilt-load-") as scratch, _terminated_like_interrupted():
-        data_dir = Path(scratch, "data")
-        values: dict[str, Any] = {
-            "data_dir": str(data_dir),
-            "grpc_port": launcher.free_port(),
-            "http_port": launcher.free_port(),
-        }
-        if shape is not None:
-            values["model"] = str(_model_of(shape, Path(scratch, "model"), console))
+    scratch = Path(tempfile.mkdtemp(prefix="kvquilt-load-"))
+    with _terminated_like_interrupted():
         try:
-            with start_progress(console) as on_progress:
-                state = launcher.start(load_quilt(values, {}), on_progress)
+            values: dict[str, Any] = {"grpc_port": launcher.free_port(), "http_port": launcher.free_port()}
+            if shape is not None:
+                values["model"] = str(_model_of(shape, scratch / "model", console))
+            with start_progress(console) as on_progress:  # when this fails, its log stays: the error names it
+                state = launcher.start(load_quilt(values | {"data_dir": str(scratch / "data")}, {}), on_progress)
+        except KvquiltError:
+            shutil.rmtree(scratch / "model", ignore_errors=True)
+            raise
+        except BaseException:
+            _remove(scratch, console)
+            raise
+        try:
             yield state.target
         finally:
-            with console.status("taking the cluster down"):
-                launcher.stop(data_dir)
+            _remove(scratch, console)
+
+
+def _remove(scratch: Path, console: Console) -> None:
+    with console.status("taking the cluster down"):
+        launcher.stop(scratch / "data")
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _model_of(shape: str, directory: Path, console: Console) -> Path:

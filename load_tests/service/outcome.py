@@ -7,7 +7,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from load_tests.report import Measurement, measured, write_report
+from load_tests.report import Measurement, measured, write_detailed_report
 from load_tests.service.quality import Agreement
 from load_tests.service.result import RateResult
 from shared.config import load
@@ -101,7 +101,7 @@ class Outcome:
 
 
 def write_outcome(path: Path, outcome: Outcome, **machine_facts: float) -> None:
-    write_report(path, outcome.measurements(), details=asdict(outcome), **machine_facts)
+    write_detailed_report(path, outcome.measurements(), machine_facts, asdict(outcome))
 
 
 def read_outcome(path: Path) -> Outcome:
