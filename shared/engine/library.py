@@ -59,6 +59,7 @@ class Library:
             job.entries[chunk.chunk_id], new = self._pool.acquire(chunk.chunk_id, chunk.token_ids)
             if new:
                 to_load[chunk.chunk_id] = len(chunk.token_ids)
+        job.fetched.update(to_load)
         if to_load:
             self._loader.load(to_load, tell)
 
