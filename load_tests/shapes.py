@@ -59,20 +59,22 @@ class Shape:
 
 QWEN2_05B = Shape()
 SMOLLM2_135M = Shape(hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49_152, family="llama")
-SHAPES: Mapping[str, Shape] = {"smollm2-135m": SMOLLM2_135M, "qwen2-0.5b": QWEN2_05B}
+QWEN2_7B = Shape(hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, mlp=18_944, vocab=152_064)
+SHAPES: Mapping[str, Shape] = {"smollm2-135m": SMOLLM2_135M, "qwen2-0.5b": QWEN2_05B, "qwen2-7b": QWEN2_7B}
 
 
-def build_model(shape: Shape) -> LoadedModel:
+def build_model(shape: Shape, device: str = "cpu") -> LoadedModel:
     """In this process, for the engine as a library."""
-    return wrap_model(_random_model(shape))
+    return wrap_model(random_model(shape).to(device))
 
 
 def save_model(shape: Shape, directory: Path) -> None:
     """A model directory as ``transformers`` writes it, without a tokenizer: it is served by token ids only."""
-    _random_model(shape).save_pretrained(directory)
+    random_model(shape).save_pretrained(directory)
 
 
-def _random_model(shape: Shape) -> Any:
+def random_model(shape: Shape) -> Any:
+    """A stock ``transformers`` model, bf16; the same weights every time."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": shape.hidden,

@@ -1,6 +1,4 @@
-"""Time to first token of the engine at a real model's size: what stored KV buys, on this machine, in one run.
-
-    python -m load_tests.engine --json build/engine.json
+"""What ``kvquilt demo`` shows of speed: time to first token at a real model's size, with stored KV and without, in one run.
 
 The model has the shape of Qwen2-0.5B and random weights: time does not depend on what the weights say. ``full`` prefills 8 chunks
 of 512 tokens and a question; ``reordered`` finds the chunks' KV resident and prefills the question only. Both run from "placements
@@ -9,17 +7,14 @@ known" to the first token (``Timings.engine_ttft_s``).
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 from load_tests.rates import Rates, measure_rates
-from load_tests.report import Measurement, measured, write_report
+from load_tests.report import Measurement, measured
 from load_tests.shapes import QWEN2_05B, Shape, build_model
 from shared.engine import Engine, EngineConfig
 from shared.engine.types import Chunk, DoneEvent, FailedEvent, GenerateRequest, ReuseMode, SamplingParams
@@ -111,19 +106,3 @@ def ttft_s(engine: Engine, chunks: Sequence[Chunk], reuse: ReuseMode) -> float:
         if isinstance(event, DoneEvent):
             return event.timings.engine_ttft_s
     raise AssertionError("the engine ended without an event that says so")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the report")
-    path = parser.parse_args().json
-    result = compare_ttft(on_step=lambda step: print(step, file=sys.stderr))
-    for name, ms, meaning in result.lines():
-        print(f"{name:36} {ms:8.0f} ms  {meaning}")
-    if path:
-        write_report(path, [result.measurement], **asdict(result.rates))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
