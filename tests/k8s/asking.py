@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace, field
 
 from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
 from cluster.remote import rag_client
@@ -31,6 +31,11 @@ DEADLINE_MS = 120_000
 class Answered:
     text: str
     usage: Usage
+
+    @property
+    def work(self) -> Usage:
+        """Without where the KV lay that was not computed: a generator that has just begun must load what others hold."""
+        return replace(self.usage, loaded_tokens=0)
 
 
 async def answer(

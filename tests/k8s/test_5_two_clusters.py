@@ -60,4 +60,4 @@ def test_no_question_fails_while_a_second_cluster_takes_over_from_the_first(pair
     assert all(pod["metadata"]["annotations"]["changed"] == "yes" for pod in pair.release.pods("generator"))
 
     again = asyncio.run(answer(pair.door.target))
-    assert (ANSWER in again.text, again.text, again.usage) == (True, stored.text, stored.usage)
+    assert (ANSWER in again.text, again.text, again.work) == (True, stored.text, stored.work)
