@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace, field
+from dataclasses import dataclass, field, replace
 
 from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
 from cluster.remote import rag_client
