@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shared.engine.arrival import Arrival
+from shared.engine.exclusion import Excluded
 from shared.engine.host_memory import host_tensors
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ class Segment:
         self.arrival: Arrival | None = None
         self.k_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
         self.v_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
+        self._addresses: NDArray[np.int64] | None = None
 
     @classmethod
     def arriving(cls, spec: ModelSpec, num_tokens: int) -> Segment:
@@ -67,6 +71,7 @@ class Segment:
         self.capacity = max(needed, min(2 * self.capacity, self.capacity + 1024), _GROWTH_TOKENS)
         self.k_LKTD = [self._grown(k) for k in self.k_LKTD]
         self.v_LKTD = [self._grown(v) for v in self.v_LKTD]
+        self._addresses = None
 
     def keys(self, layer: int, length: int) -> torch.Tensor:
         return self.k_LKTD[layer][:, :length]
@@ -78,6 +83,13 @@ class Segment:
         """To host memory when its request is paused, and back."""
         self.k_LKTD = [k.to(device) for k in self.k_LKTD]
         self.v_LKTD = [v.to(device) for v in self.v_LKTD]
+        self._addresses = None
+
+    def addresses(self) -> NDArray[np.int64]:
+        """Where in memory each layer's keys and then each layer's values begin, [2 · L]; until the buffers grow or move."""
+        if self._addresses is None:
+            self._addresses = np.array([x.data_ptr() for x in (*self.k_LKTD, *self.v_LKTD)], dtype=np.int64)
+        return self._addresses
 
     def _buffer(self, capacity: int) -> torch.Tensor:
         spec = self._spec
@@ -91,10 +103,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A segment whose key ``j`` stands at position ``offset + j`` for this request."""
+    """A segment whose key ``j`` stands at position ``offset + j`` for this request. ``excluded``: keys that it does not see."""
 
     segment: Segment
     offset: int
+    excluded: Excluded | None = None
 
 
 class Branch:

@@ -1,0 +1,133 @@
+"""Attention piece by piece: one call of a kernel per segment, the parts merged exactly by log-sum-exp.
+
+Shapes: H query heads, K kv heads, R rows of the step, S rows of one call, T tokens, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from shared.engine.attention import Lane, Piece, Visit, pieces_of
+from shared.engine.backends.kernels import Kernel, finite
+from shared.engine.exclusion import Excluded
+from shared.engine.rope import Angles, Rotation
+from shared.engine.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class PiecewiseBackend:
+    rotation: Rotation
+    kernel: Kernel
+    device: torch.device
+
+    def plan(self, lanes: Sequence[Lane]) -> PiecewiseAttention:
+        return PiecewiseAttention(lanes, self.rotation, self.kernel, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Rows that see tokens [begin, end) of a segment: all of them or, ``causal``, row i the first i + 1."""
+
+    segment: Segment
+    begin: int
+    end: int
+    rows: slice | torch.Tensor
+    angles: Angles
+    causal: bool
+    excluded: Excluded | None
+
+
+class PiecewiseAttention:
+    def __init__(self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel, device: torch.device) -> None:
+        self._lanes = lanes
+        self._rotation = rotation
+        self._kernel = kernel
+        self._device = device
+        self._key_angles = rotation.angles([p for lane in lanes for p in own_positions(lane)])
+        self._calls = [call for piece in pieces_of(lanes) for call in self._calls_of(piece)]
+
+    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+        append(self._lanes, layer, self._rotation.rotate(k_KRD, self._key_angles), v_KRD)
+        merged = _Merge(q_HRD)
+        for call in self._calls:
+            q_HSD = self._rotation.rotate(q_HRD[:, call.rows], call.angles)
+            k_KTD = call.segment.k_LKTD[layer][:, call.begin : call.end]
+            v_KTD = call.segment.v_LKTD[layer][:, call.begin : call.end]
+            hidden_T = call.excluded.hidden(layer, call.begin, call.end) if call.excluded else None
+            merged.add(call.rows, *self._kernel(q_HSD, k_KTD, v_KTD, scale, call.causal, hidden_T))
+        return merged.result()
+
+    def _calls_of(self, piece: Piece) -> Iterator[_Call]:
+        """Visits that see the same tokens, and exclude the same, share a call::
+
+        rows of one visit   see of the piece
+        ┌ row 0             |whole|.          all rows of a visit see what its first row sees but for one token ("whole");
+        │ row 1             |whole|..         then comes a triangle;
+        └ row 2             |whole|...|       rows beyond it see the piece to its end
+        """
+        stacks: dict[tuple[int, int], list[Visit]] = {}
+        for visit in piece.visits:
+            limit = visit.distance + piece.own  # of the first row
+            triangle = 0 if limit >= piece.length or visit.num_rows == 1 else min(visit.num_rows, piece.length - limit + 1)
+            whole = limit - 1 if triangle else min(limit, piece.length)
+            if triangle:
+                head = _part(visit, 0, triangle)
+                yield self._call(piece, whole, whole + triangle, [head], causal=True)
+                if whole:
+                    stacks.setdefault((whole, id(visit.excluded)), []).append(head)
+            if visit.num_rows > triangle:
+                end = piece.length if triangle else whole
+                stacks.setdefault((end, id(visit.excluded)), []).append(_part(visit, triangle, visit.num_rows))
+        for (end, _), visits in stacks.items():
+            yield self._call(piece, 0, end, visits, causal=False)
+
+    def _call(self, piece: Piece, begin: int, end: int, visits: Sequence[Visit], causal: bool) -> _Call:
+        distances = [d for v in visits for d in range(v.distance, v.distance + v.num_rows)]
+        angles = self._rotation.angles(distances)
+        return _Call(piece.segment, begin, end, self._rows(visits), angles, causal, visits[0].excluded)
+
+    def _rows(self, visits: Sequence[Visit]) -> slice | torch.Tensor:
+        if all(a.start + a.num_rows == b.start for a, b in pairwise(visits)):
+            return slice(visits[0].start, visits[-1].start + visits[-1].num_rows)
+        return torch.cat([torch.arange(v.start, v.start + v.num_rows, device=self._device) for v in visits])
+
+
+def own_positions(lane: Lane) -> range:
+    """Positions of the lane's rows in their own segment."""
+    return range(lane.branch.segment.length, lane.branch.segment.length + lane.num_rows)
+
+
+def append(lanes: Sequence[Lane], layer: int, rotated_KRD: torch.Tensor, v_KRD: torch.Tensor) -> None:
+    """Keys, rotated to their local positions, and values go behind what their segments hold already."""
+    for lane in lanes:
+        segment, room = lane.branch.segment, slice(lane.branch.segment.length, lane.branch.segment.length + lane.num_rows)
+        segment.k_LKTD[layer][:, room] = rotated_KRD[:, lane.rows]
+        segment.v_LKTD[layer][:, room] = v_KRD[:, lane.rows]
+
+
+def _part(visit: Visit, begin: int, end: int) -> Visit:
+    return Visit(visit.start + begin, end - begin, visit.distance + begin, visit.nth, visit.excluded)
+
+
+class _Merge:
+    """Exact combination of partial attentions: softmax over the union is the LSE-weighted mean of the parts."""
+
+    def __init__(self, q_HRD: torch.Tensor) -> None:
+        self._dtype = q_HRD.dtype
+        self._out_HRD = torch.zeros(q_HRD.shape, dtype=torch.float32, device=q_HRD.device)
+        self._lse_HR = torch.full(q_HRD.shape[:2], float("-inf"), device=q_HRD.device)
+
+    def add(self, rows: slice | torch.Tensor, out_HSD: torch.Tensor, lse_HS: torch.Tensor) -> None:
+        old_HS = self._lse_HR[:, rows]
+        new_HS = torch.logaddexp(old_HS, lse_HS)
+        base_HS = finite(new_HS)
+        kept_HS, added_HS = (old_HS - base_HS).exp_(), (lse_HS - base_HS).exp_()
+        self._out_HRD[:, rows] = torch.addcmul(self._out_HRD[:, rows] * kept_HS[..., None], out_HSD.float(), added_HS[..., None])
+        self._lse_HR[:, rows] = new_HS
+
+    def result(self) -> torch.Tensor:
+        return self._out_HRD.to(self._dtype)

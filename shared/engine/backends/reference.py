@@ -1,0 +1,60 @@
+"""The slow twin: for every branch one softmax over all that it sees, with the rule of sight written out as a mask.
+
+It knows nothing of pieces, stacks, splits or merging. Shapes: H query heads, K kv heads, R rows, S rows of one branch, T tokens,
+D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shared.engine.attention import Lane
+from shared.engine.rope import Rotation
+from shared.engine.segment import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceBackend:
+    rotation: Rotation
+    device: torch.device
+
+    def plan(self, lanes: Sequence[Lane]) -> ReferenceAttention:
+        return ReferenceAttention(lanes, self.rotation, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAttention:
+    lanes: Sequence[Lane]
+    rotation: Rotation
+    device: torch.device
+
+    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+        outs = [
+            self._attend(lane, layer, q_HRD[:, lane.rows], k_KRD[:, lane.rows], v_KRD[:, lane.rows], scale) for lane in self.lanes
+        ]
+        return torch.cat(outs, dim=1).to(q_HRD.dtype)
+
+    def _attend(
+        self, lane: Lane, layer: int, q_HSD: torch.Tensor, k_KSD: torch.Tensor, v_KSD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        branch, old = lane.branch, lane.branch.segment.length
+        local_S = torch.arange(old, old + lane.num_rows, device=self.device)
+        branch.segment.k_LKTD[layer][:, old : old + lane.num_rows] = self.rotation.rotate(k_KSD, self.rotation.angles(local_S))
+        branch.segment.v_LKTD[layer][:, old : old + lane.num_rows] = v_KSD
+        scores, values = [], []
+        for placement in (*branch.seen(), Placement(branch.segment, branch.offset)):
+            own = placement.segment is branch.segment
+            length = old + lane.num_rows if own else placement.segment.length
+            distance_S = branch.offset + local_S - placement.offset
+            group = q_HSD.shape[0] // k_KSD.shape[0]
+            k_HTD = placement.segment.k_LKTD[layer][:, :length].float().repeat_interleave(group, 0)
+            values.append(placement.segment.v_LKTD[layer][:, :length].float().repeat_interleave(group, 0))
+            rotated_HSD = self.rotation.rotate(q_HSD, self.rotation.angles(distance_S.clamp_min(0))).float()
+            seen_ST = torch.arange(length, device=self.device) < distance_S[:, None] + own
+            if placement.excluded is not None:
+                seen_ST = seen_ST & ~placement.excluded.hidden(layer, 0, length)
+            scores.append((rotated_HSD @ k_HTD.transpose(1, 2) * scale).masked_fill(~seen_ST, float("-inf")))
+        return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, 1)
