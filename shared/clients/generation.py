@@ -85,12 +85,13 @@ class PrefilledChunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; prompt = reused + recomputed."""
+    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident."""
 
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
     generated_tokens: int
+    loaded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ def _event_of(pb: generation_pb2.GenerateResponse) -> GenerationEvent:
 
 
 def usage_of(pb: common_pb2.Usage) -> Usage:
-    return Usage(pb.prompt_tokens, pb.reused_tokens, pb.recomputed_tokens, pb.generated_tokens)
+    return Usage(pb.prompt_tokens, pb.reused_tokens, pb.recomputed_tokens, pb.generated_tokens, pb.loaded_tokens)
 
 
 def timings_of(pb: common_pb2.Timings) -> Timings:

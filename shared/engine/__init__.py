@@ -6,7 +6,6 @@ request, so one resident copy serves all. Read ``segment`` (what is placed), ``a
 model is driven), then ``engine`` (the step loop); ``scheduler`` and ``residency`` decide, ``loader`` moves KV in and out.
 """
 
-from shared.engine.config import EngineConfig
 from shared.engine.engine import Engine, EngineStats
 from shared.engine.model import LoadedModel, ModelSpec, load_model, wrap_model
 from shared.engine.source import NoSource, SegmentSource, StoredSegment
@@ -26,6 +25,7 @@ from shared.engine.types import (
     TokenEvent,
     Usage,
 )
+from shared.engine_config import EngineConfig
 
 __all__ = [
     "BranchDoneEvent",

@@ -21,7 +21,6 @@ import torch
 
 from shared.engine import admission
 from shared.engine.arrival import GivenUp, Patience
-from shared.engine.config import EngineConfig
 from shared.engine.forest import chunk_branch, fork, plant, runnable, uproot
 from shared.engine.jobs import Answer, BranchWork, ChunkWork, GenerateJob, Job, PrefillJob, Question, Sink
 from shared.engine.library import Library
@@ -47,6 +46,7 @@ from shared.engine.types import (
     ReuseMode,
     TokenEvent,
 )
+from shared.engine_config import EngineConfig
 from shared.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, KvquiltError, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from shared.engine.residency import Entry
@@ -76,7 +76,8 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class GenerateJob:
-    """``entries``: chunks in the pool, one reference each; ``lost``: those of them that had to be recomputed.
+    """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had to look for in the
+    store; ``lost``: those that had to be recomputed.
 
     ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are whole.
     """
@@ -86,6 +87,7 @@ class GenerateJob:
     clock: Clock = field(default_factory=Clock)
     prefix: Entry | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
+    fetched: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     questions: list[Question] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -135,9 +137,12 @@ class GenerateJob:
         if request.reuse is ReuseMode.FULL:
             recomputed = context + questions
         else:
-            recomputed = questions + sum(len(self.entries[key].token_ids) for key in self.lost)
+            recomputed = questions + self._num_tokens(self.lost)
         prompt = len(request.prefix_ids) + context + questions
-        return Usage(prompt, prompt - recomputed, recomputed, self.generated)
+        return Usage(prompt, prompt - recomputed, recomputed, self.generated, self._num_tokens(self.fetched - self.lost))
+
+    def _num_tokens(self, keys: Iterable[str]) -> int:
+        return sum(len(self.entries[key].token_ids) for key in keys)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,11 +9,11 @@ import torch
 from shared.engine.arrival import Patience
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
-from shared.engine.config import EngineConfig
 from shared.engine.forest import needs_logits
 from shared.engine.jobs import BranchWork
 from shared.engine.model import LoadedModel
 from shared.engine.scheduler import Slice
+from shared.engine_config import EngineConfig
 
 
 class PassRunner:

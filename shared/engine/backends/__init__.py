@@ -21,9 +21,9 @@ from shared.engine.backends.check import BackendBroken, check_backend
 from shared.engine.backends.kernels import fused_cpu_kernel, matmul_kernel
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.reference import ReferenceBackend
-from shared.engine.config import EngineConfig
 from shared.engine.model import ModelSpec
 from shared.engine.rope import Rotation
+from shared.engine_config import EngineConfig
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
