@@ -17,7 +17,7 @@ class EngineConfig:
     dtype: of weights and KV; ``auto`` takes the checkpoint's.
     device: a torch device, ``cpu`` or ``cuda``.
     backend: of attention. ``auto`` is ``triton`` on a GPU and ``torch`` (fused kernels) elsewhere; ``flash_attn`` (GPU, the extra
-        flash-attn) suits offline prefill; ``reference`` is the slow twin of all.
+        gpu) suits offline prefill; ``reference`` is the slow twin of all.
     batch_invariant: fixed tiles and split order, so that no request's bits depend on its company. Slower.
     max_step_tokens: most rows of one step, over all requests.
     max_running_branches: requests beyond this many branches wait.

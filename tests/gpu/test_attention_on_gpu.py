@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from shared.engine import Engine, EngineConfig
 from shared.engine.backends import backend_for
+from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.tables import FIXED, Tiling
 from shared.engine.types import GenerateRequest, ReuseMode
 from tests.attention_steps import BranchCase, Case, PlacementCase, Shape, Step, assert_same_step, cases, spec_of
@@ -69,6 +71,13 @@ class TestOtherBackends:
         from shared.engine.backends.triton import TritonBackend
 
         assert isinstance(backend_for(EngineConfig(device="cuda"), spec_of(QWEN2_7B, CUDA)), TritonBackend)
+
+    def test_auto_without_triton_is_torch_which_a_warning_says(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        assert isinstance(backend_for(EngineConfig(device="cuda"), spec_of(QWEN2_7B, CUDA)), PiecewiseBackend)
+        assert "'triton' is not installed here" in caplog.text
 
     @pytest.mark.parametrize("name", ["torch", "flash_attn"])
     @settings(PROPERTY, max_examples=30)

@@ -51,9 +51,11 @@ def test_any_forest_of_branches_over_any_placements(case: Case, tiling: Tiling |
     check(case, tiling)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("head_dim", "rotated"), [(64, 1.0), (96, 1.0), (128, 1.0), (96, 0.5)])
-def test_every_head_size_in_every_type(dtype: torch.dtype, head_dim: int, rotated: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "rotated"),
+    [(torch.float32, 128, 1.0), (torch.bfloat16, 96, 0.5), (torch.float16, 64, 1.0), (torch.bfloat16, 128, 1.0)],
+)
+def test_every_type_at_common_head_sizes(dtype: torch.dtype, head_dim: int, rotated: float) -> None:
     placed = (PlacementCase(0, 5), PlacementCase(1, 95, 0.3), PlacementCase(0, 165))
     branches = (BranchCase(255, 0, 11, placed), BranchCase(400, 33, 1, placed[1:]), BranchCase(255, 3, 2, parent=0))
     check(Case(Shape(dtype, 2, 3, head_dim, rotated), (90, 70), branches), SMALL)

@@ -18,18 +18,13 @@ def engine(family: str = "qwen2", dtype: torch.dtype = torch.float32, **changes:
     return engine_of(hf_model=as_dtype(tiny_model(family), dtype), backend="triton", **changes)
 
 
-@pytest.mark.parametrize("mode", list(ReuseMode), ids=lambda m: m.value)
-@pytest.mark.parametrize("family", ["llama_yarn", "phi3_partial"])
+@pytest.mark.parametrize(
+    ("family", "mode"), [*(("llama_yarn", mode) for mode in ReuseMode), ("phi3_partial", ReuseMode.REORDERED)], ids=str
+)
 def test_every_mode_equals_its_oracle(family: str, mode: ReuseMode) -> None:
     triton = engine(family)
     request = Prompts(triton, seed=1).request(prefix=7, chunks=(20, 1, 33), questions=(9,), reuse=mode, max_tokens=2)
     assert_equals_oracle(run(triton, request)[0], tiny_model(family))
-
-
-def test_positions_far_beyond_float32_angles() -> None:
-    triton = engine("llama3")
-    request = Prompts(triton, seed=3).request(prefix=6, chunks=(700, 512, 640, 600), questions=(5,), max_tokens=2)
-    assert_equals_oracle(run(triton, request)[0], tiny_model("llama3"))
 
 
 def test_a_forest_decodes_as_each_of_its_paths_alone() -> None:
@@ -43,19 +38,19 @@ def test_a_forest_decodes_as_each_of_its_paths_alone() -> None:
         assert_alike(forest.branch(1, sample), alone.branch(0, sample))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_batch_invariance_is_bitwise(dtype: torch.dtype) -> None:
-    """Company, eviction and preemption."""
-    settings = {"dtype": dtype, "batch_invariant": True}
-    prompts = Prompts(engine(**settings), seed=12)
-    prefix, shared, other = prompts.ids(7), prompts.ids(30), prompts.ids(12)
+def test_batch_invariance_is_bitwise() -> None:
+    """Company and preemption; with torch's kernel ``tests/unit/test_engine_fuzz.py`` says much more."""
+    settings = {"dtype": torch.bfloat16, "batch_invariant": True}
+    alone = engine(**settings)
+    prompts = Prompts(alone, seed=12)
+    shared, other = prompts.ids(30), prompts.ids(12)
     requests = [
-        prompts.request(prefix, (shared, other), (9,), max_tokens=3),
-        prompts.request(prefix, (other, shared), (5,), temperature=0.8, seed=1, n=2, max_tokens=3),
-        prompts.request(prefix, (shared,), (12,), ReuseMode.COMPOSITE, max_tokens=3),
+        prompts.request((), (shared,), (9,), max_tokens=3),
+        prompts.request((), (other, shared), (5,), temperature=0.8, seed=1, n=2, max_tokens=2),
     ]
-    truth = [run(engine(**settings), request)[0].branches() for request in requests]
-    assert [one.branches() for one in run(engine(**settings), *requests)] == truth
-    per_token = engine(**settings).model.spec.kv_bytes_per_token
-    tight = engine(resident_bytes=40 * per_token, private_bytes=60 * per_token, **settings)
-    assert [one.branches() for one in reversed(run(tight, *reversed(requests)))] == truth
+    truth = [run(alone, request)[0].branches() for request in requests]
+    num_paused = []
+    tight = engine(private_bytes=20 * alone.model.spec.kv_bytes_per_token, **settings)
+    together = run(tight, *requests, on_event=lambda one, event: num_paused.append(tight.stats().paused))
+    assert [one.branches() for one in together] == truth
+    assert max(num_paused) > 0, "nothing was preempted"

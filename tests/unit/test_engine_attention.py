@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,7 +224,7 @@ class TestChoice:
         [
             (Shape(torch.float32), "computes in bfloat16 or float16, not float32"),
             (Shape(torch.bfloat16, head_dim=512), "heads of up to 256, the model's have 512"),
-            (Shape(torch.bfloat16), "pip install 'kvquilt\\[flash-attn\\]'"),
+            (Shape(torch.bfloat16), "pip install 'kvquilt\\[gpu\\]'"),
         ],
     )
     def test_flash_attn_says_what_it_lacks(self, shape: Shape, words: str) -> None:
@@ -248,16 +248,17 @@ class TestChoice:
         with pytest.raises(BackendBroken, match="RuntimeError: registers"):
             check_backend(piecewise(Shape(), failing), spec_of(Shape()))
 
-    def test_the_kernels_for_gpus_are_not_imported_where_nobody_asked_for_them(self) -> None:
-        code = (
-            "import sys\n"
-            "from shared.engine import EngineConfig\n"
-            "from shared.engine.backends import backend_for\n"
-            "from tests.attention_steps import Shape, spec_of\n"
-            "backend_for(EngineConfig(), spec_of(Shape()))\n"
-            "sys.exit('shared.engine.backends.triton' in sys.modules or 'flash_attn' in sys.modules)\n"
-        )
-        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    def test_without_triton_its_backend_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        with pytest.raises(ConfigError, match=r"engine.backend: 'triton' is not installed here \(pip install triton\)"):
+            backend_for(EngineConfig(backend="triton"), spec_of(Shape(), torch.device("cuda")))
+
+    def test_only_the_triton_backend_imports_triton_and_nobody_imports_it_before_it_is_asked_for(self) -> None:
+        for path in (ROOT / "shared" / "engine").rglob("*.py"):
+            statements = ast.parse(path.read_text(encoding="utf-8")).body
+            imports = [ast.unparse(s) for s in statements if isinstance(s, ast.Import | ast.ImportFrom)]
+            if path.name not in ("triton.py", "triton_kernels.py"):
+                assert not [one for one in imports if "triton" in one or "flash_attn" in one], path
 
 
 def _placed_twice(seen: Any) -> bool:

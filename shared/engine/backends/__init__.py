@@ -3,8 +3,8 @@
 | name | where | what |
 | --- | --- | --- |
 | ``torch`` | any device | one kernel call per segment: the fused CPU kernel, elsewhere plain float32 matmuls |
-| ``triton`` | GPU | one launch per layer over all segments of the step |
-| ``flash_attn`` | GPU, the extra ``flash-attn`` | one call of that library per segment; for ordinary dense prefill |
+| ``triton`` | GPU | three launches per layer for the whole step |
+| ``flash_attn`` | GPU, the extra ``gpu`` | one call of that library per segment; for ordinary dense prefill |
 | ``reference`` | any device | the rule of sight as it is written down, row by row: the slow twin of all others |
 
 ``auto`` is ``triton`` on a GPU where it works, else ``torch``.
@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from shared.engine.attention import Backend
 from shared.engine.backends.check import BackendBroken, check_backend
+from shared.engine.backends.flash import flash_kernel
 from shared.engine.backends.kernels import fused_cpu_kernel, matmul_kernel
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.reference import ReferenceBackend
@@ -37,7 +38,7 @@ def backend_for(config: EngineConfig, spec: ModelSpec) -> Backend:
     """
     if config.backend != "auto":
         return _tried(config.backend, config, spec)
-    if spec.device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if spec.device.type != "cuda":
         return _torch(config, spec)
     try:
         return _tried("triton", config, spec)
@@ -75,8 +76,6 @@ def _triton(config: EngineConfig, spec: ModelSpec) -> Backend:
 
 
 def _flash_attn(config: EngineConfig, spec: ModelSpec) -> Backend:
-    from shared.engine.backends.flash import flash_kernel
-
     kernel = flash_kernel(spec)
     return PiecewiseBackend(Rotation(spec.rope, spec.device), kernel, spec.device)
 

@@ -33,7 +33,7 @@ def flash_kernel(spec: ModelSpec) -> Kernel:
     try:
         library = importlib.import_module("flash_attn")
     except ImportError as error:
-        raise ConfigError("engine.backend: the library of 'flash_attn' is missing; pip install 'kvquilt[flash-attn]'") from error
+        raise ConfigError("engine.backend: the library of 'flash_attn' is missing; pip install 'kvquilt[gpu]'") from error
     return kernel_of(library.flash_attn_func)
 
 

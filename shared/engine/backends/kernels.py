@@ -42,7 +42,8 @@ def matmul_kernel(
     if hidden_T is not None:
         scores_HST = scores_HST.masked_fill(hidden_T, _NOTHING)
     lse_HS = scores_HST.logsumexp(-1)
-    return (scores_HST - finite(lse_HS)[..., None]).exp() @ v_HTD, lse_HS
+    base_HS = lse_HS.clamp_min(torch.finfo(torch.float32).min)  # −∞ less −∞ is no number
+    return (scores_HST - base_HS[..., None]).exp() @ v_HTD, lse_HS
 
 
 def fused_cpu_kernel(
@@ -66,11 +67,6 @@ def fused_cpu_kernel(
     if hidden_T is not None:
         lse_HS = lse_HS.masked_fill(_blind(hidden_T, num_rows, causal), _NOTHING)
     return out_HSD, lse_HS
-
-
-def finite(lse: torch.Tensor) -> torch.Tensor:
-    """To subtract: −∞ less itself is no number, −∞ less the smallest number is −∞."""
-    return lse.clamp_min(torch.finfo(lse.dtype).min)
 
 
 def _blind(hidden_T: torch.Tensor, num_rows: int, causal: bool) -> torch.Tensor:

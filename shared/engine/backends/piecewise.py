@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 
 from shared.engine.attention import Lane, Piece, Visit, pieces_of
-from shared.engine.backends.kernels import Kernel, finite
+from shared.engine.backends.kernels import Kernel
 from shared.engine.exclusion import Excluded
 from shared.engine.rope import Angles, Rotation
 from shared.engine.segment import Segment
@@ -119,13 +119,13 @@ class _Merge:
     def __init__(self, q_HRD: torch.Tensor) -> None:
         self._dtype = q_HRD.dtype
         self._out_HRD = torch.zeros(q_HRD.shape, dtype=torch.float32, device=q_HRD.device)
-        self._lse_HR = torch.full(q_HRD.shape[:2], float("-inf"), device=q_HRD.device)
+        # Not −∞: less −∞, which a row that sees nothing of a piece has there, that would be no number.
+        self._lse_HR = torch.full(q_HRD.shape[:2], torch.finfo(torch.float32).min, device=q_HRD.device)
 
     def add(self, rows: slice | torch.Tensor, out_HSD: torch.Tensor, lse_HS: torch.Tensor) -> None:
         old_HS = self._lse_HR[:, rows]
         new_HS = torch.logaddexp(old_HS, lse_HS)
-        base_HS = finite(new_HS)
-        kept_HS, added_HS = (old_HS - base_HS).exp_(), (lse_HS - base_HS).exp_()
+        kept_HS, added_HS = (old_HS - new_HS).exp_(), (lse_HS - new_HS).exp_()
         self._out_HRD[:, rows] = torch.addcmul(self._out_HRD[:, rows] * kept_HS[..., None], out_HSD.float(), added_HS[..., None])
         self._lse_HR[:, rows] = new_HS
 
