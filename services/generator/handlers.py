@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
+from services.generator.margins import (
+    INSTRUCTION,
+    MAX_TOKENS,
+    NO,
+    RELEVANCE,
+    YES,
+    MarginEvent,
+    MarginsOrder,
+    MarginTokenEvent,
+    MarginWriter,
+)
 from services.generator.prompts import IdsPiece, Piece, TextPiece
 from services.generator.serving import GenerationOrder, Generator
+from shared.clients.decoding import Decoding, Margins, decoding_of
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.engine.types import (
+    Beams,
     BranchDoneEvent,
+    Choice,
+    ChoiceRule,
+    ChosenEvent,
     ChunkStoredEvent,
     DoneEvent,
+    EarlyStopping,
     Event,
     FailedEvent,
     FinishReason,
@@ -61,8 +78,13 @@ class GenerationServicer:
     async def Generate(
         self, request: generation_pb2.GenerateRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        planned = self._generator.plan(ctx, _order(request))
-        events = self._generator.generate(ctx, planned)
+        generator, order, decoding = self._generator, _order(request), decoding_of(request.decoding)
+        planned = generator.plan(ctx, order)
+        events: AsyncGenerator[Event | MarginTokenEvent | MarginEvent, None]
+        if decoding.margins is None:
+            events = generator.generate(ctx, planned)
+        else:
+            events = MarginWriter(generator, ctx, order, _margins(decoding.margins)).answer()
         async with aclosing(events):
             async for event in events:
                 yield _response(event, planned)
@@ -117,6 +139,7 @@ class GenerationServicer:
 def _order(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
     if pb.reuse not in _REUSE:
         raise InvalidRequest(f"reuse: {pb.reuse} is not a mode of this service")
+    decoding = decoding_of(pb.decoding)
     return GenerationOrder(
         prefix=_piece(pb.prefix, "prefix") if pb.HasField("prefix") else None,
         chunks=_chunks(pb.chunks),
@@ -124,7 +147,21 @@ def _order(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
         reuse=_REUSE[pb.reuse],
         max_tokens=pb.sampling.max_tokens or None,
         sampling=_sampling(pb.sampling),
+        beams=_beams(decoding),
+        choose=_choice(decoding),
     )
+
+
+def _beams(decoding: Decoding) -> Beams | None:
+    if decoding.beams is None:
+        return None
+    return Beams(decoding.beams.width, decoding.beams.length_penalty, EarlyStopping(decoding.beams.early_stopping))
+
+
+def _choice(decoding: Decoding) -> Choice | None:
+    if decoding.choose is None:
+        return None
+    return Choice(ChoiceRule(decoding.choose.rule), decoding.choose.marker)
 
 
 def _sampling(pb: common_pb2.Sampling) -> SamplingParams:
@@ -137,6 +174,16 @@ def _sampling(pb: common_pb2.Sampling) -> SamplingParams:
         stop=tuple(pb.stop),
         ignore_eos=pb.ignore_eos,
         top_logprobs=pb.top_logprobs,
+    )
+
+
+def _margins(margins: Margins) -> MarginsOrder:
+    return MarginsOrder(
+        margins.instruction or INSTRUCTION,
+        margins.relevance or RELEVANCE,
+        margins.yes or YES,
+        margins.no or NO,
+        margins.max_tokens or MAX_TOKENS,
     )
 
 
@@ -154,7 +201,7 @@ def _piece(pb: generation_pb2.Piece, field: str) -> Piece:
             raise InvalidRequest(f"{field}: neither text nor token_ids is set")
 
 
-def _response(event: Event, request: GenerateRequest) -> generation_pb2.GenerateResponse:
+def _response(event: Event | MarginTokenEvent | MarginEvent, request: GenerateRequest) -> generation_pb2.GenerateResponse:
     match event:
         case TokenEvent():
             token = generation_pb2.GeneratedToken(
@@ -173,8 +220,24 @@ def _response(event: Event, request: GenerateRequest) -> generation_pb2.Generate
                 finish_reason=_FINISH[event.finish_reason],
                 text=event.text,
                 generated_tokens=event.generated_tokens,
+                score=event.score,
             )
             return generation_pb2.GenerateResponse(branch_done=end)
+        case ChosenEvent():
+            chosen = common_pb2.Chosen(question=event.question, sample=event.sample, answer=event.answer, votes=event.votes)
+            return generation_pb2.GenerateResponse(chosen=chosen)
+        case MarginTokenEvent():
+            written = common_pb2.MarginToken(chunk=event.chunk, token_id=event.token_id, text=event.text)
+            return generation_pb2.GenerateResponse(margin_token=written)
+        case MarginEvent():
+            margin = common_pb2.Margin(
+                chunk=event.chunk,
+                text=event.text,
+                kept=event.kept,
+                yes_logprob=event.yes_logprob,
+                no_logprob=event.no_logprob,
+            )
+            return generation_pb2.GenerateResponse(margin=margin)
         case DoneEvent():
             done = generation_pb2.GenerateDone(
                 usage=_usage(event), timings=_timings(event.timings), chunk_ids=[c.chunk_id for c in request.chunks]

@@ -11,6 +11,8 @@ from services.generator.engine_thread import EngineThread
 from services.generator.prompts import Piece, Prompts
 from shared.engine import Engine
 from shared.engine.types import (
+    Beams,
+    Choice,
     Chunk,
     ChunkStoredEvent,
     Event,
@@ -40,6 +42,8 @@ class GenerationOrder:
     reuse: ReuseMode | None
     max_tokens: int | None
     sampling: SamplingParams
+    beams: Beams | None = None
+    choose: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class Generator:
             questions=questions,
             reuse=order.reuse or ReuseMode(self.config.reuse),
             sampling=replace(order.sampling, max_tokens=self._max_tokens(order.max_tokens, prompt_len)),
+            beams=order.beams,
+            choose=order.choose,
         )
 
     def generate(self, ctx: RequestContext, request: GenerateRequest) -> AsyncGenerator[Event, None]:

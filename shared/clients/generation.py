@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
+from shared.clients.decoding import Chosen, Decoding, Margin, MarginToken, chosen_of, decoding_to_pb, margin_of, margin_token_of
 from shared.clients.health import ServiceHealth, health, meta_of
 from shared.clients.transport import Transport
 from shared.errors import Unavailable
@@ -119,13 +120,15 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class BranchDone:
-    """``text``: what was held back as the possible beginning of a stop string and was none."""
+    """``text``: what was held back as the possible beginning of a stop string and was none. ``score``: mean log-probability of its
+    tokens, or what a beam was ranked by."""
 
     question: int
     sample: int
     finish_reason: FinishReason
     text: str
     generated_tokens: int
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class GenerationDone:
     chunk_ids: tuple[str, ...] = field(default=())
 
 
-GenerationEvent = GeneratedToken | BranchDone | GenerationDone
+GenerationEvent = GeneratedToken | BranchDone | Chosen | MarginToken | Margin | GenerationDone
 
 
 class GenerationClient:
@@ -183,6 +186,7 @@ class GenerationClient:
         reuse: Reuse | None = None,
         sampling: Sampling | None = None,
         prefix: Piece | None = None,
+        decoding: Decoding | None = None,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Tokens of all branches as they come; the last value is ``GenerationDone``.
 
@@ -196,6 +200,7 @@ class GenerationClient:
             questions=map(_piece_to_pb, questions),
             reuse=reuse_to_pb(reuse),
             sampling=sampling_to_pb(sampling or Sampling()),
+            decoding=decoding_to_pb(decoding or Decoding()),
         )
         stream = self._transport.stream("Generate", request, generation_pb2.GenerateResponse, ctx.remaining_s)
         async with aclosing(stream):
@@ -252,7 +257,13 @@ def _event_of(pb: generation_pb2.GenerateResponse) -> GenerationEvent:
         return GeneratedToken(token.question, token.sample, token.token_id, token.text, token.logprob, top)
     if pb.HasField("branch_done"):
         end = pb.branch_done
-        return BranchDone(end.question, end.sample, _FINISH[end.finish_reason], end.text, end.generated_tokens)
+        return BranchDone(end.question, end.sample, _FINISH[end.finish_reason], end.text, end.generated_tokens, end.score)
+    if pb.HasField("chosen"):
+        return chosen_of(pb.chosen)
+    if pb.HasField("margin_token"):
+        return margin_token_of(pb.margin_token)
+    if pb.HasField("margin"):
+        return margin_of(pb.margin)
     return GenerationDone(usage_of(pb.done.usage), timings_of(pb.done.timings), tuple(pb.done.chunk_ids))
 
 

@@ -3,7 +3,8 @@
 One idea carries it: a segment's keys stand at local positions, a request places segments at offsets, and a query at position p sees
 key j of a segment at offset o as if it stood at o + j, because RoPE is a rotation group. Nothing about a segment depends on a
 request, so one resident copy serves all. Read ``segment`` (what is placed), ``attention`` (how it is seen), ``model`` (how a stock
-model is driven), then ``engine`` (the step loop); ``scheduler`` and ``residency`` decide, ``loader`` moves KV in and out.
+model is driven), then ``engine`` (the step loop) and ``answering`` (what tokens become); ``scheduler`` and ``residency`` decide,
+``loader`` moves KV in and out.
 """
 
 from shared.engine.config import EngineConfig
@@ -11,10 +12,15 @@ from shared.engine.engine import Engine, EngineStats
 from shared.engine.model import LoadedModel, ModelSpec, load_model, wrap_model
 from shared.engine.source import NoSource, SegmentSource, StoredSegment
 from shared.engine.types import (
+    Beams,
     BranchDoneEvent,
+    Choice,
+    ChoiceRule,
+    ChosenEvent,
     Chunk,
     ChunkStoredEvent,
     DoneEvent,
+    EarlyStopping,
     Event,
     FailedEvent,
     FinishReason,
@@ -28,10 +34,15 @@ from shared.engine.types import (
 )
 
 __all__ = [
+    "Beams",
     "BranchDoneEvent",
+    "Choice",
+    "ChoiceRule",
+    "ChosenEvent",
     "Chunk",
     "ChunkStoredEvent",
     "DoneEvent",
+    "EarlyStopping",
     "Engine",
     "EngineConfig",
     "EngineStats",

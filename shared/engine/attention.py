@@ -17,7 +17,7 @@ import torch
 
 from shared.engine.arrival import Arrival, Patience
 from shared.engine.rope import Rotation
-from shared.engine.segment import Branch, Segment
+from shared.engine.segment import Branch, Placement, Segment
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 
@@ -144,25 +144,26 @@ class StepPlan:
             segment.v_LKTD[layer][:, room] = v_KRD[:, lane.rows]
 
     def _shared_pieces(self) -> list[Piece]:
-        """Context and ancestors. A segment placed twice by one branch makes two pieces, so that a piece holds a row once."""
-        stacks: dict[tuple[int, int], tuple[Segment, list[tuple[Lane, int]]]] = {}
+        """Context and ancestors. A segment placed twice by one branch makes two pieces, so that a piece holds a row once; one of
+        which rows see different lengths is cut at those lengths."""
+        stacks: dict[tuple[int, int], tuple[Segment, list[tuple[Lane, Placement]]]] = {}
         for lane in self.lanes:
             seen_times: dict[int, int] = {}
             for placement in lane.branch.seen():
                 key = id(placement.segment)
                 times = seen_times[key] = seen_times.get(key, -1) + 1
-                stacks.setdefault((key, times), (placement.segment, []))[1].append((lane, placement.offset))
-        return [
-            Piece(
-                segment,
-                0,
-                segment.length,
-                self._rows([lane for lane, _ in stack]),
-                self._rotation.angles(torch.cat([self._local(lane) + lane.branch.offset - offset for lane, offset in stack])),
-                causal=False,
-            )
-            for segment, stack in stacks.values()
-        ]
+                stacks.setdefault((key, times), (placement.segment, []))[1].append((lane, placement))
+        pieces = []
+        for segment, stack in stacks.values():
+            cuts = sorted({placement.num_tokens for _, placement in stack})
+            for begin, end in pairwise([0, *cuts]):
+                pieces.append(self._shared_piece(segment, begin, end, [(la, p.offset) for la, p in stack if p.num_tokens >= end]))
+        return pieces
+
+    def _shared_piece(self, segment: Segment, begin: int, end: int, stack: list[tuple[Lane, int]]) -> Piece:
+        distances = torch.cat([self._local(lane) + lane.branch.offset - offset for lane, offset in stack])
+        rows = self._rows([lane for lane, _ in stack])
+        return Piece(segment, begin, end, rows, self._rotation.angles(distances), causal=False)
 
     def _own_pieces(self) -> list[Piece]:
         """A branch's own tokens: those before this step in whole, those of this step causally; a single row sees all in one."""
@@ -179,8 +180,9 @@ class StepPlan:
         return pieces
 
     def _local(self, lane: Lane) -> torch.Tensor:
-        """Positions of the lane's rows in their own segment."""
-        return torch.arange(lane.branch.segment.length, lane.branch.segment.length + lane.num_rows, device=self._device)
+        """Local positions of the lane's rows in their own segment."""
+        first = lane.branch.segment.start + lane.branch.segment.length
+        return torch.arange(first, first + lane.num_rows, device=self._device)
 
     def _rows(self, lanes: Sequence[Lane]) -> slice | torch.Tensor:
         if all(a.start + a.num_rows == b.start for a, b in pairwise(lanes)):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
+from shared.engine.beams import BeamSearch
+from shared.engine.choosing import Thought
 from shared.engine.residency import Entry
 from shared.engine.scheduler import Demand
 from shared.engine.segment import Branch
 from shared.engine.text import TextStream
+from shared.engine.tree import reachable
 from shared.engine.types import Chunk, Event, GenerateRequest, PrefillRequest, ReuseMode, Timings, Usage
+
+log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
 
@@ -21,7 +29,7 @@ class BranchWork:
     """One branch on its way through the steps. ``owner`` is told when its pending tokens are computed."""
 
     branch: Branch
-    owner: Question | Answer | ChunkWork | Entry
+    owner: Question | Answer | Beam | ChunkWork | Entry
     job: GenerateJob | PrefillJob | None = None
 
     @property
@@ -49,7 +57,37 @@ class Answer:
     sample: int
     branch: Branch
     text: TextStream
+    whole_text: str = ""
     num_generated: int = 0
+    total_logprob: float = 0.0
+
+    @property
+    def score(self) -> float:
+        """Mean log-probability of its tokens."""
+        return self.total_logprob / self.num_generated
+
+    def add(self, text: str, logprob: float) -> None:
+        self.whole_text += text
+        self.num_generated += 1
+        self.total_logprob += logprob
+
+
+@dataclass(slots=True, eq=False)
+class Beam:
+    """One running beam: a branch on that of the beam it came from. ``logprobs_V``: of its next token, once they are known."""
+
+    group: BeamGroup
+    branch: Branch
+    logprobs_V: torch.Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class BeamGroup:
+    """The beams of one question, in the order of ``search.running``."""
+
+    question: int
+    search: BeamSearch
+    beams: list[Beam] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -61,6 +99,10 @@ class Clock:
     placed: float = 0.0
     first_token: float = 0.0
     last_first_token: float = 0.0
+
+    def tick_first_token(self) -> None:
+        self.last_first_token = time.monotonic()
+        self.first_token = self.first_token or self.last_first_token
 
     def timings(self, now: float) -> Timings:
         return Timings(
@@ -76,7 +118,8 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class GenerateJob:
-    """``entries``: chunks in the pool, one reference each; ``lost``: those of them that had to be recomputed.
+    """``entries``: chunks in the pool, one reference each; ``lost``: those of them that had to be recomputed. ``questions`` are not
+    computed yet, ``answers`` grow, ``thoughts`` are complete (question → sample → thought); ``num_open`` answers are to come.
 
     ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are whole.
     """
@@ -88,7 +131,8 @@ class GenerateJob:
     entries: dict[str, Entry] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     questions: list[Question] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer | Beam] = field(default_factory=list)
+    thoughts: defaultdict[int, dict[int, Thought]] = field(default_factory=lambda: defaultdict(dict))
     started: bool = False
     patient: bool = False
     num_open: int = 0
@@ -120,10 +164,12 @@ class GenerateJob:
         return sum(map(len, self.request.questions)) + (sum(len(c.token_ids) for c in self.request.chunks) if full else 0)
 
     def branches(self) -> list[Branch]:
-        return [q.branch for q in self.questions] + [a.branch for a in self.answers]
+        """Everything that grows, and what it sees of what has grown."""
+        owners: list[Question | Answer | Beam] = [*self.questions, *self.answers]
+        return reachable(owner.branch for owner in owners)
 
     def demand(self) -> Demand:
-        count = len(self.request.questions) * self.request.sampling.n
+        count = self.request.num_branches
         if not self.started:
             return Demand(count, self.private_prompt_len * self.kv_bytes_per_token)
         return Demand(count, sum(branch.segment.num_bytes for branch in self.branches()))
@@ -172,3 +218,10 @@ class PrefillJob:
 
 
 Job = GenerateJob | PrefillJob
+
+
+def emit(job: Job, event: Event) -> None:
+    try:
+        job.sink(event)
+    except Exception:
+        log.exception("the receiver of request %s failed", job.request.request_id)

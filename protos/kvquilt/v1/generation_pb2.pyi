@@ -56,30 +56,38 @@ class PrefillResponse(_message.Message):
     def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., existed: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling")
+    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
     REUSE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
     questions: _containers.RepeatedCompositeFieldContainer[Piece]
     reuse: _common_pb2.ReuseMode
     sampling: _common_pb2.Sampling
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ...) -> None: ...
+    decoding: _common_pb2.Decoding
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token", "branch_done", "done")
+    __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     BRANCH_DONE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
     token: GeneratedToken
     branch_done: BranchDone
     done: GenerateDone
-    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ...) -> None: ...
+    chosen: _common_pb2.Chosen
+    margin_token: _common_pb2.MarginToken
+    margin: _common_pb2.Margin
+    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("question", "sample", "token_id", "text", "logprob", "top_logprobs")
@@ -98,18 +106,20 @@ class GeneratedToken(_message.Message):
     def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class BranchDone(_message.Message):
-    __slots__ = ("question", "sample", "finish_reason", "text", "generated_tokens")
+    __slots__ = ("question", "sample", "finish_reason", "text", "generated_tokens", "score")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     question: int
     sample: int
     finish_reason: _common_pb2.FinishReason
     text: str
     generated_tokens: int
-    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+    score: float
+    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., generated_tokens: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
 
 class GenerateDone(_message.Message):
     __slots__ = ("usage", "timings", "chunk_ids")
