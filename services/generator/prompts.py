@@ -46,6 +46,13 @@ class Prompts:
             raise InvalidRequest("questions: at least one is needed")
         return tuple(self._question(f"questions[{i}]", piece) for i, piece in enumerate(pieces))
 
+    def question(self, field: str, piece: Piece) -> tuple[int, ...]:
+        return self._question(field, piece)
+
+    def plain(self, field: str, piece: Piece) -> tuple[int, ...]:
+        """Text as it is, without a template."""
+        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode(text))
+
     def _chunk(self, field: str, piece: Piece) -> tuple[int, ...]:
         return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_chunk(text))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,9 @@ from shared.engine.types import (
     Choice,
     Chunk,
     ChunkStoredEvent,
+    Command,
     Event,
+    ForestRequest,
     GenerateRequest,
     PrefillRequest,
     ReuseMode,
@@ -116,6 +118,19 @@ class Generator:
     def generate(self, ctx: RequestContext, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """The events of a planned request; the last one is ``DoneEvent``. Closing it early cancels the work."""
         return self._thread.stream(request, ctx)
+
+    def explore(
+        self,
+        ctx: RequestContext,
+        prefix: Piece | None,
+        pieces: Sequence[Piece],
+        reuse: ReuseMode | None,
+        commands: AsyncIterator[Command],
+    ) -> tuple[ForestRequest, AsyncGenerator[Event, None]]:
+        """A live forest, and what happens in it. It is closed when ``commands`` end."""
+        prefix_ids, chunks = self._context(ctx, prefix, pieces)
+        request = ForestRequest(ctx.request_id, prefix_ids, chunks, reuse or ReuseMode(self.config.reuse))
+        return request, self._thread.stream(request, ctx, commands)
 
     def facts(self) -> dict[str, str]:
         """For an operator."""

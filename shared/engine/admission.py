@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from shared.engine.config import EngineConfig
 from shared.engine.model import ModelSpec
-from shared.engine.types import ChoiceRule, GenerateRequest, PrefillRequest, Usage
+from shared.engine.types import ChoiceRule, ForestRequest, GenerateRequest, PrefillRequest, Usage
 from shared.errors import ContextTooLong, InvalidRequest
 
 
-def check(request: GenerateRequest | PrefillRequest, spec: ModelSpec, config: EngineConfig, has_text: bool) -> None:
+def check(request: GenerateRequest | PrefillRequest | ForestRequest, spec: ModelSpec, config: EngineConfig, has_text: bool) -> None:
     """
     Raises:
         InvalidRequest: names the field.
@@ -24,6 +24,10 @@ def check(request: GenerateRequest | PrefillRequest, spec: ModelSpec, config: En
             raise InvalidRequest("chunks: is empty; give at least one chunk to prefill")
         longest = max(len(chunk.token_ids) for chunk in request.chunks)
         _check_length(len(request.prefix_ids) + longest, f"prefix and chunk ({longest} tokens)", spec)
+        return
+    if isinstance(request, ForestRequest):
+        context = len(request.prefix_ids) + sum(len(chunk.token_ids) for chunk in request.chunks)
+        _check_length(context + 1, f"context ({context} tokens) and a branch", spec)
         return
     if not request.questions:
         raise InvalidRequest("questions: is empty; ask at least one")

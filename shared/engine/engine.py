@@ -23,8 +23,9 @@ from shared.engine import admission
 from shared.engine.answering import Answering
 from shared.engine.arrival import GivenUp, Patience
 from shared.engine.config import EngineConfig
+from shared.engine.exploring import Exploring
 from shared.engine.forest import runnable, uproot
-from shared.engine.jobs import BranchWork, ChunkWork, GenerateJob, Job, PrefillJob, Sink, emit
+from shared.engine.jobs import BranchWork, ChunkWork, ForestJob, GenerateJob, Job, Node, PrefillJob, Sink, emit
 from shared.engine.library import Library
 from shared.engine.loader import Loader
 from shared.engine.model import LoadedModel
@@ -37,9 +38,11 @@ from shared.engine.scheduler import Scheduler, Slice
 from shared.engine.source import NoSource, SegmentSource
 from shared.engine.text import Decode
 from shared.engine.types import (
+    Command,
     DoneEvent,
     Event,
     FailedEvent,
+    ForestRequest,
     GenerateRequest,
     PrefillRequest,
     ReuseMode,
@@ -90,6 +93,7 @@ class Engine:
         self._roster = Roster(self._scheduler)
         self._library = Library(model.spec, self.config, self._loader, self._roster.holders)
         self._answering = Answering(model.spec, decode)
+        self._exploring = Exploring(model.spec, self.config, decode)
         self._prefilling = Prefilling(model.spec, self._loader, self._roster, self._inbox.put, self._finish, self._fail)
         self._overlap_from_s = self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
         self._closed = False
@@ -98,7 +102,7 @@ class Engine:
 
     # --- from any thread -------------------------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest | PrefillRequest, sink: Sink) -> None:
+    def submit(self, request: GenerateRequest | PrefillRequest | ForestRequest, sink: Sink) -> None:
         """Hands a request over; its events go to ``sink``, on the engine's thread, the last one being done or failed.
 
         Raises:
@@ -115,12 +119,20 @@ class Engine:
         if isinstance(request, GenerateRequest):
             job = GenerateJob(request, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token)
             self._prefetch(request)
+        elif isinstance(request, ForestRequest):
+            asked = GenerateRequest(*request.context, questions=(), reuse=request.reuse, deadline_s=request.deadline_s)
+            job = ForestJob(asked, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token, num_open=1)
+            self._prefetch(asked)
         else:
             works: dict[str, ChunkWork] = {}
             for index, chunk in enumerate(request.chunks):
                 works.setdefault(chunk.chunk_id, ChunkWork(chunk, [])).indices.append(index)
             job = PrefillJob(request, sink, works, num_open=len(works))
         self._post(lambda: self._arrive(job))
+
+    def command(self, request_id: str, command: Command) -> None:
+        """To a live forest; what became of it is told to the sink. A forest that has ended takes no notice."""
+        self._post(lambda: self._command(request_id, command))
 
     def cancel(self, request_id: str) -> None:
         """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are ignored."""
@@ -278,11 +290,22 @@ class Engine:
     def _start(self, job: GenerateJob) -> None:
         job.clock.placed = time.monotonic()
         job.started = True
-        self._answering.start(job)
+        if isinstance(job, ForestJob):
+            self._exploring.start(job)
+            self._finish_if_complete(job)
+        else:
+            self._answering.start(job)
+
+    def _command(self, request_id: str, command: Command) -> None:
+        job = self._roster.get(request_id)
+        if isinstance(job, ForestJob):
+            self._exploring.command(job, command)
+            self._finish_if_complete(job)
 
     def _start_arriving(self) -> list[BranchWork]:
         """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request whose chunks arrive."""
-        arriving = (job for job in self._roster.generating() if not job.started and job.arriving)
+        generating = (job for job in self._roster.generating() if not isinstance(job, ForestJob))
+        arriving = (job for job in generating if not job.started and job.arriving)
         job = next((job for job in arriving if job.remaining_s >= self._overlap_from_s), None)
         if job is None:
             return []
@@ -326,11 +349,19 @@ class Engine:
             assert isinstance(job, PrefillJob)
             self._prefilling.on_computed(job, owner)
         elif isinstance(job, GenerateJob) and job in self._roster:  # else it failed earlier in this very pass
-            self._answering.on_computed(job, owner, logits_V)
-            if job.num_open == 0:
-                self._finish(job)
+            if isinstance(job, ForestJob) and isinstance(owner, Node):
+                assert logits_V is not None
+                self._exploring.on_computed(job, owner, logits_V)
+            else:
+                assert not isinstance(owner, Node)
+                self._answering.on_computed(job, owner, logits_V)
+            self._finish_if_complete(job)
 
     # --- ends ------------------------------------------------------------------------------------------------------------
+
+    def _finish_if_complete(self, job: GenerateJob) -> None:
+        if job.num_open == 0:
+            self._finish(job)
 
     def _finish(self, job: Job) -> None:
         self._forget(job)

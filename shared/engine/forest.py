@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.engine.jobs import Answer, Beam, BranchWork, GenerateJob, Question
+from shared.engine.jobs import Answer, Beam, BranchWork, GenerateJob, Node, Question
 from shared.engine.model import ModelSpec
 from shared.engine.residency import Entry
 from shared.engine.segment import Branch, Placement
@@ -90,4 +90,4 @@ def runnable(branch: Branch) -> bool:
 
 def needs_logits(work: BranchWork) -> bool:
     """Answers and questions continue with a token; contexts, prefixes and chunks do not."""
-    return isinstance(work.owner, (Answer, Beam)) or (isinstance(work.owner, Question) and work.owner.index is not None)
+    return isinstance(work.owner, (Answer, Beam, Node)) or (isinstance(work.owner, Question) and work.owner.index is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +14,10 @@ from shared.engine.beams import BeamSearch
 from shared.engine.choosing import Thought
 from shared.engine.residency import Entry
 from shared.engine.scheduler import Demand
-from shared.engine.segment import Branch
+from shared.engine.segment import Branch, Placement
 from shared.engine.text import TextStream
 from shared.engine.tree import reachable
-from shared.engine.types import Chunk, Event, GenerateRequest, PrefillRequest, ReuseMode, Timings, Usage
+from shared.engine.types import Chunk, Command, Event, GenerateRequest, PrefillRequest, ReuseMode, SamplingParams, Timings, Usage
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class BranchWork:
     """One branch on its way through the steps. ``owner`` is told when its pending tokens are computed."""
 
     branch: Branch
-    owner: Question | Answer | Beam | ChunkWork | Entry
+    owner: Grower | ChunkWork | Entry
     job: GenerateJob | PrefillJob | None = None
 
     @property
@@ -91,6 +91,42 @@ class BeamGroup:
 
 
 @dataclass(slots=True)
+class Growth:
+    """How a branch of a live forest grows at present."""
+
+    params: SamplingParams
+    text: TextStream
+    num_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A branch of a live forest: all its tokens behind the context. ``logits_V``: behind the last one, once it is computed.
+    ``num_exact``: of how many tokens a merge that placed KV left the KV exact; None: of all.
+    """
+
+    branch_id: int
+    branch: Branch
+    tokens: list[int]
+    logits_V: torch.Tensor | None = None
+    growth: Growth | None = None
+    num_exact: int | None = None
+
+    @property
+    def approximate(self) -> bool:
+        return self.num_exact is not None and len(self.tokens) > self.num_exact
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        self.tokens += token_ids
+        self.branch.pending += token_ids
+        self.logits_V = None
+
+
+Grower = Question | Answer | Beam | Node
+"""Whose branch a generate request or a live forest grows."""
+
+
+@dataclass(slots=True)
 class Clock:
     """Instants of ``time.monotonic()``; 0.0 where not reached."""
 
@@ -131,7 +167,7 @@ class GenerateJob:
     entries: dict[str, Entry] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     questions: list[Question] = field(default_factory=list)
-    answers: list[Answer | Beam] = field(default_factory=list)
+    answers: list[Answer | Beam | Node] = field(default_factory=list)
     thoughts: defaultdict[int, dict[int, Thought]] = field(default_factory=lambda: defaultdict(dict))
     started: bool = False
     patient: bool = False
@@ -165,7 +201,7 @@ class GenerateJob:
 
     def branches(self) -> list[Branch]:
         """Everything that grows, and what it sees of what has grown."""
-        owners: list[Question | Answer | Beam] = [*self.questions, *self.answers]
+        owners: list[Grower] = [*self.questions, *self.answers]
         return reachable(owner.branch for owner in owners)
 
     def demand(self) -> Demand:
@@ -184,6 +220,37 @@ class GenerateJob:
             recomputed = questions + sum(len(self.entries[key].token_ids) for key in self.lost)
         prompt = len(request.prefix_ids) + context + questions
         return Usage(prompt, prompt - recomputed, recomputed, self.generated)
+
+
+@dataclass(slots=True, eq=False)
+class ForestJob(GenerateJob):
+    """A live forest. ``context``: its placements, ``base``: under ``full`` the branch that holds the chunks instead, ``origin``:
+    position of its branches' first token; ``early``: commands that came before the chunks were placed."""
+
+    context: tuple[Placement, ...] = ()
+    base: Branch | None = None
+    origin: int = 0
+    nodes: dict[int, Node] = field(default_factory=dict)
+    early: list[Command] = field(default_factory=list)
+    num_commands: int = 0
+    num_given: int = 0
+    closing: bool = False
+
+    def branches(self) -> list[Branch]:
+        bases = [self.base] if self.base is not None else []
+        return reachable([*bases, *(node.branch for node in self.nodes.values())])
+
+    def demand(self) -> Demand:
+        """Resting branches run no more than a paused request does; their KV counts."""
+        busy = sum(bool(node.branch.pending) or node.growth is not None for node in self.nodes.values())
+        return Demand(busy, sum(branch.segment.num_bytes for branch in self.branches()))
+
+    def usage(self) -> Usage:
+        """Tokens that it was given count as prompt."""
+        usage = GenerateJob.usage(self)
+        return Usage(
+            usage.prompt_tokens + self.num_given, usage.reused_tokens, usage.recomputed_tokens + self.num_given, self.generated
+        )
 
 
 @dataclass(slots=True, eq=False)

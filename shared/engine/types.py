@@ -151,6 +151,92 @@ class PrefillRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ForestRequest:
+    """A forest over a context (prefix, then chunks in order) that lives until it is closed, cancelled, or late."""
+
+    request_id: str
+    prefix_ids: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    reuse: ReuseMode = ReuseMode.REORDERED
+    deadline_s: float | None = None
+
+    @property
+    def context(self) -> tuple[str, tuple[int, ...], tuple[Chunk, ...]]:
+        return self.request_id, self.prefix_ids, self.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A new branch on the context. Ids of branches are the caller's choice."""
+
+    branch: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A new branch with the first ``length`` tokens of ``source`` (None: all); what ``source`` still grows, it does not."""
+
+    branch: int
+    source: int
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Takes the last tokens of a branch away. If it was growing, it rests."""
+
+    branch: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Ends a branch; what no other branch sees of it is freed at once."""
+
+    branch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Continues a resting branch with these tokens."""
+
+    branch: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Continues a resting branch by sampling. Noise is a function of (seed, branch, number of tokens in the branch)."""
+
+    branch: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A new branch: the whole first source, then what the others have behind the first ``length`` tokens, which all share. Sources
+    rest, and live on.
+
+    ``placed``: the others' KV is moved there as it was computed, an approximation; False: their tokens are computed again, exactly.
+    """
+
+    branch: int
+    sources: tuple[int, ...]
+    length: int
+    placed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Ends the forest as soon as every branch rests: ``DoneEvent``."""
+
+
+Edit = Start | Fork | Rewind | Prune | Append | Grow | Merge
+Command = Edit | Close
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Counts of tokens; prompt = reused + recomputed."""
 
@@ -217,6 +303,50 @@ class ChunkStoredEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class AppliedEvent:
+    """The command with this number, counted from 0, was applied; the branch that it names has ``num_tokens`` now.
+
+    ``approximate``: the branch, or what it was forked from, holds KV that a merge placed as it was.
+    """
+
+    command: int
+    num_tokens: int
+    approximate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedEvent:
+    """The command with this number was refused. The forest is as it was."""
+
+    command: int
+    error: KvquiltError
+
+
+@dataclass(frozen=True, slots=True)
+class GrownEvent:
+    """A branch of a live forest has one token more; an end mark is told, but not kept in the branch."""
+
+    branch: int
+    token_id: int
+    text: str
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestedEvent:
+    """A branch has grown as far as it was told to; it may be told to do something else. ``text``: what was held back."""
+
+    branch: int
+    finish_reason: FinishReason
+    text: str
+    num_tokens: int
+
+
+ForestEvent = AppliedEvent | RefusedEvent | GrownEvent | RestedEvent
+
+
+@dataclass(frozen=True, slots=True)
 class DoneEvent:
     """The request is complete. No event follows."""
 
@@ -231,7 +361,7 @@ class FailedEvent:
     error: KvquiltError
 
 
-Event = TokenEvent | BranchDoneEvent | ChosenEvent | ChunkStoredEvent | DoneEvent | FailedEvent
+Event = TokenEvent | BranchDoneEvent | ChosenEvent | ChunkStoredEvent | ForestEvent | DoneEvent | FailedEvent
 
 
 def total_len(pieces: Sequence[Sequence[int]]) -> int:

@@ -1,23 +1,26 @@
-"""Beams, thoughts and margins as callers of the Generation service see them, over gRPC."""
+"""Beams, thoughts, margins and live forests as callers of the Generation service see them, over gRPC."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from tokenizers import pre_tokenizers
 
+from protos.kvquilt.v1 import generation_pb2, generation_pb2_grpc
 from services.generator.serving import Generator
 from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins, MarginToken
+from shared.clients.exploring import Append, Applied, ForestCommand, Fork, Grow, Grown, Merge, Prune, Refused, Rested, Rewind, Start
 from shared.clients.generation import BranchDone, GeneratedToken, GenerationDone, GenerationEvent, Piece, Reuse, Sampling
 from shared.engine import Beams as EngineBeams
 from shared.engine import EarlyStopping
-from shared.errors import InvalidRequest
+from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, NotFound
 from tests.beam_oracle import beam_search
 from tests.generation_server import Served, context, save_byte_tokenizer, serving
 from tests.oracles import ORACLES, tiny_model
@@ -207,3 +210,119 @@ class TestMargins:
         async with serving(talking, kv_store="") as served:
             with pytest.raises(InvalidRequest, match=field):
                 await generate(served, chunks, questions, Decoding(margins=margins), None)
+
+
+class Talk:
+    """Commands that are given when the test wants, and what came back."""
+
+    def __init__(self, served: Served, **opened: Any) -> None:
+        self._commands: asyncio.Queue[ForestCommand | None] = asyncio.Queue()
+        opened = {"chunks": CHUNKS, "reuse": "reordered", "prefix": PREFIX, "ctx": context()} | opened
+        self.stream = served.client.explore(opened["ctx"], opened["chunks"], self._given(), opened["reuse"], opened["prefix"])
+
+    async def _given(self) -> AsyncIterator[ForestCommand]:
+        while (command := await self._commands.get()) is not None:
+            yield command
+
+    def give(self, *commands: ForestCommand | None) -> None:
+        for command in commands:
+            self._commands.put_nowait(command)
+
+    async def until(self, kind: type[Any], count: int = 1) -> list[Any]:
+        events: list[Any] = []
+        while sum(isinstance(e, kind) for e in events) < count:
+            events.append(await anext(self.stream))
+        return events
+
+
+class TestExplore:
+    async def test_commands_follow_what_was_seen_and_every_branch_is_the_stock_models(self, talking: Path) -> None:
+        stock = tiny_model("qwen2", seed=5, vocab_size=300)
+        greedy = Sampling(4, ignore_eos=True)
+
+        def oracle(question: Sequence[int], generated: Sequence[int]) -> list[int]:
+            best: list[int] = ORACLES["reordered"](stock, PREFIX, CHUNKS, question, generated).argmax(-1).tolist()
+            return best
+
+        async with serving(talking, kv_store="") as served:
+            talk = Talk(served)
+            async with aclosing(talk.stream):
+                talk.give(Start(1, QUESTION), Grow(1, greedy))
+                events = await talk.until(Rested)
+                assert [e.num_tokens for e in events if isinstance(e, Applied)] == [3, 3]
+                first = [e.token_id for e in events if isinstance(e, Grown)]
+                assert first == oracle(QUESTION, first)
+                talk.give(Fork(2, 1, 5), Append(2, (50, 51)), Rewind(1, 1), Grow(1, greedy), Grow(2, greedy))
+                events = await talk.until(Rested, 2)
+                one, two = ([e.token_id for e in events if isinstance(e, Grown) and e.branch == b] for b in (1, 2))
+                assert one == oracle((*QUESTION, *first[:3]), one)
+                assert one[0] == first[3]
+                assert two == oracle((*QUESTION, *first[:2], 50, 51), two)
+                talk.give(Merge(3, (1, 2), 5), Merge(4, (1, 2), 5, placed=True), Prune(1), Prune(2), Fork(5, 4), Rewind(5, 7))
+                events = await talk.until(Applied, 6)
+                applied = [e for e in events if isinstance(e, Applied)]
+                assert [e.approximate for e in applied] == [False, True, False, False, True, False]
+                merged = [*QUESTION, *first[:3], *one, 50, 51, *two]
+                assert applied[0].num_tokens == applied[1].num_tokens == len(merged)
+                talk.give(Grow(3, greedy), None)
+                events = await talk.until(GenerationDone)
+                three = [e.token_id for e in events if isinstance(e, Grown)]
+                assert three == oracle(merged, three)
+                usage = events[-1].usage
+                assert (usage.generated_tokens, usage.prompt_tokens) == (16, 3 + 7 + 3 + 2)
+            assert isinstance(served.generator, Generator)
+            assert served.generator.facts()["private_bytes"] == "0"
+
+    async def test_what_is_refused_names_the_field_and_the_forest_lives_on(self, talking: Path) -> None:
+        async with serving(talking, kv_store="") as served:
+            talk = Talk(served)
+            async with aclosing(talk.stream):
+                talk.give(Start(1, QUESTION), Fork(2, 7), Rewind(1, 3), Start(1, QUESTION), Grow(1, Sampling(4)), Append(1, (5,)))
+                refused = {e.command: e.error for e in await talk.until(Refused, 4) if isinstance(e, Refused)}
+                assert [type(refused[i]) for i in (1, 2, 3, 5)] == [NotFound, InvalidRequest, InvalidRequest, FailedPrecondition]
+                assert refused[1].detail.startswith("fork.source: there is no branch 7")
+                assert refused[2].detail.startswith("rewind.num_tokens: 3 is out of range")
+                talk.give(Prune(1), Grow(1), None)
+                events = await talk.until(GenerationDone)
+                assert [type(e.error) for e in events if isinstance(e, Refused)] == [NotFound], "it was pruned"
+
+    async def test_text_is_asked_through_the_template_and_appended_as_it_is(self, talking: Path) -> None:
+        async with serving(talking, kv_store="") as served:
+            model = await served.client.describe(context())
+            talk = Talk(served, prefix=None, chunks=["The river rises."])
+            async with aclosing(talk.stream):
+                talk.give(Start(1, "Why?"), Append(1, " Well,"), None)
+                lengths = [e.num_tokens for e in await talk.until(GenerationDone) if isinstance(e, Applied)]
+        asked = len(encode(model.question_template.replace("{question}", "Why?")))
+        assert lengths == [asked, asked + 6]
+
+    @pytest.mark.parametrize("leaves", ["cancels", "fails"])
+    async def test_a_caller_that_leaves_ends_the_forest(self, talking: Path, leaves: str) -> None:
+        async with serving(talking, kv_store="") as served:
+            talk = Talk(served)
+            talk.give(Start(1, QUESTION), Grow(1, Sampling(500, ignore_eos=True)))
+            await talk.until(Grown)
+            if leaves == "cancels":
+                await talk.stream.aclose()
+            else:
+                talk.give(Append(1, ""))
+                with pytest.raises(InvalidRequest, match=r"append\.piece: is empty"):
+                    await talk.until(GenerationDone)
+            assert isinstance(served.generator, Generator)
+            while served.generator.facts()["running_requests"] != "0":
+                await asyncio.sleep(0.01)
+            assert served.generator.facts()["private_bytes"] == "0"
+
+    async def test_the_deadline_ends_it_and_what_cannot_be_opened_is_refused(self, talking: Path) -> None:
+        async with serving(talking, kv_store="") as served:
+            talk = Talk(served, ctx=context(deadline_ms=300))
+            talk.give(Start(1, QUESTION))
+            with pytest.raises(DeadlineExceeded):
+                await talk.until(GenerationDone)
+            with pytest.raises(InvalidRequest, match=r"prefix: token id|prefix\.token_ids\[0\]"):
+                await Talk(served, prefix=(999,)).until(GenerationDone)
+            async with grpc.aio.insecure_channel(served.address) as channel:
+                stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+                call = stub.Explore(iter([generation_pb2.ExploreRequest(prune=generation_pb2.ForestPrune(branch=1))]))
+                with pytest.raises(grpc.aio.AioRpcError, match="open: must be the first message"):
+                    await call.read()
