@@ -6,10 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
-from services.generator.forest_messages import command_of
-from services.generator.forest_messages import response_of as explored
 from services.generator.margins import MarginEvent, MarginTokenEvent, MarginWriter
-from services.generator.messages import chunks_of, margins_of, order_of, piece_of, response_of, reuse_of
+from services.generator.messages import chunks_of, command_of, explored_to_pb, margins_of, order_of, piece_of, response_of, reuse_of
 from services.generator.serving import Generator
 from shared.clients.decoding import decoding_of
 from shared.clients.health import ServiceHealth, health_to_pb
@@ -74,7 +72,7 @@ class GenerationServicer:
         forest, events = generator.explore(context_of(opened.meta), prefix, chunks, reuse, commands())
         async with aclosing(events):
             async for event in events:
-                yield explored(event, forest.chunks)
+                yield explored_to_pb(event, forest.chunks)
 
     @unary(generation_pb2.DescribeModelResponse)
     async def DescribeModel(

@@ -101,9 +101,8 @@ class Answering:
         logprobs = [beam.logprobs_V for beam in group.beams if beam.logprobs_V is not None]
         if len(logprobs) < len(group.beams):
             return
-        before = len(group.search.hypotheses)
+        job.generated += len(group.beams)
         running = group.search.advance(logprobs)
-        job.generated += len(running) + max(0, len(group.search.hypotheses) - before)
         kept = [answer for answer in job.answers if not (isinstance(answer, Beam) and answer.group is group)]
         group.beams = self._grown(group, running)
         job.answers = [*kept, *group.beams]

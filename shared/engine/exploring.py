@@ -80,6 +80,8 @@ class Exploring:
         except KvquiltError as error:
             emit(job, RefusedEvent(number, error))
             return
+        if isinstance(command, (Start, Append)):
+            job.num_given += len(command.token_ids)
         compact(node.branch for node in job.nodes.values())
         emit(job, AppliedEvent(number, len(node.tokens), node.approximate) if node else AppliedEvent(number, 0))
         if node is not None:
@@ -105,7 +107,6 @@ class Exploring:
             case Start(branch, token_ids):
                 self._check_ids("start.token_ids", token_ids)
                 self._check_room(job, "start.token_ids", len(token_ids))
-                job.num_given += len(token_ids)
                 root = Branch(self._spec, token_ids, job.origin, job.context, job.base)
                 return self._add(job, "start.branch", branch, Node(branch, root, list(token_ids)))
             case Fork(branch, source, length):
@@ -130,7 +131,6 @@ class Exploring:
                 node = self._resting(job, "append.branch", branch)
                 self._check_ids("append.token_ids", token_ids)
                 self._check_room(job, "append.token_ids", len(node.tokens) + len(token_ids))
-                job.num_given += len(token_ids)
                 node.append(token_ids)
                 return node
             case Grow(branch, sampling):

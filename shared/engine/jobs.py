@@ -241,9 +241,9 @@ class ForestJob(GenerateJob):
         return reachable([*bases, *(node.branch for node in self.nodes.values())])
 
     def demand(self) -> Demand:
-        """Resting branches run no more than a paused request does; their KV counts."""
+        """A forest that rests counts as one branch, and its KV as anybody's."""
         busy = sum(bool(node.branch.pending) or node.growth is not None for node in self.nodes.values())
-        return Demand(busy, sum(branch.segment.num_bytes for branch in self.branches()))
+        return Demand(max(busy, 1), sum(branch.segment.num_bytes for branch in self.branches()))
 
     def usage(self) -> Usage:
         """Tokens that it was given count as prompt."""
