@@ -14,10 +14,10 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I.
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help venv demo test lint protos protos-check docs ci up down clean
+.PHONY: help venv demo test test-k8s lint protos protos-check docs ci up down clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 venv: $(STAMP) ## create .venv with everything pinned (once)
 
@@ -38,6 +38,9 @@ test: venv ## the whole test suite
 	@$(BIN)/python -m pytest $(CLUSTER_TESTS)
 	@$(BIN)/python -m pytest --ignore=$(CLUSTER_TESTS)
 
+test-k8s: venv ## on the cluster of KUBECONFIG: install, ask, break, upgrade; docs/images.md has its settings
+	@$(BIN)/python -m pytest tests/k8s --capture=no --verbose --timeout=1800
+
 lint: venv ## style, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,8 +57,9 @@ protos-check: venv ## fail when the committed stubs are not what the .proto file
 		cmp -s "$$f" "build/protos-check/$$f" || { echo "$$f is stale: run 'make protos'"; exit 1; }; done
 	@echo "stubs are fresh"
 
-docs: venv ## regenerate docs/configuration.md
+docs: venv ## regenerate docs/configuration.md, and what the chart knows of it
 	$(BIN)/python -m cluster.reference > docs/configuration.md
+	$(BIN)/python -m cluster.values_schema helm/kvquilt/values.schema.json
 
 ci: lint protos-check test ## what .ci/run does
 

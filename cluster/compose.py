@@ -1,7 +1,10 @@
-"""The composition root: from one ``QuiltConfig`` to five Ray Serve applications.
+"""The composition root: from one ``quilt.yaml`` to five Ray Serve applications.
 
-The same dictionary is what ``serve deploy`` takes (``python -m cluster.compose --config quilt.yaml > serve.yaml``) and what the
-local supervisor deploys, so that a laptop and a cluster run the same thing.
+The same dictionary is what ``serve deploy`` takes (``python -m cluster.compose --config quilt.yaml > serve.yaml``), what the Helm
+chart renders, and what the local supervisor deploys, so that a laptop and a cluster run the same thing.
+
+Serve builds an application anew, and replaces all its replicas, when its ``args`` change. Hence each is given only what concerns
+it, and what Serve can change in place stands in ``deployments``.
 """
 
 from __future__ import annotations
@@ -9,14 +12,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cluster.config import QuiltConfig, load_quilt
-from shared.config import read_yaml, to_dict
+from shared.config import merge_env, read_yaml
 from shared.errors import KvquiltError
 
 APPLICATIONS = ("kv_store", "retrieval", "generator", "ingestion", "gateway")
@@ -29,9 +32,11 @@ SERVICERS = {
 }
 
 
-def serve_config(config: QuiltConfig) -> dict[str, Any]:
+def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
     """What ``ray.serve.schema.ServeDeploySchema`` reads. Every application has a route prefix of its own: without one Serve hides
-    it from gRPC as well."""
+    it from gRPC as well.
+
+    ``values``: the settings as the operator wrote them; ``config``: the same, loaded."""
     return {
         "proxy_location": "EveryNode",
         "http_options": {"host": config.http_host, "port": config.http_port},
@@ -41,7 +46,7 @@ def serve_config(config: QuiltConfig) -> dict[str, Any]:
             "enable_reflection": True,
         },
         "logging_config": {"encoding": config.log.format.upper(), "log_level": config.log.level, "enable_access_log": False},
-        "applications": [_application(name, to_dict(getattr(config, name))) for name in APPLICATIONS],
+        "applications": [_application(name, values, config) for name in APPLICATIONS],
     }
 
 
@@ -53,8 +58,28 @@ def servicer_functions() -> tuple[str, ...]:
     )
 
 
-def _application(name: str, args: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "route_prefix": f"/{name}", "import_path": f"services.{name}.app:build", "args": args}
+def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
+    """What ``cluster.applications`` builds ``name`` from: settings a replica cannot change while it lives."""
+    args: dict[str, Any] = {"data_dir": config.data_dir}
+    if values.get("model"):
+        args["model"] = config.model
+    if values.get("log"):
+        args["log"] = values["log"]
+    given = values.get(name) or {}
+    section = {key: value for key, value in given.items() if key != "deployment"}
+    if log := (given.get("deployment") or {}).get("log"):
+        section["deployment"] = {"log": log}
+    return args | ({name: section} if section else {})
+
+
+def _application(name: str, values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
+    return {
+        "name": name,
+        "route_prefix": f"/{name}",
+        "import_path": f"cluster.applications:{name}",
+        "args": application_args(name, values, config),
+        "deployments": [{"name": name, **getattr(config, name).deployment.serve_options()}],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,11 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = parser.parse_args(argv).config
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-        config = load_quilt(read_yaml(text, path), os.environ)
+        values = merge_env(read_yaml(text, path), os.environ)
+        composed = serve_config(values, load_quilt(values, os.environ))
     except (KvquiltError, OSError) as error:
         print(f"compose: {error}", file=sys.stderr)
         return 1
-    yaml.safe_dump(serve_config(config), sys.stdout, sort_keys=False)
+    yaml.safe_dump(composed, sys.stdout, sort_keys=False)
     return 0
 
 

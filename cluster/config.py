@@ -8,7 +8,7 @@ shared values into the sections, so that a section only needs what differs from 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,21 +60,23 @@ class QuiltConfig:
             raise ValueError(f"http_port: is {self.http_port}, like grpc_port; they must differ")
 
 
-def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str]) -> QuiltConfig:
+def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str], resolve: Callable[[str], str] | None = None) -> QuiltConfig:
     """Defaults < the model's own ``quilt.yaml`` < ``values`` (the operator's YAML) < ``KVQUILT_*`` of ``environ``.
+
+    ``resolve``: of the model; None: ``resolve_model``, which refuses what is not here.
 
     Raises:
         ConfigError: names the setting.
     """
     merged = merge_env(values, environ)
     merged["data_dir"] = str(Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute())
-    merged["model"] = resolve_model(str(merged.get("model") or DEMO_MODEL))
+    merged["model"] = (resolve or resolve_model)(str(merged.get("model") or DEMO_MODEL))
     suited = _model_settings(merged["model"])
     for section, shared in _shared_values(merged).items():
         given = merged.get(section) or {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"{section}: expected a section, got {given!r}")
-        merged[section] = _under(given, _under(suited.get(section, {}), shared))
+        merged[section] = under(given, under(suited.get(section, {}), shared))
     return load(QuiltConfig, merged)
 
 
@@ -127,10 +129,10 @@ def _shared_values(merged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return values
 
 
-def _under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` where it says something, ``shared`` elsewhere."""
+def under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` where it says something, ``shared`` elsewhere; sections are merged."""
     result = dict(shared)
     for key, value in given.items():
         below = result.get(key)
-        result[key] = _under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+        result[key] = under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
     return result

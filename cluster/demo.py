@@ -155,7 +155,7 @@ def measure_answers(console: Console, asked: Sequence[Asked]) -> Measurement:
 
 
 def measure_engine(console: Console) -> tuple[Measurement, dict[str, float]]:
-    from load_tests.engine import CHUNK_LEN, NUM_CHUNKS, compare_ttft
+    from load_tests.demo_ttft import CHUNK_LEN, NUM_CHUNKS, compare_ttft
 
     console.rule("what reuse buys at a real model's size")
     console.print(f"Qwen2-0.5B's shape with random weights, {NUM_CHUNKS} chunks of {CHUNK_LEN} tokens", style="dim")

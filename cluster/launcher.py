@@ -22,7 +22,7 @@ from shared.config import to_dict
 from shared.errors import Conflict, Unavailable
 
 if TYPE_CHECKING:
-    from cluster.config import QuiltConfig  # brings torch along, which `kvquilt down` does not need
+    from cluster.config import QuiltConfig
 
 POLL_S = 0.2
 START_TIMEOUT_S = 1800.0  # a model may have to be downloaded first

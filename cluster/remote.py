@@ -9,7 +9,7 @@ import grpc
 
 from shared.clients import generation, ingest, kv_store, rag
 from shared.clients.generation import GenerationClient
-from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, RETRY_PAUSES_S, GrpcTransport
 from shared.clients.ingest import IngestClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.rag import RagClient
@@ -18,7 +18,8 @@ from shared.clients.rag import RagClient
 @asynccontextmanager
 async def rag_client(target: str) -> AsyncIterator[RagClient]:
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield RagClient(*(GrpcTransport(channel, service, rag.APPLICATION) for service in (rag.SERVICE, rag.ADMIN_SERVICE)))
+        services = (rag.SERVICE, rag.ADMIN_SERVICE)
+        yield RagClient(*(GrpcTransport(channel, service, rag.APPLICATION, RETRY_PAUSES_S) for service in services))
 
 
 @asynccontextmanager
@@ -36,4 +37,4 @@ async def store_client(target: str) -> AsyncIterator[KvStoreClient]:
 @asynccontextmanager
 async def generation_client(target: str) -> AsyncIterator[GenerationClient]:
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield GenerationClient(GrpcTransport(channel, generation.SERVICE, generation.APPLICATION))
+        yield GenerationClient(GrpcTransport(channel, generation.SERVICE, generation.APPLICATION, RETRY_PAUSES_S))

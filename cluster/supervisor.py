@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cluster import applications
 from cluster.compose import APPLICATIONS, serve_config
 from cluster.config import QuiltConfig
 from cluster.processes import end_session
@@ -30,7 +30,7 @@ from cluster.remote import rag_client
 from cluster.state import RAY_DIR_PREFIX, RunDirectory, StackState
 from services.kv_store.memory_directory import remove_what_was_left
 from shared import log as logs
-from shared.config import load
+from shared.config import load, to_dict
 from shared.errors import KvquiltError, Unavailable
 from shared.request import RequestContext
 
@@ -142,18 +142,19 @@ def deploy(config: QuiltConfig) -> None:
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 
-    composed = serve_config(config)
+    values = to_dict(config)
+    composed = serve_config(values, config)
     serve.start(
         proxy_location=composed["proxy_location"],
         http_options=HTTPOptions(**composed["http_options"]),
         grpc_options=gRPCOptions(**composed["grpc_options"]),
         logging_config=composed["logging_config"],
     )
-    targets = []
-    for app in composed["applications"]:
-        module, _, function = app["import_path"].partition(":")
-        build = getattr(importlib.import_module(module), function)
-        targets.append(serve.RunTarget(build(app["args"]), name=app["name"], route_prefix=app["route_prefix"]))
+    # Built here, not in a process per application; with the whole section, which says what `deployments` says.
+    targets = [
+        serve.RunTarget(applications.build(app["name"], values), name=app["name"], route_prefix=app["route_prefix"])
+        for app in composed["applications"]
+    ]
     serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 

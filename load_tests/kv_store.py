@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.chunk_loads import measure_memory_loads, measure_open
-from load_tests.engine import QWEN2_05B, Shape
 from load_tests.object_loads import measure_object_loads
 from load_tests.peer_transfer import measure_peer_transfer
 from load_tests.report import Measurement, write_report
+from load_tests.shapes import QWEN2_05B, Shape
 from load_tests.stored_chunks import QWEN2_7B, ChunkShape
 from load_tests.stored_ttft import Contexts, measure_stored_ttft
 

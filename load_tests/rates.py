@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,22 +19,30 @@ class Rates:
     bytes_per_s: float
 
 
-def measure_rates() -> Rates:
-    return Rates(_matmul_rate(2048), _read_rate(512 * 2**20))
+def measure_rates(device: str = "cpu") -> Rates:
+    size = 2048 if device == "cpu" else 8192
+    return Rates(_matmul_rate(size, device), _read_rate(512 * 2**20, device))
 
 
-def _matmul_rate(size: int) -> float:
-    a, b = (torch.randn(size, size).bfloat16() for _ in range(2))
-    return 2 * size**3 / min(_seconds(lambda: torch.mm(a, b)) for _ in range(REPEATS))
+def _matmul_rate(size: int, device: str) -> float:
+    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    return 2 * size**3 / min(_seconds(lambda: torch.mm(a, b), device) for _ in range(REPEATS))
 
 
-def _read_rate(num_bytes: int) -> float:
-    data = torch.ones(num_bytes // 4, dtype=torch.float32)
-    return num_bytes / min(_seconds(data.sum) for _ in range(REPEATS))
+def _read_rate(num_bytes: int, device: str) -> float:
+    data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
+    return num_bytes / min(_seconds(data.sum, device) for _ in range(REPEATS))
 
 
-def _seconds(work: object) -> float:
-    assert callable(work)
+def _seconds(work: Callable[[], object], device: str) -> float:
+    synchronize(device)
     started = time.perf_counter()
     work()
+    synchronize(device)
     return time.perf_counter() - started
+
+
+def synchronize(device: str) -> None:
+    """Accelerators run behind the program: to be called before the clock is read."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()

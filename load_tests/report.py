@@ -9,7 +9,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,11 +88,23 @@ def machine() -> dict[str, Any]:
 
 def write_report(path: Path, measurements: Sequence[Measurement], **machine_facts: Any) -> None:
     """``machine_facts``: what the run itself found out about the machine, such as its peak rates."""
-    report = {
-        "machine": machine() | machine_facts,
+    write_detailed_report(path, measurements, machine_facts)
+
+
+def write_detailed_report(
+    path: Path,
+    measurements: Sequence[Measurement],
+    machine_facts: Mapping[str, Any],
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """``details``: what the measurements were made of, for a benchmark whose reports are plotted or compared."""
+    report: dict[str, Any] = {
+        "machine": machine() | dict(machine_facts),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "measurements": [dataclasses.asdict(m) for m in measurements],
     }
+    if details is not None:
+        report["details"] = details
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 

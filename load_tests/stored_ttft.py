@@ -17,9 +17,9 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from load_tests.engine import QWEN2_05B, Shape, build_model
 from load_tests.kv_nodes import disk_node
 from load_tests.report import Measurement, measured
+from load_tests.shapes import QWEN2_05B, Shape, build_model
 from load_tests.stored_chunks import drop_from_page_cache
 from services.generator.segment_files import KvShape
 from services.generator.segment_source import StoreSegmentSource

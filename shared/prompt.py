@@ -56,12 +56,22 @@ class PromptTokenizer:
 
     @classmethod
     def of_model(cls, model: str) -> PromptTokenizer | None:
-        """The tokenizer of a model directory or hub id; None for a directory without one (served by ids only)."""
+        """The tokenizer of a model directory or hub id; None for a directory without one (served by ids only).
+
+        Raises:
+            ConfigError: there is no such directory, or its tokenizer or template cannot be used.
+        """
+        if Path(model).is_absolute() and not Path(model).is_dir():
+            raise ConfigError(f"model: there is no directory {model!r}")
         if Path(model).is_dir() and not any((Path(model) / name).is_file() for name in _TOKENIZER_FILES):
             return None
         from transformers import AutoTokenizer
 
-        return cls(AutoTokenizer.from_pretrained(model), PromptTemplate.of_model(model))
+        template = PromptTemplate.of_model(model)
+        try:
+            return cls(AutoTokenizer.from_pretrained(model), template)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model: its tokenizer cannot be loaded: {error}") from error
 
     @property
     def backend(self) -> Any:

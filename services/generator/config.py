@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.deployment import DeploymentConfig
-from shared.engine.config import EngineConfig
+from shared.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

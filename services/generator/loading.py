@@ -11,7 +11,6 @@ from services.generator.segment_source import ChunkStore, StoreSegmentSource
 from services.generator.serving import Generator
 from shared.engine import Engine, load_model
 from shared.engine.source import NoSource, SegmentSource
-from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
 
 log = logging.getLogger(__name__)
@@ -24,7 +23,7 @@ def load_generator(config: GeneratorConfig, store: ChunkStore | None, node_id: s
         KvquiltError: there is no such model, it cannot be reproduced exactly, or its tokenizer or template is broken.
     """
     model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
-    tokenizer = _load_tokenizer(config.model)
+    tokenizer = PromptTokenizer.of_model(config.model)
     source: SegmentSource = NoSource()
     if store:
         shape = KvShape.of_model(model, tokenizer.hash if tokenizer else "")
@@ -32,14 +31,3 @@ def load_generator(config: GeneratorConfig, store: ChunkStore | None, node_id: s
     engine = Engine(model, config.engine, source, decode=tokenizer.decode if tokenizer else None)
     log.info("serving %s, fingerprint %s, %s on %s", config.model, model.fingerprint, model.spec.dtype_name, model.spec.device)
     return Generator(config, engine, tokenizer)
-
-
-def _load_tokenizer(model: str) -> PromptTokenizer | None:
-    """
-    Raises:
-        ConfigError: there is a tokenizer, and it cannot be used.
-    """
-    try:
-        return PromptTokenizer.of_model(model)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model: its tokenizer cannot be loaded: {error}") from error

@@ -177,6 +177,7 @@ def _sum(a: Usage, b: Usage) -> Usage:
         a.reused_tokens + b.reused_tokens,
         a.recomputed_tokens + b.recomputed_tokens,
         a.generated_tokens + b.generated_tokens,
+        a.loaded_tokens + b.loaded_tokens,
     )
 
 

@@ -174,6 +174,7 @@ def _usage(event: DoneEvent) -> common_pb2.Usage:
         reused_tokens=usage.reused_tokens,
         recomputed_tokens=usage.recomputed_tokens,
         generated_tokens=usage.generated_tokens,
+        loaded_tokens=usage.loaded_tokens,
     )
 
 

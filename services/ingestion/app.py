@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ray import serve
@@ -12,11 +13,14 @@ from services.ingestion.handlers import IngestHandlers
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
-from shared import log
+from shared import log as logs
 from shared.clients import generation, kv_store, retrieval
 from shared.clients.serve_transport import ServeTransport
 from shared.config import load, to_dict
+from shared.errors import KvquiltError
 from shared.prompt import PromptTokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Ingestion(IngestHandlers):
@@ -24,7 +28,7 @@ class Ingestion(IngestHandlers):
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(IngestionConfig, args)
-        log.configure("ingestion", config.deployment.log.level, config.deployment.log.format)
+        logs.configure("ingestion", config.deployment.log.level, config.deployment.log.format)
         super().__init__(build_service(config), config.run_deadline_s)
 
     def __del__(self) -> None:
@@ -33,7 +37,6 @@ class Ingestion(IngestHandlers):
 
 
 def build_service(config: IngestionConfig) -> IngestionService:
-    tokenizer = PromptTokenizer.of_model(config.model)
     store = DocumentStore(
         generator=generation.GenerationClient(ServeTransport("generator")),
         manifests=kv_store.KvStoreClient(ServeTransport("kv_store")),
@@ -41,7 +44,17 @@ def build_service(config: IngestionConfig) -> IngestionService:
         policy=CallPolicy(timeout_s=config.step_timeout_s),
         prefill_batch=config.prefill_batch,
     )
-    return IngestionService(config, None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens), store)
+    return IngestionService(config, _recipe(config), store)
+
+
+def _recipe(config: IngestionConfig) -> Recipe | KvquiltError | None:
+    """None: the model has no tokenizer. A model that is not there is no reason to crash again and again: Health says it."""
+    try:
+        tokenizer = PromptTokenizer.of_model(config.model)
+    except KvquiltError as error:
+        log.error("documents cannot be cut for model %s: %s", config.model, error.detail)
+        return error
+    return None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens)
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -16,7 +16,7 @@ from services.ingestion.upkeep import Upkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
 from shared.clients.generation import ModelDescription
 from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, UpsertProgress
-from shared.errors import FailedPrecondition, InvalidRequest, ModelMismatch, NotFound, UnreadableDocument
+from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, ModelMismatch, NotFound, UnreadableDocument
 from shared.kv_types import Manifest
 from shared.request import RequestContext, check_name
 from shared.search import check_metadata
@@ -26,9 +26,9 @@ _NO_TOKENIZER = "the model has no tokenizer: it serves requests by token ids, an
 
 
 class IngestionService:
-    """``recipe`` None: the model has no tokenizer, so nothing can be ingested; the rest works."""
+    """``recipe`` None: the model has no tokenizer, so nothing can be ingested; the rest works. An error: it cannot be loaded."""
 
-    def __init__(self, config: IngestionConfig, recipe: Recipe | None, store: DocumentStore) -> None:
+    def __init__(self, config: IngestionConfig, recipe: Recipe | KvquiltError | None, store: DocumentStore) -> None:
         self._config = config
         self._recipe = recipe
         self._store = store
@@ -149,6 +149,8 @@ class IngestionService:
     async def _prepare(self, ctx: RequestContext) -> tuple[Recipe, ModelDescription]:
         if self._recipe is None:
             raise FailedPrecondition(_NO_TOKENIZER)
+        if isinstance(self._recipe, KvquiltError):
+            raise self._recipe
         model = await self._store.policy.run(ctx, self._store.generator.describe)
         self._recipe.check_model(model)
         return self._recipe, model

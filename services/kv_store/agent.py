@@ -201,7 +201,10 @@ class Agent:
             "bytes": str(sum(t.num_bytes for t in tiers if t.tier != "memory")),
             "documents": str(self._documents.num_documents),
         }
-        return ServiceHealth(SERVICE, ready=True, facts=facts)
+        failure = self._documents.failure
+        if failure is None:
+            return ServiceHealth(SERVICE, ready=True, facts=facts)
+        return ServiceHealth(SERVICE, failure.retryable, failure.detail, facts)  # what an outage takes away comes back by itself
 
     async def close(self) -> None:
         await self._tiers.close()

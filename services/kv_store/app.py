@@ -54,7 +54,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         ConfigError: names the setting.
     """
     config = load(KvStoreConfig, args)
-    return serve.deployment(name="KvStore", **config.deployment.serve_options())(KvStoreFront).bind(to_dict(config))
+    return serve.deployment(name="kv_store", **config.deployment.serve_options())(KvStoreFront).bind(to_dict(config))
 
 
 class KvStoreFront(KvStoreHandlers):

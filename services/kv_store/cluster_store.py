@@ -145,8 +145,12 @@ class ClusterStore:
         """Chunks and bytes are summed over the nodes; a chunk on two nodes counts twice."""
         answers, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.health(ctx))
         facts = {name: str(sum(int(a.facts[name]) for a in answers.values())) for name in ("chunks", "bytes", "documents")}
-        detail = f"{unreachable} of {len(answers) + unreachable} nodes do not answer" if unreachable else ""
-        return ServiceHealth(SERVICE, self._nodes.home() in answers, detail, {**facts, "nodes": str(len(answers))})
+        home = answers.get(self._nodes.home())
+        details = [f"{unreachable} of {len(answers) + unreachable} nodes do not answer"] if unreachable else []
+        if home is not None and home.detail:
+            details.append(home.detail)
+        ready = home is not None and home.ready
+        return ServiceHealth(SERVICE, ready, "; ".join(details), {**facts, "nodes": str(len(answers))})
 
     async def _find(
         self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False

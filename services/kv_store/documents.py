@@ -66,6 +66,11 @@ class Documents:
     def num_documents(self) -> int:
         return len(self._catalog.documents)
 
+    @property
+    def failure(self) -> KvquiltError | None:
+        """Why they are not sure, as far as is known. Does not block."""
+        return None if self.sure else self._failure
+
     def references(self, chunk_id: str) -> int:
         """How many documents refer to the chunk, or may: documents of a later version are not read. Does not block.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 from ray import serve
@@ -12,21 +14,42 @@ from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import connect
 from services.retrieval.service import RetrievalService
 from services.retrieval.transformer_embedder import load_embedder
-from shared import log
+from shared import log as logs
 from shared.config import load, to_dict
+from shared.errors import KvquiltError
+
+log = logging.getLogger(__name__)
 
 
 class Retrieval(RetrievalHandlers):
-    """One replica: its own embedder, its connection to Milvus."""
+    """One replica: its own embedder, its connection to Milvus.
+
+    A Milvus that does not answer is no reason to crash again and again: the replica says what is wrong, and goes on trying.
+    """
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(RetrievalConfig, args)
-        log.configure("retrieval", config.deployment.log.level, config.deployment.log.format)
-        super().__init__(build_service(config))
+        logs.configure("retrieval", config.deployment.log.level, config.deployment.log.format)
+        super().__init__(_try_to_build(config))
+        self._opening = asyncio.get_running_loop().create_task(self._keep_opening(config))
+
+    async def _keep_opening(self, config: RetrievalConfig) -> None:
+        while isinstance(self._opened, KvquiltError) and self._opened.retryable:
+            self._opened = await asyncio.to_thread(_try_to_build, config)
 
     def __del__(self) -> None:
-        if hasattr(self, "_service"):
-            self._service.close()
+        if hasattr(self, "_opening"):
+            self._opening.cancel()
+            if isinstance(self._opened, RetrievalService):
+                self._opened.close()
+
+
+def _try_to_build(config: RetrievalConfig) -> RetrievalService | KvquiltError:
+    try:
+        return build_service(config)
+    except KvquiltError as error:
+        log.error("no index: %s", error.detail)
+        return error
 
 
 def build_service(config: RetrievalConfig) -> RetrievalService:

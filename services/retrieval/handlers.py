@@ -16,8 +16,16 @@ _IDS_PER_MESSAGE = 1000
 
 
 class RetrievalHandlers:
-    def __init__(self, service: RetrievalService) -> None:
-        self._service = service
+    """``service`` is an error while there is no index: every call then answers with it, and Health says it."""
+
+    def __init__(self, service: RetrievalService | KvquiltError) -> None:
+        self._opened = service
+
+    @property
+    def _service(self) -> RetrievalService:
+        if isinstance(self._opened, KvquiltError):
+            raise self._opened
+        return self._opened
 
     @unary(retrieval_pb2.SearchResponse)
     async def Search(self, request: retrieval_pb2.SearchRequest, ctx: RequestContext) -> retrieval_pb2.SearchResponse:

@@ -89,12 +89,13 @@ class PrefilledChunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; prompt = reused + recomputed."""
+    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident."""
 
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
     generated_tokens: int
+    loaded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +311,7 @@ def _done_of(pb: generation_pb2.GenerateDone) -> GenerationDone:
 
 
 def usage_of(pb: common_pb2.Usage) -> Usage:
-    return Usage(pb.prompt_tokens, pb.reused_tokens, pb.recomputed_tokens, pb.generated_tokens)
+    return Usage(pb.prompt_tokens, pb.reused_tokens, pb.recomputed_tokens, pb.generated_tokens, pb.loaded_tokens)
 
 
 def timings_of(pb: common_pb2.Timings) -> Timings:

@@ -7,7 +7,6 @@ model is driven), then ``engine`` (the step loop) and ``answering`` (what tokens
 ``loader`` moves KV in and out.
 """
 
-from shared.engine.config import EngineConfig
 from shared.engine.engine import Engine, EngineStats
 from shared.engine.live_forest import LiveForest
 from shared.engine.model import LoadedModel, ModelSpec, load_model, wrap_model
@@ -47,6 +46,7 @@ from shared.engine.types import (
     TokenEvent,
     Usage,
 )
+from shared.engine_config import EngineConfig
 
 __all__ = [
     "Append",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.engine.config import EngineConfig
 from shared.engine.model import ModelSpec
 from shared.engine.types import ChoiceRule, ForestRequest, GenerateRequest, PrefillRequest, Usage
+from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
 
 

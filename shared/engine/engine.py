@@ -22,7 +22,6 @@ import torch
 from shared.engine import admission
 from shared.engine.answering import Answering
 from shared.engine.arrival import GivenUp, Patience
-from shared.engine.config import EngineConfig
 from shared.engine.exploring import Exploring
 from shared.engine.forest import runnable, uproot
 from shared.engine.jobs import BranchWork, ChunkWork, ForestJob, GenerateJob, Job, Node, PrefillJob, Sink, emit
@@ -47,6 +46,7 @@ from shared.engine.types import (
     PrefillRequest,
     ReuseMode,
 )
+from shared.engine_config import EngineConfig
 from shared.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, KvquiltError, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import torch
 
-from shared.engine.config import EngineConfig
 from shared.engine.forest import place
 from shared.engine.jobs import ForestJob, Growth, Node, Question, emit
 from shared.engine.model import ModelSpec
@@ -42,6 +41,7 @@ from shared.engine.types import (
     Rewind,
     Start,
 )
+from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, KvquiltError, NotFound
 
 

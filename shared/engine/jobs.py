@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -154,8 +154,9 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class GenerateJob:
-    """``entries``: chunks in the pool, one reference each; ``lost``: those of them that had to be recomputed. ``questions`` are not
-    computed yet, ``answers`` grow, ``thoughts`` are complete (question → sample → thought); ``num_open`` answers are to come.
+    """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had to look for in the
+    store; ``lost``: those that had to be recomputed. ``questions`` are not computed yet, ``answers`` grow, ``thoughts`` are
+    complete (question → sample → thought); ``num_open`` answers are to come.
 
     ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are whole.
     """
@@ -165,6 +166,7 @@ class GenerateJob:
     clock: Clock = field(default_factory=Clock)
     prefix: Entry | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
+    fetched: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     questions: list[Question] = field(default_factory=list)
     answers: list[Answer | Beam | Node] = field(default_factory=list)
@@ -217,9 +219,12 @@ class GenerateJob:
         if request.reuse is ReuseMode.FULL:
             recomputed = context + questions
         else:
-            recomputed = questions + sum(len(self.entries[key].token_ids) for key in self.lost)
+            recomputed = questions + self._num_tokens(self.lost)
         prompt = len(request.prefix_ids) + context + questions
-        return Usage(prompt, prompt - recomputed, recomputed, self.generated)
+        return Usage(prompt, prompt - recomputed, recomputed, self.generated, self._num_tokens(self.fetched - self.lost))
+
+    def _num_tokens(self, keys: Iterable[str]) -> int:
+        return sum(len(self.entries[key].token_ids) for key in keys)
 
 
 @dataclass(slots=True, eq=False)
@@ -248,9 +253,8 @@ class ForestJob(GenerateJob):
     def usage(self) -> Usage:
         """Tokens that it was given count as prompt."""
         usage = GenerateJob.usage(self)
-        return Usage(
-            usage.prompt_tokens + self.num_given, usage.reused_tokens, usage.recomputed_tokens + self.num_given, self.generated
-        )
+        prompt, recomputed = usage.prompt_tokens + self.num_given, usage.recomputed_tokens + self.num_given
+        return replace(usage, prompt_tokens=prompt, recomputed_tokens=recomputed)
 
 
 @dataclass(slots=True, eq=False)

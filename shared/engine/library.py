@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from shared.engine.config import EngineConfig
 from shared.engine.forest import chunk_branch
 from shared.engine.jobs import BranchWork, GenerateJob, Job
 from shared.engine.loader import Loader
@@ -14,6 +13,7 @@ from shared.engine.reading import Arriving, Loaded
 from shared.engine.residency import Entry, Pool, State
 from shared.engine.segment import Branch
 from shared.engine.types import ReuseMode
+from shared.engine_config import EngineConfig
 from shared.identity import ids_hash
 
 _PREFIX = "prefix:"
@@ -59,6 +59,7 @@ class Library:
             job.entries[chunk.chunk_id], new = self._pool.acquire(chunk.chunk_id, chunk.token_ids)
             if new:
                 to_load[chunk.chunk_id] = len(chunk.token_ids)
+        job.fetched.update(to_load)
         if to_load:
             self._loader.load(to_load, tell)
 

@@ -8,12 +8,12 @@ import torch
 
 from shared.engine.arrival import Patience
 from shared.engine.attention import Lane, StepPlan, kernel_for
-from shared.engine.config import EngineConfig
 from shared.engine.forest import needs_logits
 from shared.engine.jobs import BranchWork
 from shared.engine.model import LoadedModel
 from shared.engine.rope import Rotation
 from shared.engine.scheduler import Slice
+from shared.engine_config import EngineConfig
 
 
 class PassRunner:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from shared.engine.config import EngineConfig
+from shared.engine_config import EngineConfig
 
 # Rows of one forward pass under batch invariance: a branch's tokens are always cut at multiples of this.
 TILE = 64

@@ -238,12 +238,13 @@ Command = Edit | Close
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; prompt = reused + recomputed."""
+    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident."""
 
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
     generated_tokens: int
+    loaded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

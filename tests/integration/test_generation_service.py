@@ -181,6 +181,7 @@ class TestAnswersEqualTheOracles:
         usage = done(events).usage
         assert usage.reused_tokens >= 107
         assert usage.prompt_tokens == usage.reused_tokens + usage.recomputed_tokens == 6 + 107 + 9
+        assert usage.loaded_tokens == 107
         assert usage.generated_tokens == 5
 
 

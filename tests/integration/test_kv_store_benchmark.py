@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.engine import Shape
 from load_tests.kv_store import Plan, line, measure
 from load_tests.report import measured
+from load_tests.shapes import Shape
 from load_tests.stored_chunks import ChunkShape
 from load_tests.stored_ttft import Contexts
 from tests.minio_server import S3Server

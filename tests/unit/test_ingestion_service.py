@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shared.documents import SourceDocument, Stage
 from shared.errors import (
+    ConfigError,
     Conflict,
     FailedPrecondition,
     InvalidRequest,
@@ -348,6 +349,18 @@ async def test_a_model_without_tokenizer_cannot_be_ingested_for() -> None:
     with pytest.raises(FailedPrecondition, match="no tokenizer"):
         await upsert(service, text("a.txt", "One."))
     assert "no tokenizer" in await service.check_ready(context()), "such a model is served all the same"
+
+
+async def test_a_model_that_is_not_there_is_told_and_nothing_else_stops() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "One."))
+    service = world.service()
+    service._recipe = ConfigError("model: there is no directory '/models/x'")
+    with pytest.raises(ConfigError, match="/models/x"):
+        await upsert(service, text("b.txt", "Two."))
+    with pytest.raises(ConfigError, match="/models/x"):
+        await service.check_ready(context())
+    assert (await service.list_documents(context(), "c", "", 10)).documents
 
 
 @pytest.mark.parametrize(

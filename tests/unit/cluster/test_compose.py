@@ -2,42 +2,95 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.compose import APPLICATIONS, main, serve_config, servicer_functions
-from cluster.config import SECTIONS, QuiltConfig, load_quilt
+from cluster import applications
+from cluster.compose import APPLICATIONS, application_args, main, serve_config, servicer_functions
+from cluster.config import SECTIONS, load_quilt
 from shared.config import load
+from shared.deployment import DeploymentConfig
 
 PROTOS = Path(__file__).parents[3] / "protos" / "kvquilt" / "v1"
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> QuiltConfig:
-    return load_quilt({"data_dir": str(tmp_path)}, {})
+def values(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "data_dir": str(tmp_path),
+        "log": {"level": "WARNING"},
+        "gateway": {"k": 4, "deployment": {"num_replicas": 2, "drain_s": 7.0, "log": {"format": "json"}}},
+        "generator": {"engine": {"dtype": "float32"}, "deployment": {"max_replicas": 3, "num_gpus": 1}},
+    }
 
 
-def test_ray_serve_accepts_the_composed_config(config: QuiltConfig) -> None:
-    schema = ServeDeploySchema.model_validate(serve_config(config))
+def compose(values: dict[str, Any]) -> dict[str, Any]:
+    return serve_config(values, load_quilt(values, {}))
+
+
+def args_of(values: dict[str, Any]) -> dict[str, Any]:
+    return {app["name"]: app["args"] for app in compose(values)["applications"]}
+
+
+def test_ray_serve_accepts_the_composed_config(values: dict[str, Any]) -> None:
+    schema = ServeDeploySchema.model_validate(compose(values))
     assert [app.name for app in schema.applications] == list(APPLICATIONS)
     assert schema.grpc_options.enable_reflection
     assert schema.grpc_options.port == 9000
 
 
-def test_every_section_is_an_application_with_a_route_prefix_of_its_own(config: QuiltConfig) -> None:
-    applications = serve_config(config)["applications"]
-    assert {app["name"] for app in applications} == set(SECTIONS)
-    assert len({app["route_prefix"] for app in applications}) == len(SECTIONS)
+def test_every_section_is_an_application_with_a_route_prefix_of_its_own(values: dict[str, Any]) -> None:
+    composed = compose(values)["applications"]
+    assert {app["name"] for app in composed} == set(SECTIONS)
+    assert len({app["route_prefix"] for app in composed}) == len(SECTIONS)
 
 
-def test_arguments_load_into_the_services_own_configuration(config: QuiltConfig) -> None:
-    for app in serve_config(config)["applications"]:
+def test_an_application_is_built_with_its_settings_in_the_file(values: dict[str, Any]) -> None:
+    config = load_quilt(values, {})
+    for app in compose(values)["applications"]:
+        module, _, function = app["import_path"].partition(":")
+        built = getattr(importlib.import_module(module), function)(app["args"])
+        (given,) = built._bound_deployment.init_args
         section = getattr(config, app["name"])
-        assert load(type(section), app["args"]) == section
+        expected = dataclasses.replace(section, deployment=DeploymentConfig(log=section.deployment.log))
+        assert (load(type(section), given) if isinstance(given, dict) else given) == expected
+
+
+def test_replicas_and_limits_stand_where_serve_changes_them_in_place(values: dict[str, Any]) -> None:
+    more = values | {"gateway": values["gateway"] | {"deployment": {"num_replicas": 5, "log": {"format": "json"}}}}
+    assert args_of(more) == args_of(values)
+    deployments = {app["name"]: app["deployments"] for app in compose(values)["applications"]}
+    assert deployments["gateway"][0]["num_replicas"] == 2
+    assert deployments["gateway"][0]["graceful_shutdown_timeout_s"] == 7.0
+    assert deployments["generator"][0]["autoscaling_config"]["max_replicas"] == 3
+    assert deployments["generator"][0]["ray_actor_options"]["num_gpus"] == 1
+
+
+def test_a_setting_of_one_service_changes_the_arguments_of_no_other(values: dict[str, Any]) -> None:
+    before, after = args_of(values), args_of(values | {"gateway": {"k": 5}})
+    assert {name for name in before if before[name] != after[name]} == {"gateway"}
+
+
+def test_deployments_are_named_like_their_application(values: dict[str, Any]) -> None:
+    for app in compose(values)["applications"]:
+        built = applications.build(app["name"], app["args"])
+        assert [d["name"] for d in app["deployments"]] == [built._bound_deployment.name]
+
+
+def test_what_the_arguments_do_not_say_comes_from_the_node(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVQUILT_RETRIEVAL__MILVUS_TOKEN", "root:secret")
+    monkeypatch.setenv("KVQUILT_DATA_DIR", "/elsewhere")
+    args = application_args("retrieval", values, load_quilt(values, {}))
+    assert "milvus_token" not in str(args)
+    (given,) = applications.retrieval(args)._bound_deployment.init_args
+    assert given["milvus_token"] == "root:secret"
+    assert given["milvus_uri"] == f"{values['data_dir']}/index.db"
 
 
 def test_every_service_of_the_protos_is_registered() -> None:
@@ -56,7 +109,7 @@ def test_the_command_prints_yaml_that_reads_back_equal(tmp_path: Path, capsys: p
     path.write_text(yaml.safe_dump({"data_dir": str(tmp_path), "gateway": {"k": 4}}), encoding="utf-8")
     assert main(["--config", str(path)]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
-    assert printed == serve_config(load_quilt({"data_dir": str(tmp_path), "gateway": {"k": 4}}, {}))
+    assert printed == compose({"data_dir": str(tmp_path), "gateway": {"k": 4}})
 
 
 def test_the_command_names_a_wrong_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from cluster import applications
+from cluster.compose import APPLICATIONS
 from cluster.config import QuiltConfig, load_quilt
 from cluster.paths import DEMO_MODEL, default_data_dir
 from shared.config import load, to_dict
 from shared.errors import ConfigError
+from shared.prompt import PromptTokenizer
 
 
 @pytest.fixture
@@ -85,6 +90,14 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
         load_quilt({"model": str(tmp_path)}, {})
 
 
+def test_an_application_of_a_cluster_is_built_without_the_model(tmp_path: Path) -> None:
+    missing = str(tmp_path / "forgotten")
+    for name in APPLICATIONS:
+        assert applications.build(name, {"data_dir": str(tmp_path), "model": missing})
+    with pytest.raises(ConfigError, match="there is no directory"):
+        PromptTokenizer.of_model(missing)
+
+
 def test_a_hub_id_is_left_alone_and_a_relative_directory_made_absolute(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model.parent)
     assert load_quilt({"model": "Qwen/Qwen2.5-0.5B"}, {}).model == "Qwen/Qwen2.5-0.5B"
@@ -100,3 +113,8 @@ def test_the_data_directory_is_the_chosen_one_else_xdgs_else_the_homes() -> None
     assert default_data_dir({"KVQUILT_DATA_DIR": "/x", "XDG_DATA_HOME": "/y"}) == Path("/x")
     assert default_data_dir({"XDG_DATA_HOME": "/y"}) == Path("/y/kvquilt")
     assert default_data_dir({}) == Path.home() / ".local" / "share" / "kvquilt"
+
+
+def test_reading_settings_takes_neither_torch_nor_ray() -> None:
+    program = "import sys, cluster.applications; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip() == "[]"

@@ -1,6 +1,4 @@
-"""Time to first token of the engine at a real model's size: what stored KV buys, on this machine, in one run.
-
-    python -m load_tests.engine --json build/engine.json
+"""What ``kvquilt demo`` shows of speed: time to first token at a real model's size, with stored KV and without, in one run.
 
 The model has the shape of Qwen2-0.5B and random weights: time does not depend on what the weights say. ``full`` prefills 8 chunks
 of 512 tokens and a question; ``reordered`` finds the chunks' KV resident and prefills the question only. Both run from "placements
@@ -9,22 +7,16 @@ known" to the first token (``Timings.engine_ttft_s``).
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from dataclasses import dataclass
 
 from load_tests.rates import Rates, measure_rates
-from load_tests.report import Measurement, measured, write_report
-from shared.engine import Engine, EngineConfig, wrap_model
-from shared.engine.model import LoadedModel
+from load_tests.report import Measurement, measured
+from load_tests.shapes import QWEN2_05B, Shape, build_model
+from shared.engine import Engine, EngineConfig
 from shared.engine.types import Chunk, DoneEvent, FailedEvent, GenerateRequest, ReuseMode, SamplingParams
 from shared.identity import ids_hash
 
@@ -32,42 +24,6 @@ NUM_CHUNKS, CHUNK_LEN, PREFIX_LEN, QUESTION_LEN = 8, 512, 16, 32
 FULL_RUNS, REORDERED_RUNS = 3, 9
 BUDGET_S = 45.0  # no further run after this long, so that a slow machine is not kept busy
 MS = 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of a Qwen2-type model."""
-
-    hidden: int = 896
-    layers: int = 24
-    heads: int = 14
-    kv_heads: int = 2
-    head_dim: int = 64
-    mlp: int = 4864
-    vocab: int = 151_936
-
-    @property
-    def layer_weights(self) -> int:
-        attention = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim + self.heads * self.head_dim * self.hidden
-        return attention + 3 * self.hidden * self.mlp
-
-    def flops(self, rows: int, context: int) -> float:
-        """Of ``rows`` tokens that each see ``context`` keys, and of one row of logits."""
-        return (
-            rows * self.layers * (2 * self.layer_weights + 4 * self.heads * self.head_dim * context) + 2 * self.hidden * self.vocab
-        )
-
-    def bytes_read(self, context: int) -> float:
-        """Weights once and the context's KV once, in two-byte numbers."""
-        weights = self.layers * self.layer_weights + self.hidden * self.vocab
-        return 2 * (weights + 2 * self.layers * self.kv_heads * self.head_dim * context)
-
-    def ttft_limit_s(self, rows: int, context: int, rates: Rates) -> float:
-        """No machine with these rates can be faster: arithmetic or memory, whichever takes longer."""
-        return max(self.flops(rows, context) / rates.flops, self.bytes_read(context) / rates.bytes_per_s)
-
-
-QWEN2_05B = Shape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,28 +86,6 @@ def build_engine(shape: Shape) -> Engine:
     return Engine(build_model(shape), EngineConfig(dtype="bfloat16"))
 
 
-def build_model(shape: Shape) -> LoadedModel:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=shape.mlp,
-        vocab_size=shape.vocab,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=True,
-        dtype="bfloat16",
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        model = Qwen2ForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    return wrap_model(model)
-
-
 def random_chunks(shape: Shape) -> tuple[Chunk, ...]:
     noise = random.Random(1)
     pieces = [tuple(noise.randrange(shape.vocab) for _ in range(CHUNK_LEN)) for _ in range(NUM_CHUNKS)]
@@ -172,19 +106,3 @@ def ttft_s(engine: Engine, chunks: Sequence[Chunk], reuse: ReuseMode) -> float:
         if isinstance(event, DoneEvent):
             return event.timings.engine_ttft_s
     raise AssertionError("the engine ended without an event that says so")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the report")
-    path = parser.parse_args().json
-    result = compare_ttft(on_step=lambda step: print(step, file=sys.stderr))
-    for name, ms, meaning in result.lines():
-        print(f"{name:36} {ms:8.0f} ms  {meaning}")
-    if path:
-        write_report(path, [result.measurement], **asdict(result.rates))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,7 @@
-"""How an engine runs. Nothing here changes a result beyond rounding."""
+"""How an engine runs. Nothing here changes a result beyond rounding.
+
+Apart from the engine's package, which brings torch along: whoever only reads settings does without.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,53 @@
+{{- define "kvquilt.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvquilt.selectorLabels" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "kvquilt.labels" -}}
+{{ include "kvquilt.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "kvquilt.image" -}}
+{{ .Values.image.repository }}:{{ default .Chart.AppVersion .Values.image.tag }}
+{{- end -}}
+
+{{- define "kvquilt.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "kvquilt.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvquilt.minio" -}}
+{{ include "kvquilt.fullname" . }}-minio
+{{- end -}}
+
+{{- /* The secret with the object store's keys; empty: none is named, and the environment has to have them. */ -}}
+{{- define "kvquilt.objectsSecret" -}}
+{{- if .Values.minio.enabled -}}
+{{- default (include "kvquilt.minio" .) .Values.minio.existingSecret -}}
+{{- else -}}
+{{- .Values.objects.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvquilt.minioClaim" -}}
+{{- default (include "kvquilt.minio" .) .Values.minio.persistence.existingClaim -}}
+{{- end -}}
+
+{{- define "kvquilt.milvusClaim" -}}
+{{- default (printf "%s-milvus" (include "kvquilt.fullname" .)) .Values.milvus.persistence.existingClaim -}}
+{{- end -}}

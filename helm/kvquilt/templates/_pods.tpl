@@ -1,0 +1,191 @@
+{{- /* A pod of Ray. In: root (the chart's context), component (head, services, generator), group (its values). */ -}}
+{{- define "kvquilt.rayPod" -}}
+{{- $v := .root.Values -}}
+{{- $isHead := eq .component "head" -}}
+{{- $hasIndex := and (eq .component "services") (not $v.milvus.uri) -}}
+metadata:
+  labels:
+    {{- include "kvquilt.selectorLabels" .root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+    app.kubernetes.io/part-of: ray
+  {{- with .group.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "kvquilt.serviceAccountName" .root }}
+  automountServiceAccountToken: false
+  # Without it, a Service called kvquilt-… would show up in the environment as a setting of that name.
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ $v.terminationGracePeriodSeconds }}
+  securityContext:
+    {{- include "kvquilt.podSecurityContext" . | nindent 4 }}
+  {{- with $v.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with .group.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .group.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .group.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .group.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if and $v.topologySpread.enabled (not $isHead) }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: {{ $v.topologySpread.topologyKey }}
+      whenUnsatisfiable: {{ $v.topologySpread.whenUnsatisfiable }}
+      labelSelector:
+        matchLabels:
+          {{- include "kvquilt.selectorLabels" .root | nindent 10 }}
+          app.kubernetes.io/component: {{ .component }}
+  {{- end }}
+  containers:
+    - name: ray
+      image: {{ include "kvquilt.image" .root }}
+      imagePullPolicy: {{ $v.image.pullPolicy }}
+      securityContext:
+        {{- include "kvquilt.securityContext" . | nindent 8 }}
+      ports:
+        {{- if $isHead }}
+        - {name: gcs-server, containerPort: 6379}
+        - {name: dashboard, containerPort: 8265}
+        - {name: serve-grpc, containerPort: 9000}
+        {{- else }}
+        # KubeRay's readiness probe looks for this name.
+        - {name: serve, containerPort: 8000}
+        - {name: grpc, containerPort: 9000}
+        {{- end }}
+      env:
+        {{- include "kvquilt.rayEnv" .root | nindent 8 }}
+        # On SIGTERM Ray tells Serve, which moves the replicas, and waits for their requests. The head has nobody to move to.
+        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: {{ $isHead | ternary "0" (include "kvquilt.drainSeconds" .root) | quote }}}
+      {{- with $v.extraEnvFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $v.probes.liveness }}
+      livenessProbe:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- if not $isHead }}
+      {{- with $v.probes.readiness }}
+      readinessProbe:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- end }}
+      resources:
+        {{- include "kvquilt.resources" . | nindent 8 }}
+      volumeMounts:
+        - {name: shm, mountPath: /dev/shm}
+        - {name: tmp, mountPath: /tmp}
+        - {name: kv-cache, mountPath: /data}
+        {{- if $v.model.existingClaim }}
+        - name: model
+          mountPath: {{ $v.model.path }}
+          readOnly: true
+          {{- with $v.model.subPath }}
+          subPath: {{ . }}
+          {{- end }}
+        {{- end }}
+        {{- if $hasIndex }}
+        - {name: index, mountPath: /index}
+        {{- end }}
+  volumes:
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ .group.shmSize }}}
+    - name: tmp
+      emptyDir: {}
+    - name: kv-cache
+      {{- include "kvquilt.kvCache" $v.kvCache | nindent 6 }}
+    {{- if $v.model.existingClaim }}
+    - name: model
+      persistentVolumeClaim: {claimName: {{ $v.model.existingClaim }}, readOnly: true}
+    {{- end }}
+    {{- if $hasIndex }}
+    - name: index
+      persistentVolumeClaim: {claimName: {{ include "kvquilt.milvusClaim" .root }}}
+    {{- end }}
+{{- end -}}
+
+{{- define "kvquilt.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 1000
+runAsGroup: 1000
+fsGroup: 1000
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "kvquilt.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- /* A generator's GPUs are asked for here. */ -}}
+{{- define "kvquilt.resources" -}}
+{{- $resources := deepCopy .group.resources -}}
+{{- if and (eq .component "generator") .group.gpus -}}
+{{- $_ := set $resources "limits" (merge (dict .group.gpuResource .group.gpus) (default dict $resources.limits)) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "kvquilt.kvCache" -}}
+{{- if .storageClass -}}
+ephemeral:
+  volumeClaimTemplate:
+    spec:
+      accessModes: [ReadWriteOnce]
+      storageClassName: {{ .storageClass }}
+      resources: {requests: {storage: {{ .sizeLimit }}}}
+{{- else -}}
+emptyDir:
+  sizeLimit: {{ .sizeLimit }}
+  {{- with .medium }}
+  medium: {{ . }}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kvquilt.rayEnv" -}}
+- {name: HOME, value: /tmp}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+- {name: RAY_DEDUP_LOGS, value: "0"}
+- {name: RAY_COLOR_PREFIX, value: "0"}
+{{- if eq .Values.rayAuth "disabled" }}
+- {name: RAY_AUTH_MODE, value: disabled}
+{{- end }}
+{{- if .Values.logsToStdout }}
+- {name: RAY_LOG_TO_STDERR, value: "1"}
+# Of Ray itself; the services' level is config.log.level.
+- {name: RAY_BACKEND_LOG_LEVEL, value: warning}
+- {name: RAY_LOGGER_LEVEL, value: warning}
+{{- end }}
+{{- with include "kvquilt.objectsSecret" . }}
+{{- $secret := . }}
+{{- range $key := list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
+- name: {{ $key }}
+  valueFrom: {secretKeyRef: {name: {{ $secret }}, key: {{ $key }}}}
+{{- end }}
+{{- end }}
+{{- with .Values.milvus.existingSecret }}
+- name: KVQUILT_RETRIEVAL__MILVUS_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,89 @@
+{{- /*
+The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a test compares the two.
+"kvquilt.quilt": that quilt.yaml, i.e. `config` and what the cluster decides.
+*/ -}}
+{{- define "kvquilt.quilt" -}}
+{{- $quilt := deepCopy .Values.config -}}
+{{- $_ := set $quilt "data_dir" "/data" -}}
+{{- with .Values.model.path }}{{ $_ := set $quilt "model" . }}{{ end -}}
+
+{{- $objects := dict "endpoint" .Values.objects.endpoint "secure" .Values.objects.secure -}}
+{{- if .Values.minio.enabled -}}
+{{- $objects = dict "endpoint" (printf "%s:9000" (include "kvquilt.minio" .)) "secure" false -}}
+{{- end -}}
+{{- $_ := set $objects "bucket" .Values.objects.bucket -}}
+{{- $_ := set $objects "region" .Values.objects.region -}}
+{{- $_ := set $objects "prefix" .Values.objects.prefix -}}
+{{- $milvus := default "/index/milvus" .Values.milvus.uri -}}
+{{- $onServices := dict "deployment" (dict "resources" (dict "kvquilt_services" 1)) -}}
+{{- $generator := dict "deployment" (dict "resources" (dict "kvquilt_generator" 1) "num_replicas" (int .Values.generator.replicas)) -}}
+{{- if .Values.generator.gpus -}}
+{{- $_ := set $generator.deployment "num_gpus" .Values.generator.gpus -}}
+{{- $device := dig "engine" "device" "cuda" (default dict .Values.config.generator) -}}
+{{- $_ := set $generator "engine" (dict "device" $device) -}}
+{{- end -}}
+{{- $decided := dict "kv_store" (dict "objects" $objects) "retrieval" (dict "milvus_uri" $milvus) "generator" $generator -}}
+{{- range list "kv_store" "retrieval" "ingestion" "gateway" -}}
+{{- $_ := set $decided . (mergeOverwrite (default dict (get $decided .)) (deepCopy $onServices)) -}}
+{{- end -}}
+{{- mergeOverwrite $quilt $decided | toYaml -}}
+{{- end -}}
+
+{{- define "kvquilt.serveConfig" -}}
+{{- $quilt := include "kvquilt.quilt" . | fromYaml -}}
+{{- $log := default dict $quilt.log -}}
+{{- $servicers := list -}}
+{{- range $pair := list "kv_store KvStore" "retrieval Retrieval" "generation Generation" "ingest Ingest" "rag Rag" "rag Admin" -}}
+{{- $words := splitList " " $pair -}}
+{{- $servicers = append $servicers (printf "protos.kvquilt.v1.%s_pb2_grpc.add_%sServicer_to_server" (first $words) (last $words)) -}}
+{{- end -}}
+{{- $applications := list -}}
+{{- range $name := list "kv_store" "retrieval" "generator" "ingestion" "gateway" -}}
+{{- $section := get $quilt $name -}}
+{{- $args := dict "data_dir" $quilt.data_dir -}}
+{{- with $quilt.model }}{{ $_ := set $args "model" . }}{{ end -}}
+{{- with $quilt.log }}{{ $_ := set $args "log" . }}{{ end -}}
+{{- $own := omit $section "deployment" -}}
+{{- with $section.deployment.log }}{{ $_ := set $own "deployment" (dict "log" .) }}{{ end -}}
+{{- if $own }}{{ $_ := set $args $name $own }}{{ end -}}
+{{- $deployment := include "kvquilt.deployment" (dict "name" $name "deployment" $section.deployment) | fromYaml -}}
+{{- $applications = append $applications (dict
+      "name" $name
+      "route_prefix" (printf "/%s" $name)
+      "import_path" (printf "cluster.applications:%s" $name)
+      "args" $args
+      "deployments" (list $deployment)) -}}
+{{- end -}}
+{{- dict
+      "proxy_location" "EveryNode"
+      "http_options" (dict "host" "0.0.0.0" "port" 8000)
+      "grpc_options" (dict "port" 9000 "grpc_servicer_functions" $servicers "enable_reflection" true)
+      "logging_config" (dict
+        "encoding" (upper (default "text" $log.format))
+        "log_level" (default "INFO" $log.level)
+        "enable_access_log" false)
+      "applications" $applications | toYaml -}}
+{{- end -}}
+
+{{- /* What Serve changes without building the application anew: shared/deployment.py, serve_options. */ -}}
+{{- define "kvquilt.deployment" -}}
+{{- $d := .deployment -}}
+{{- $replicas := int (default 1 $d.num_replicas) -}}
+{{- $most := int (default 0 $d.max_replicas) -}}
+name: {{ .name }}
+max_ongoing_requests: {{ int (default 64 $d.max_ongoing_requests) }}
+max_queued_requests: {{ hasKey $d "max_queued_requests" | ternary $d.max_queued_requests 256 | int }}
+graceful_shutdown_timeout_s: {{ hasKey $d "drain_s" | ternary $d.drain_s 20.0 }}
+ray_actor_options:
+  num_cpus: {{ default 0.0 $d.num_cpus }}
+  num_gpus: {{ default 0.0 $d.num_gpus }}
+  resources: {{ toJson $d.resources }}
+{{- if gt $most $replicas }}
+autoscaling_config:
+  min_replicas: {{ $replicas }}
+  max_replicas: {{ $most }}
+  target_ongoing_requests: {{ int (default 8 $d.target_ongoing_requests) }}
+{{- else }}
+num_replicas: {{ $replicas }}
+{{- end }}
+{{- end -}}

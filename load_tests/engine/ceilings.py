@@ -1,0 +1,80 @@
+"""The kernel ceiling: how long a step's kernels take when each runs alone, at its own shapes, over and over.
+
+Everything between it and the arithmetic limit is the kernels' own; everything between it and the measured time is the engine's.
+Kernels are recorded from a real step: matrix products and attention. What merely moves or merges numbers is no kernel here, so it
+counts against the engine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from load_tests.rates import synchronize
+
+REPEATS = 5
+_KERNELS = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward")
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """``seconds``: all kernels of the work, each at its best; ``num_kernels`` calls of ``num_shapes`` different ones."""
+
+    seconds: float
+    num_kernels: int
+    num_shapes: int
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[tuple[Any, tuple[Any, ...], tuple[tuple[str, Any], ...]]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func.overloadpacket.__name__ in _KERNELS:
+            self.calls[func, tuple(map(_layout, args)), tuple((kwargs or {}).items())] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def ceiling_of(work: Callable[[], object]) -> Ceiling:
+    """``work`` runs once, recorded, on this thread."""
+    with _Recorder() as recorder:
+        work()
+    with torch.inference_mode():
+        seconds = sum(count * _best_s(func, args, dict(kwargs)) for (func, args, kwargs), count in recorder.calls.items())
+    return Ceiling(seconds, sum(recorder.calls.values()), len(recorder.calls))
+
+
+def _layout(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return tuple(argument.shape), argument.stride(), argument.dtype, str(argument.device)
+    return argument
+
+
+def _tensor(layout: Any) -> Any:
+    if not (isinstance(layout, tuple) and len(layout) == 4 and isinstance(layout[2], torch.dtype)):
+        return layout
+    shape, stride, dtype, device = layout
+    num_items = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return torch.randn(num_items, device=device).to(dtype).as_strided(shape, stride)
+
+
+def _best_s(func: Any, layouts: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    args = [_tensor(layout) for layout in layouts]
+    device = next((str(a.device) for a in args if isinstance(a, torch.Tensor)), "cpu")
+    best = math.inf
+    for _ in range(REPEATS):
+        synchronize(device)
+        started = time.perf_counter()
+        func(*args, **kwargs)
+        synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return best

@@ -1,0 +1,113 @@
+"""The measurements of one run: stock ``transformers`` and the engine asked in turn, beside what this machine could do at most."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from load_tests.engine.case import Case
+from load_tests.engine.ours import Ours
+from load_tests.engine.sharing import Crowd, CrowdEngine, CrowdResult
+from load_tests.engine.stock import Stock
+from load_tests.engine.workers import Worker
+from load_tests.rates import Rates
+from load_tests.report import Measurement, measured
+from load_tests.stored_ttft import Contexts, measure_stored_ttft
+
+BATCHES = (1, 8)
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How often. A cold prefill takes long and varies little."""
+
+    cold: int = 3
+    warm: int = 9
+    decode: int = 3
+
+
+def compare(case: Case, rates: Rates, runs: Runs, say: Progress) -> Iterator[Measurement]:
+    """Times to first token and decoding rates over one context. Peak memory comes last."""
+    with Worker(Stock, case) as stock, Worker(Ours, case) as ours:
+        yield from _first_tokens(case, rates, runs, stock, ours, say)
+        for batch in BATCHES:
+            yield _decoding(case, rates, runs, batch, stock, ours, say)
+        yield measured(f"peak_bytes_{case.context}", [ours.peak_bytes()], "byte", better="lower", baseline=stock.peak_bytes())
+        yield measured(f"kv_bytes_{case.context}", [ours.call("kv_bytes")], "byte", better="lower")
+
+
+def _first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker, say: Progress) -> Iterator[Measurement]:
+    say(f"first token over {case.context} tokens")
+    cold, hit, stitched = [], [], []
+    for run in range(runs.warm):  # in turn, so that whatever else the machine does meets both alike
+        if run < runs.cold:
+            cold.append(stock.call("cold_prefill_s"))
+        hit.append(stock.call("exact_hit_s"))
+        stitched.append(ours.call("stitched_s"))
+    limit = case.shape.ttft_limit_s(case.question, case.prompt_len, rates)
+    ceiling = ours.call("stitched_ceiling")
+    name = f"ttft_stitched_{case.context}"
+    yield measured(name, stitched, "s", better="lower", baseline=statistics.median(cold), limit=limit, ceiling=ceiling.seconds)
+    yield measured(f"{name}_over_exact_hit", stitched, "s", better="lower", baseline=statistics.median(hit), limit=limit)
+    yield measured(f"ttft_cold_{case.context}", cold, "s", better="lower")
+
+
+def _decoding(case: Case, rates: Rates, runs: Runs, batch: int, stock: Worker, ours: Worker, say: Progress) -> Measurement:
+    say(f"decoding {batch} over {case.context} tokens")
+    baseline, values = [], []
+    for _ in range(runs.decode):
+        baseline.append(stock.call("decode_rate", batch))
+        values.append(ours.call("decode_rate", batch))
+    private = case.question + case.decode / 2
+    num_bytes = case.shape.bytes_read(case.prefix + case.context) + batch * private * case.shape.kv_bytes_per_token
+    limit = batch / max(num_bytes / rates.bytes_per_s, batch * case.shape.flops(1, case.prompt_len) / rates.flops)
+    name = f"decode_{batch}_{case.context}" if batch == 1 else f"decode_{batch}_shared_{case.context}"
+    return measured(name, values, "token/s", better="higher", baseline=statistics.median(baseline), limit=limit)
+
+
+def compare_disk(case: Case, runs: Runs, say: Progress) -> Measurement:
+    """Chunks' KV in files in the page cache, against the same chunks resident; from the request's arrival."""
+    say(f"first token over {case.context} tokens on disk")
+    contexts = Contexts(case.context // case.chunk_len, case.chunk_len, case.prefix, case.question, count=2)
+    with tempfile.TemporaryDirectory(prefix="kvquilt-engine-") as directory:
+        found = {m.name: m for m in measure_stored_ttft(Path(directory), case.shape, contexts, runs.warm)}
+    disk = found["ttft_disk"]
+    to_s = 1e-3
+    return Measurement(
+        f"ttft_stitched_disk_{case.context}",
+        disk.value * to_s,
+        "s",
+        (disk.baseline or 0) * to_s,
+        disk.ratio,
+        min=(disk.min or 0) * to_s,
+        max=(disk.max or 0) * to_s,
+        n=disk.n,
+    )
+
+
+def compare_sharing(crowd: Crowd, rates: Rates, runs: int, say: Progress) -> Iterator[Measurement]:
+    """One resident copy for all requests, against a copy each."""
+    results: dict[bool, list[CrowdResult]] = {True: [], False: []}
+    say(f"{crowd.num_requests} requests that share {crowd.num_shared} of {crowd.num_chunks} chunks")
+    with Worker(CrowdEngine, crowd, True) as together, Worker(CrowdEngine, crowd, False) as apart:
+        for _ in range(runs):
+            results[True].append(together.call("run"))
+            results[False].append(apart.call("run"))
+    private = crowd.num_requests * (crowd.question + crowd.decode / 2) * crowd.shape.kv_bytes_per_token
+    num_bytes = crowd.shape.bytes_read(0) + crowd.bytes_of(crowd.num_unique) + private
+    context = crowd.num_chunks * crowd.chunk_len
+    limit = crowd.num_requests / max(
+        num_bytes / rates.bytes_per_s, crowd.num_requests * crowd.shape.flops(1, context) / rates.flops
+    )
+    alone = statistics.median(r.tokens_per_s for r in results[False])
+    yield measured(
+        "sharing_throughput", [r.tokens_per_s for r in results[True]], "token/s", better="higher", baseline=alone, limit=limit
+    )
+    held = [float(r.resident_bytes + r.private_bytes) for r in results[True]]
+    needed = crowd.bytes_of(crowd.num_unique) + crowd.num_requests * (crowd.question + 1) * crowd.shape.kv_bytes_per_token
+    baseline = statistics.median(r.resident_bytes + r.private_bytes for r in results[False])
+    yield measured("sharing_bytes", held, "byte", better="lower", baseline=baseline, limit=needed)

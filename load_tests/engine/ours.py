@@ -1,0 +1,57 @@
+"""The engine, with the chunks' KV resident."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from load_tests.engine.case import Case
+from load_tests.engine.ceilings import Ceiling, ceiling_of
+from load_tests.shapes import build_model
+from shared.engine import Engine, EngineConfig
+from shared.engine.types import Chunk, DoneEvent, GenerateRequest, ReuseMode, SamplingParams, Timings
+from shared.identity import ids_hash
+
+
+class Ours:
+    """Every question sees the same chunks; their order is another one each time."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        config = EngineConfig(dtype="bfloat16", device=case.device, num_threads=case.threads)
+        self._engine = Engine(build_model(case.shape, case.device), config)
+        self._chunks = [Chunk(ids_hash(ids)[:40], ids) for ids in case.chunks()]
+        self._names = itertools.count()
+        self._ask(1, 1)  # computes the chunks' KV, once
+
+    def stitched_s(self) -> float:
+        """From "placements known" to the first token, chunks in random order."""
+        return self._ask(1, 1).engine_ttft_s
+
+    def decode_rate(self, num_questions: int) -> float:
+        """Tokens per second after the first ones, all questions over one context."""
+        timings = self._ask(num_questions, 1 + self._case.decode)
+        return num_questions * self._case.decode / timings.decode_s
+
+    def stitched_ceiling(self) -> Ceiling:
+        """What the kernels of ``stitched_s`` would take, each alone at its best."""
+        return ceiling_of(self.stitched_s)
+
+    def kv_bytes(self) -> int:
+        """Resident, of all chunks."""
+        return self._engine.stats().resident_bytes
+
+    def _ask(self, num_questions: int, num_tokens: int) -> Timings:
+        number = next(self._names)
+        request = GenerateRequest(
+            f"benchmark-{number}",
+            self._case.prefix_ids(),
+            tuple(random.Random(number).sample(self._chunks, len(self._chunks))),
+            tuple(self._case.questions(num_questions)),
+            ReuseMode.REORDERED,
+            SamplingParams(max_tokens=num_tokens, ignore_eos=True),
+        )
+        for event in self._engine.generate(request):
+            if isinstance(event, DoneEvent):
+                return event.timings
+        raise AssertionError("the engine ended without an event that says so")

@@ -1,0 +1,68 @@
+"""Stock ``transformers``, as its own ``generate`` would run it: the baseline."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from load_tests.engine.case import Case
+from load_tests.rates import synchronize
+from load_tests.shapes import random_model
+
+
+class Stock:
+    def __init__(self, case: Case) -> None:
+        if case.threads:
+            torch.set_num_threads(case.threads)
+        self._case = case
+        self._model = random_model(case.shape).to(case.device)
+        self._prompt = torch.tensor([case.prompt_ids()], device=case.device)
+        self._context: Any = None
+
+    @torch.inference_mode()
+    def cold_prefill_s(self) -> float:
+        """To the first token, with nothing cached."""
+        started = self._now()
+        self._step(self._prompt, DynamicCache())
+        return self._now() - started
+
+    @torch.inference_mode()
+    def exact_hit_s(self) -> float:
+        """To the first token, with KV of the very same prefix and chunks in the very same order in the cache."""
+        cache = self._cached_context()
+        started = self._now()
+        self._step(self._prompt[:, -self._case.question :], cache)
+        elapsed = self._now() - started
+        cache.crop(-self._case.question)
+        return elapsed
+
+    @torch.inference_mode()
+    def decode_rate(self, num_questions: int) -> float:
+        """Tokens per second after the first ones, in a batch whose rows repeat the context."""
+        case, cache = self._case, copy.deepcopy(self._cached_context())
+        cache.batch_repeat_interleave(num_questions)
+        tokens = self._step(torch.tensor(case.questions(num_questions), device=case.device), cache)
+        started = self._now()
+        for _ in range(case.decode):
+            tokens = self._step(tokens, cache)
+        return num_questions * case.decode / (self._now() - started)
+
+    def _cached_context(self) -> Any:
+        if self._context is None:
+            self._context = DynamicCache()
+            self._step(self._prompt[:, : -self._case.question], self._context)
+        return self._context
+
+    def _step(self, ids_BT: torch.Tensor, cache: Any) -> torch.Tensor:
+        """The next token of every row [B, 1]."""
+        logits = self._model(ids_BT, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        tokens: torch.Tensor = logits[:, -1].argmax(-1, keepdim=True)
+        return tokens
+
+    def _now(self) -> float:
+        synchronize(self._case.device)
+        return time.perf_counter()

@@ -1,0 +1,74 @@
+"""The demo cluster, started for one run: a data directory and ports of its own, taken down whatever happens."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from cluster import launcher
+from cluster.config import load_quilt
+from cluster.console import start_progress
+from shared.errors import KvquiltError
+
+
+@contextmanager
+def demo_cluster(shape: str | None, console: Console) -> Iterator[str]:
+    """Its ``host:port``. ``shape``: of a model with random weights in place of the demo model.
+
+    Raises:
+        KvquiltError: a service failed to start.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="kvquilt-load-"))
+    with _terminated_like_interrupted():
+        try:
+            values: dict[str, Any] = {"grpc_port": launcher.free_port(), "http_port": launcher.free_port()}
+            if shape is not None:
+                values["model"] = str(_model_of(shape, scratch / "model", console))
+            with start_progress(console) as on_progress:  # when this fails, its log stays: the error names it
+                state = launcher.start(load_quilt(values | {"data_dir": str(scratch / "data")}, {}), on_progress)
+        except KvquiltError:
+            shutil.rmtree(scratch / "model", ignore_errors=True)
+            raise
+        except BaseException:
+            _remove(scratch, console)
+            raise
+        try:
+            yield state.target
+        finally:
+            _remove(scratch, console)
+
+
+def _remove(scratch: Path, console: Console) -> None:
+    with console.status("taking the cluster down"):
+        launcher.stop(scratch / "data")
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _model_of(shape: str, directory: Path, console: Console) -> Path:
+    from load_tests.shapes import SHAPES, save_model
+
+    with console.status(f"building a model of the shape of {shape}"):
+        save_model(SHAPES[shape], directory)
+    return directory
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends a Python process on the spot, and would leave the cluster running."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,117 @@
+"""Everything one run found out, and its form on disk."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from load_tests.report import Measurement, measured, write_detailed_report
+from load_tests.service.quality import Agreement
+from load_tests.service.result import RateResult
+from shared.config import load
+from shared.errors import ConfigError, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """One request at a time, in ms: ``overhead_ms`` is what of the TTFT the engine did not spend."""
+
+    reuse: str
+    ttft_ms: tuple[float, ...]
+    tpot_ms: tuple[float, ...]
+    total_ms: tuple[float, ...]
+    overhead_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``load``: what was asked, in words. ``limits_ms``: the SLO in milliseconds, by metric. ``rate_limits``: requests per second
+    that this machine's arithmetic allows at most, by reuse mode, where the model's shape is known."""
+
+    target: str
+    level: str
+    load: dict[str, str]
+    slo: str
+    slo_fraction: float
+    limits_ms: dict[str, float]
+    unloaded: tuple[Unloaded, ...]
+    rates: tuple[RateResult, ...]
+    quality: tuple[Agreement, ...] = ()
+    token_overhead_ms: tuple[float, ...] = ()
+    rate_limits: dict[str, float] | None = None
+
+    def of(self, reuse: str) -> list[RateResult]:
+        return sorted((result for result in self.rates if result.reuse == reuse), key=lambda result: result.rate)
+
+    @property
+    def modes(self) -> list[str]:
+        """In the order in which they were run."""
+        return list(dict.fromkeys(result.reuse for result in self.rates))
+
+    def best(self, reuse: str) -> RateResult | None:
+        """The highest rate that met the SLO."""
+        return next((result for result in reversed(self.of(reuse)) if result.holds), None)
+
+    def goodput(self, reuse: str) -> float:
+        best = self.best(reuse)
+        return best.goodput if best else 0.0
+
+    def measurements(self) -> list[Measurement]:
+        """In the form of every benchmark; ``full`` is the baseline where it was run."""
+        found = [*self._goodputs(), *self._unloaded()]
+        if self.token_overhead_ms:
+            found.append(measured("token_overhead_ms", self.token_overhead_ms, "ms", better="lower"))
+        return found
+
+    def _goodputs(self) -> list[Measurement]:
+        full = self.goodput("full") if "full" in self.modes else None
+        found = []
+        for mode in self.modes:
+            value, best = self.goodput(mode), self.best(mode)
+            limit = (self.rate_limits or {}).get(mode)
+            baseline = None if mode == "full" else full
+            found.append(
+                Measurement(
+                    f"goodput_{mode}",
+                    value,
+                    "requests/s",
+                    baseline=baseline,
+                    ratio=value / baseline if baseline else None,
+                    limit=limit,
+                    fraction_of_limit=value / limit if limit else None,
+                    n=best.num_requests if best else 0,
+                )
+            )
+        return found
+
+    def _unloaded(self) -> list[Measurement]:
+        full = next((statistics.median(u.ttft_ms) for u in self.unloaded if u.reuse == "full"), None)
+        found = [
+            measured(f"ttft_unloaded_{u.reuse}", u.ttft_ms, "ms", better="lower", baseline=None if u.reuse == "full" else full)
+            for u in self.unloaded
+        ]
+        name = "gateway_overhead_ms" if self.level == "generate" else "answer_overhead_ms"
+        # Of the fastest mode: the more the engine does, the more of its own scatter a difference of two times carries.
+        quickest = min(self.unloaded, key=lambda u: statistics.median(u.ttft_ms), default=None)
+        if quickest is not None:
+            found.append(measured(name, quickest.overhead_ms, "ms", better="lower"))
+        return found
+
+
+def write_outcome(path: Path, outcome: Outcome, **machine_facts: float) -> None:
+    write_detailed_report(path, outcome.measurements(), machine_facts, asdict(outcome))
+
+
+def read_outcome(path: Path) -> Outcome:
+    """
+    Raises:
+        InvalidRequest: no report of this load test.
+    """
+    try:
+        return load(Outcome, dict(json.loads(path.read_text(encoding="utf-8"))["details"]))
+    except OSError as error:
+        raise InvalidRequest(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        raise InvalidRequest(f"{path}: is no report of `python -m load_tests.service --json` ({error})") from None

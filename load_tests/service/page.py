@@ -1,0 +1,126 @@
+"""The HTML report: one file, no scripts, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from rich.table import Table
+
+from load_tests.service.compare import changes, differences
+from load_tests.service.outcome import Outcome
+from load_tests.service.result import STAGES, RateResult
+from load_tests.service.svg import Axis, Series, bar_chart, line_chart
+from load_tests.service.terminal import measurement_line, quality_line, rates_table, stages_table
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
+table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums }
+td, th { padding: .2rem .7rem .2rem 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #8883 }
+td:first-child, th:first-child { text-align: left }
+.plots { display: flex; flex-wrap: wrap; gap: 1rem } svg { max-width: 100%; height: auto }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 } }
+"""
+
+
+def write_page(path: Path, outcome: Outcome) -> None:
+    limits = ", ".join(f"{name} ≤ {ms:.0f} ms" for name, ms in outcome.limits_ms.items())
+    words = ", ".join(f"{name} {value}" for name, value in outcome.load.items())
+    body = [
+        "<h1>Load test</h1>",
+        f"<p>{escape(outcome.level)} at {escape(outcome.target)}: {escape(words)}.<br>",
+        f"SLO {escape(outcome.slo)}: {outcome.slo_fraction:.0%} of the requests with {escape(limits)}. ",
+        "Every time runs from the instant at which the request was meant to be sent.</p>",
+        _list([measurement_line(m) for m in outcome.measurements()] + [quality_line(q) for q in outcome.quality]),
+        '<div class="plots">',
+        *plots(outcome),
+        "</div>",
+        _html_table(rates_table(outcome)),
+        "<p>Medians of the service's own timings, and where the prompt's KV came from:</p>",
+        _html_table(stages_table(outcome)),
+    ]
+    _write(path, "Load test", body)
+
+
+def write_comparison(path: Path, before: Outcome, after: Outcome) -> None:
+    rows = [
+        (change.name, change.before, change.after, "" if change.better is None else f"{change.better:.2f} ×")
+        for change in changes(before, after)
+    ]
+    body = ["<h1>Load tests A and B</h1>", _list([f"differs: {text}" for text in differences(before, after)])]
+    body += [_rows(("", "A", "B", "B is better"), rows)]
+    for name, outcome in (("A", before), ("B", after)):
+        body += [f"<h2>{name}</h2>", '<div class="plots">', *plots(outcome), "</div>"]
+    _write(path, "Load tests compared", body)
+
+
+def plots(outcome: Outcome) -> list[str]:
+    """Latency over rate, throughput over rate, distribution of TTFT, stages."""
+    return [_latency_plot(outcome, "ttft"), _throughput_plot(outcome), _distribution_plot(outcome), _stages_plot(outcome)]
+
+
+def _latency_plot(outcome: Outcome, metric: str) -> str:
+    series = []
+    for color, mode in enumerate(outcome.modes):
+        for share, dashed in ((0.5, False), (0.9, True)):
+            points = [(r.rate, r.metric_ms(metric, share)) for r in outcome.of(mode) if r.ttft_ms]
+            series.append(Series(f"{mode}, p{share * 100:.0f}", points, color, dashed, dots=True))
+    x = Axis.over("requests per second", [r.rate for r in outcome.rates], log=True)
+    if (limit := outcome.limits_ms.get(metric)) is not None:
+        series.append(Series("SLO", [(x.low, limit), (x.high, limit)], 6, dashed=True))
+    y = Axis.over("ms", [value for line in series for _, value in line.points], log=True)
+    return line_chart(f"{metric.upper()} over rate", x, y, series)
+
+
+def _throughput_plot(outcome: Outcome) -> str:
+    series = []
+    for color, mode in enumerate(outcome.modes):
+        series.append(Series(f"{mode}, answered", [(r.rate, r.throughput) for r in outcome.of(mode)], color, dots=True))
+        series.append(Series(f"{mode}, within the SLO", [(r.rate, r.goodput) for r in outcome.of(mode)], color, True, True))
+    rates = [r.rate for r in outcome.rates]
+    x, y = Axis.over("requests per second", rates), Axis.over("requests per second", rates)
+    return line_chart("Throughput over rate", x, y, [*series, Series("all of them", [(0, 0), (x.high, x.high)], 6, True)])
+
+
+def _distribution_plot(outcome: Outcome) -> str:
+    chosen = [result for mode in outcome.modes for result in outcome.of(mode) if result.ttft_ms]
+    series = [
+        Series(f"{r.reuse} at {r.rate:.3g}/s ({len(r.ttft_ms)})", _cumulative(r), outcome.modes.index(r.reuse), not r.holds)
+        for r in chosen
+    ]
+    x = Axis.over("ms, logarithmic; dashed: beyond the SLO", [value for r in chosen for value in r.ttft_ms], log=True)
+    return line_chart("Share of answered requests with a TTFT of at most …", x, Axis("share", 0, 1.02), series)
+
+
+def _stages_plot(outcome: Outcome) -> str:
+    chosen = [best for mode in outcome.modes if (best := outcome.best(mode) or next(iter(outcome.of(mode)), None))]
+    bars = [(f"{r.reuse} at {r.rate:.3g}/s", [r.stages_ms[stage] for stage in STAGES]) for r in chosen]
+    return bar_chart("Stages of a request, medians", "ms", bars, [stage.removesuffix("_ms") for stage in STAGES])
+
+
+def _cumulative(result: RateResult) -> list[tuple[float, float]]:
+    return [(value, (i + 1) / len(result.ttft_ms)) for i, value in enumerate(result.ttft_ms)]
+
+
+def _html_table(table: Table) -> str:
+    """The terminal's own table, cell by cell."""
+    names = [str(column.header) for column in table.columns]
+    cells = zip(*(column.cells for column in table.columns), strict=True)
+    return _rows(names, [[str(cell) for cell in row] for row in cells])
+
+
+def _rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _write(path: Path, title: str, body: Sequence[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    path.write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n', encoding="utf-8")

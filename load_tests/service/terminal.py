@@ -1,0 +1,134 @@
+"""What the terminal shows: one line that lives while requests are under way, one per rate, and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from load_tests.report import Measurement
+from load_tests.service.driver import Progress
+from load_tests.service.outcome import Outcome
+from load_tests.service.quality import Agreement
+from load_tests.service.result import STAGES, RateResult
+from load_tests.service.sample import percentile
+
+
+class Terminal:
+    """A ``Watcher``."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        self._console = console
+        self._status = status
+
+    def doing(self, what: str) -> None:
+        self._status.update(what)
+
+    def under_way(self, reuse: str, rate: float, progress: Progress) -> None:
+        ended = progress.samples
+        ttft = [value for sample in ended if (value := sample.metric_ms("ttft")) is not None]
+        failed = sum(not sample.ok for sample in ended)
+        so_far = f", TTFT p50 {duration(percentile(ttft, 0.5))}" if ttft else ""
+        sent = len(ended) + len(progress.flights)
+        flying = len(progress.flights)
+        self._status.update(
+            f"{reuse} at {rate:.3g}/s: {sent} of {progress.planned} sent, {flying} in flight, {failed} failed{so_far}"
+        )
+
+    def measured(self, result: RateResult) -> None:
+        verdict = ("within the SLO", "green") if result.holds else ("beyond the SLO", "red")
+        shown = f"{result.reuse} at {result.rate:.3g}/s: {result.num_good} of {result.num_requests} within every limit, "
+        early = "; stopped early" if result.stopped_early else ""
+        self._console.print(Text.assemble(shown, verdict, early), soft_wrap=True)
+
+
+def show(console: Console, outcome: Outcome) -> None:
+    """The whole outcome."""
+    console.print()
+    console.print(rates_table(outcome))
+    console.print(stages_table(outcome))
+    limits = ", ".join(f"{name} {duration(ms)}" for name, ms in outcome.limits_ms.items())
+    console.print(
+        f"SLO {outcome.slo}: {outcome.slo_fraction:.0%} of the requests within {limits}; times run from the intended instant",
+        style="dim",
+        soft_wrap=True,
+    )
+    for result in outcome.rates:
+        for status, detail in result.details.items():
+            console.print(Text(f"{result.reuse} at {result.rate:.3g}/s, {status}: {detail}", "red"), soft_wrap=True)
+    for agreed in outcome.quality:
+        console.print(quality_line(agreed), soft_wrap=True)
+    for measurement in outcome.measurements():
+        console.print(measurement_line(measurement), soft_wrap=True)
+
+
+def rates_table(outcome: Outcome) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in ("reuse", "rate/s", "requests", "good", "goodput/s"):
+        table.add_column(name, justify="left" if name == "reuse" else "right", no_wrap=True)
+    for name in ("TTFT p50", "p90", "TPOT p50", "p90", "total p50", "p90"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("errors", overflow="fold")
+    for mode in outcome.modes:
+        for result in outcome.of(mode):
+            style = "bold" if result is outcome.best(mode) else "" if result.holds else "dim"
+            table.add_row(*_rate_cells(result), style=style)
+    return table
+
+
+def stages_table(outcome: Outcome) -> Table:
+    """Medians of the service's own timings, and where the prompt's KV came from."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in ("reuse", "rate/s", *(stage.removesuffix("_ms") for stage in STAGES), "not engine"):
+        table.add_column(name, justify="left" if name == "reuse" else "right", no_wrap=True)
+    for name in ("resident", "loaded", "computed", "lag p99"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for mode in outcome.modes:
+        for result in outcome.of(mode):
+            stages = [duration(result.stages_ms[stage]) for stage in STAGES]
+            shares = [f"{result.tokens.share(name):.0%}" for name in ("resident", "loaded", "computed")]
+            lag = duration(result.send_lag_ms)
+            table.add_row(mode, f"{result.rate:.3g}", *stages, duration(result.overhead_ms), *shares, lag)
+    return table
+
+
+def measurement_line(m: Measurement) -> str:
+    parts = [f"{m.name:24} {m.value:.3g} {m.unit}"]
+    if m.baseline is not None:
+        parts.append(f"full {m.baseline:.3g}")
+    if m.ratio is not None:
+        parts.append(f"{m.ratio:.1f} times better")
+    if m.fraction_of_limit is not None:
+        parts.append(f"{m.fraction_of_limit:.0%} of this machine's arithmetic limit of {m.limit:.3g}")
+    return ", ".join(parts)
+
+
+def quality_line(agreed: Agreement) -> str:
+    return (
+        f"{agreed.reuse} against full, {agreed.num_branches} answers: {agreed.same:.0%} the same, "
+        f"{agreed.first:.0%} with the same first token, {agreed.leading:.0%} of the tokens before the first difference"
+    )
+
+
+def duration(ms: float) -> str:
+    return f"{ms / 1000:.3g} s" if ms >= 999.5 else f"{ms:.3g} ms" if ms >= 0.1 or ms == 0 else f"{ms:.1g} ms"
+
+
+def errors_of(statuses: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()) if status != "OK")
+
+
+def _rate_cells(result: RateResult) -> Sequence[str]:
+    times = [("ttft", 0.5), ("ttft", 0.9), ("tpot", 0.5), ("tpot", 0.9), ("total", 0.5), ("total", 0.9)]
+    return [
+        result.reuse,
+        f"{result.rate:.3g}",
+        str(result.num_requests),
+        f"{result.good_fraction:.0%}",
+        f"{result.goodput:.3g}",
+        *(duration(result.metric_ms(name, share)) for name, share in times),
+        errors_of(result.statuses) + (" (stopped early)" if result.stopped_early else ""),
+    ]

@@ -1,0 +1,103 @@
+"""Sizes of public models, for benchmarks with random weights: time does not depend on what the weights say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from load_tests.rates import Rates
+from shared.engine import wrap_model
+from shared.engine.model import LoadedModel
+
+MAX_POSITIONS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a decoder, by default Qwen2-0.5B's."""
+
+    hidden: int = 896
+    layers: int = 24
+    heads: int = 14
+    kv_heads: int = 2
+    head_dim: int = 64
+    mlp: int = 4864
+    vocab: int = 151_936
+    family: Literal["qwen2", "llama"] = "qwen2"
+
+    @property
+    def layer_weights(self) -> int:
+        attention = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim + self.heads * self.head_dim * self.hidden
+        return attention + 3 * self.hidden * self.mlp
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In two-byte numbers."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+    def flops(self, rows: int, context: int) -> float:
+        """Of ``rows`` tokens that each see ``context`` keys, and of one row of logits."""
+        return (
+            rows * self.layers * (2 * self.layer_weights + 4 * self.heads * self.head_dim * context) + 2 * self.hidden * self.vocab
+        )
+
+    def bytes_read(self, context: int) -> float:
+        """Weights once and the context's KV once, in two-byte numbers."""
+        weights = self.layers * self.layer_weights + self.hidden * self.vocab
+        return 2 * weights + self.kv_bytes_per_token * context
+
+    def ttft_limit_s(self, rows: int, context: int, rates: Rates) -> float:
+        """No machine with these rates can be faster: arithmetic or memory, whichever takes longer."""
+        return max(self.flops(rows, context) / rates.flops, self.bytes_read(context) / rates.bytes_per_s)
+
+
+QWEN2_05B = Shape()
+SMOLLM2_135M = Shape(hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49_152, family="llama")
+QWEN2_7B = Shape(hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, mlp=18_944, vocab=152_064)
+SHAPES: Mapping[str, Shape] = {"smollm2-135m": SMOLLM2_135M, "qwen2-0.5b": QWEN2_05B, "qwen2-7b": QWEN2_7B}
+
+
+def build_model(shape: Shape, device: str = "cpu") -> LoadedModel:
+    """In this process, for the engine as a library."""
+    return wrap_model(random_model(shape).to(device))
+
+
+def save_model(shape: Shape, directory: Path) -> None:
+    """A model directory as ``transformers`` writes it, without a tokenizer: it is served by token ids only."""
+    random_model(shape).save_pretrained(directory)
+
+
+def random_model(shape: Shape) -> Any:
+    """A stock ``transformers`` model, bf16; the same weights every time."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.mlp,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+    }
+    with _default_dtype(torch.bfloat16):
+        if shape.family == "llama":
+            return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=shape.head_dim)).eval()
+        return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

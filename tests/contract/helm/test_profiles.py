@@ -1,0 +1,182 @@
+"""Every profile against Helm's strict lint, Kubernetes' schemas, KubeRay's and Ray Serve's."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.compose import APPLICATIONS
+from tests.helm import KUBERNETES, PROFILES, Helm, only, profile, serve_config_of
+
+CRD = Path(__file__).parents[2] / "schemas" / "ray.io_rayservices.yaml"
+# The pod's "restricted" standard: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+RESTRICTED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+@pytest.fixture(scope="module", params=PROFILES)
+def objects(request: pytest.FixtureRequest, helm: Helm) -> list[dict[str, Any]]:
+    return helm.render(profile(request.param))
+
+
+def test_the_three_profiles_are_there() -> None:
+    assert PROFILES == ("dev-cpu", "multi-gpu-ha", "single-gpu")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_helm_finds_nothing_to_complain_about(name: str, helm: Helm) -> None:
+    result = helm.lint(profile(name))
+    assert result.returncode == 0, result.stdout
+    assert "WARNING" not in result.stdout
+
+
+def test_kubernetes_schemas_accept_every_object(objects: list[dict[str, Any]]) -> None:
+    kinds = set()
+    for document in objects:
+        if document["kind"] != "RayService":
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+            kinds.add(document["kind"])
+    assert kinds >= {"ServiceAccount", "NetworkPolicy", "Pod", "Job", "Role", "RoleBinding"}
+
+
+def test_kuberay_accepts_the_rayservice(objects: list[dict[str, Any]]) -> None:
+    jsonschema.Draft202012Validator(rayservice_schema()).validate(only(objects, "RayService"))
+
+
+def test_an_unknown_key_deep_in_a_rayservice_is_noticed(helm: Helm) -> None:
+    service = only(helm.render(profile("dev-cpu")), "RayService")
+    service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]["imag"] = "x"
+    with pytest.raises(jsonschema.ValidationError, match="imag"):
+        jsonschema.Draft202012Validator(rayservice_schema()).validate(service)
+
+
+def test_ray_serve_accepts_the_serve_configuration(objects: list[dict[str, Any]]) -> None:
+    schema = ServeDeploySchema.model_validate(serve_config_of(objects))
+    assert [app.name for app in schema.applications] == list(APPLICATIONS)
+    assert schema.grpc_options.port == 9000
+
+
+def test_kubernetes_schemas_accept_rays_pods(objects: list[dict[str, Any]]) -> None:
+    for component, template in ray_templates(objects).items():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"] | {"name": component}, "spec": template["spec"]}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def test_every_pod_keeps_to_the_restricted_standard(objects: list[dict[str, Any]]) -> None:
+    for name, spec in pod_specs(objects).items():
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["runAsUser"] > 0, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")), name
+        assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} <= RESTRICTED_VOLUMES, name
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert context["readOnlyRootFilesystem"] is True, name
+
+
+def test_only_the_scaling_job_may_talk_to_the_kubernetes_api(objects: list[dict[str, Any]]) -> None:
+    with_token = {name for name, spec in pod_specs(objects).items() if spec["automountServiceAccountToken"]}
+    assert with_token == {"Job"}
+    assert only(objects, "Role")["rules"] == [{"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "patch"]}]
+    bound = {subject["name"] for subject in only(objects, "RoleBinding")["subjects"]}
+    assert bound == {only(objects, "Job")["spec"]["template"]["spec"]["serviceAccountName"]}
+
+
+def test_services_of_the_namespace_never_turn_into_settings(objects: list[dict[str, Any]]) -> None:
+    assert all(spec["enableServiceLinks"] is False for spec in pod_specs(objects).values())
+
+
+def test_pods_outlive_the_drain_of_their_replicas(objects: list[dict[str, Any]]) -> None:
+    longest = max(d["graceful_shutdown_timeout_s"] for app in serve_config_of(objects)["applications"] for d in app["deployments"])
+    for component, template in ray_templates(objects).items():
+        environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
+        drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+        assert component == "head" or longest <= drain_s < template["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_every_resource_that_a_replica_asks_for_is_offered_by_one_group(objects: list[dict[str, Any]]) -> None:
+    groups = only(objects, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    offered = {name: g for g in groups for name in yaml.safe_load(g["rayStartParams"]["resources"].strip("'"))}
+    for app in serve_config_of(objects)["applications"]:
+        (deployment,) = app["deployments"]
+        options = deployment["ray_actor_options"]
+        (asked,) = options["resources"]
+        assert offered[asked]["groupName"] == ("generators" if app["name"] == "generator" else "services")
+        assert options["num_gpus"] == (int(offered[asked]["rayStartParams"]["num-gpus"]) if app["name"] == "generator" else 0)
+
+
+def test_the_embedded_index_lies_with_the_services_and_nowhere_else(helm: Helm) -> None:
+    mounts = {
+        component: {m["mountPath"] for m in template["spec"]["containers"][0]["volumeMounts"]}
+        for component, template in ray_templates(helm.render(profile("dev-cpu"))).items()
+    }
+    assert [component for component, paths in mounts.items() if "/index" in paths] == ["services"]
+    assert all({"/data", "/dev/shm", "/tmp"} <= paths for paths in mounts.values())
+
+
+def test_what_was_ingested_outlives_the_release(helm: Helm) -> None:
+    claims = [o for o in helm.render(profile("dev-cpu")) if o["kind"] == "PersistentVolumeClaim"]
+    assert {c["metadata"]["name"] for c in claims} == {"quilt-kvquilt-milvus", "quilt-kvquilt-minio"}
+    assert all(c["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for c in claims)
+
+
+def test_a_second_cluster_beside_the_first_needs_a_milvus_of_its_own(helm: Helm) -> None:
+    types = {name: only(helm.render(profile(name)), "RayService")["spec"]["upgradeStrategy"]["type"] for name in PROFILES}
+    assert types == {"dev-cpu": "None", "single-gpu": "None", "multi-gpu-ha": "NewCluster"}
+
+
+def test_disruption_budgets_are_for_groups_that_can_spare_a_pod(helm: Helm) -> None:
+    budgets = [o for o in helm.render(profile("multi-gpu-ha")) if o["kind"] == "PodDisruptionBudget"]
+    assert {b["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]: b["spec"]["minAvailable"] for b in budgets} == {
+        "services": 1,
+        "generator": 3,
+    }
+    assert not [o for o in helm.render(profile("dev-cpu")) if o["kind"] == "PodDisruptionBudget"]
+
+
+@functools.cache
+def rayservice_schema() -> dict[str, Any]:
+    """KubeRay's, with unknown keys refused, as the API server does when asked to be strict."""
+    crd = yaml.load(CRD.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    (version,) = (v for v in crd["spec"]["versions"] if v["name"] == "v1")
+    schema: dict[str, Any] = _strict(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def _strict(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_strict(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    strict = {key: _strict(value) for key, value in node.items()}
+    if isinstance(node.get("properties"), dict) and "type" in node and not node.get("x-kubernetes-preserve-unknown-fields"):
+        strict.setdefault("additionalProperties", False)
+    return strict
+
+
+def ray_templates(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    cluster = only(objects, "RayService")["spec"]["rayClusterConfig"]
+    templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
+    return {template["metadata"]["labels"]["app.kubernetes.io/component"]: template for template in templates}
+
+
+def pod_specs(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of Ray's pods by component, of the others by kind."""
+    specs = {component: template["spec"] for component, template in ray_templates(objects).items()}
+    for document in objects:
+        if document["kind"] == "Pod":
+            specs["Pod"] = document["spec"]
+        elif document["kind"] in ("Deployment", "Job"):
+            specs[document["kind"]] = document["spec"]["template"]["spec"]
+    for spec in specs.values():
+        spec.setdefault("volumes", [])
+    return specs

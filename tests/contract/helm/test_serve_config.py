@@ -1,0 +1,95 @@
+"""The Serve configuration that the chart renders is the one that ``cluster.compose`` makes of the same quilt.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.compose import serve_config
+from cluster.config import load_quilt
+from cluster.paths import DEMO_MODEL
+from tests.helm import Helm, profile, serve_config_of
+
+EVERYTHING: dict[str, Any] = {
+    "log": {"level": "DEBUG", "format": "json"},
+    "gateway": {"k": 4, "deployment": {"num_replicas": 3, "log": {"level": "ERROR"}}},
+    "ingestion": {"chunk_tokens": 128, "deployment": {"max_replicas": 4, "target_ongoing_requests": 3}},
+    "retrieval": {"default_k": 5, "deployment": {"num_replicas": 2, "max_replicas": 2, "drain_s": 5, "num_cpus": 0.5}},
+    "kv_store": {"lease_s": 30, "quotas": {"tenants": {"a": 17179869184}}, "deployment": {"max_queued_requests": 0}},
+    "generator": {
+        "engine": {"dtype": "float32", "resident_bytes": 17179869184},
+        "kv_encoding": "int8",
+        "deployment": {"max_ongoing_requests": 7, "max_queued_requests": -1, "num_cpus": 2},
+    },
+}
+ON_SERVICES = {"deployment": {"resources": {"kvquilt_services": 1}}}
+
+
+@pytest.mark.parametrize("config", [{}, EVERYTHING], ids=["nothing said", "everything said"])
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_chart_and_composition_root_agree(helm: Helm, config: dict[str, Any], gpus: int) -> None:
+    rendered = helm.render(
+        config=config,
+        model={"path": str(DEMO_MODEL)},
+        objects={"endpoint": "s3.example:9000", "bucket": "a-bucket", "region": "eu-1", "prefix": "x/", "secure": False},
+        milvus={"uri": "http://milvus:19530"},
+        generator={"replicas": 3, "gpus": gpus},
+    )
+    cuda = {"engine": {"device": "cuda"}} if gpus else {}
+    decided: dict[str, Any] = {
+        "data_dir": "/data",
+        "model": str(DEMO_MODEL),
+        "http_host": "0.0.0.0",
+        "kv_store": {
+            "objects": {
+                "endpoint": "s3.example:9000",
+                "bucket": "a-bucket",
+                "region": "eu-1",
+                "prefix": "x/",
+                "secure": False,
+            },
+            **ON_SERVICES,
+        },
+        "retrieval": {"milvus_uri": "http://milvus:19530", **ON_SERVICES},
+        "ingestion": ON_SERVICES,
+        "gateway": ON_SERVICES,
+        "generator": {"deployment": {"resources": {"kvquilt_generator": 1}, "num_replicas": 3, "num_gpus": gpus}, **cuda},
+    }
+    quilt = merged(config, decided)
+    assert serve_config_of(rendered) == serve_config(quilt, load_quilt(quilt, {}))
+
+
+def test_more_or_fewer_replicas_leave_what_applications_are_built_from_alone(helm: Helm) -> None:
+    def built_from(**values: Any) -> list[Any]:
+        config = serve_config_of(helm.render(profile("multi-gpu-ha"), **values))
+        return [(app["import_path"], app["args"]) for app in config["applications"]]
+
+    before = built_from()
+    assert built_from(**{"generator.replicas": 7}) == before
+    assert built_from(**{"config.gateway.deployment": {"num_replicas": 5, "max_ongoing_requests": 8, "drain_s": 3}}) == before
+
+
+def test_a_setting_of_one_service_leaves_the_others_alone(helm: Helm) -> None:
+    def args(**values: Any) -> dict[str, Any]:
+        config = serve_config_of(helm.render(profile("dev-cpu"), **values))
+        return {app["name"]: app["args"] for app in config["applications"]}
+
+    before, after = args(), args(**{"config.gateway.k": 5})
+    assert {name for name in before if before[name] != after[name]} == {"gateway"}
+
+
+def test_only_its_own_keys_are_told_to_a_pod(helm: Helm, tmp_path: Path) -> None:
+    """Keys travel as references to secrets, never as text."""
+    text = helm.template(profile("multi-gpu-ha")).stdout
+    assert "secretKeyRef: {name: kvquilt-objects, key: AWS_SECRET_ACCESS_KEY}" in text
+    assert "secretKeyRef: {name: kvquilt-milvus, key: token}" in text
+    assert "milvus_token" not in text
+
+
+def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    result = dict(a)
+    for key, value in b.items():
+        result[key] = merged(result[key], value) if isinstance(value, dict) and isinstance(result.get(key), dict) else value
+    return result

@@ -1,0 +1,119 @@
+"""The engine's benchmark, at sizes that take seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from load_tests.engine import __main__ as command
+from load_tests.engine.case import Case
+from load_tests.engine.ceilings import ceiling_of
+from load_tests.engine.compare import Runs, compare, compare_sharing
+from load_tests.engine.sharing import Crowd
+from load_tests.engine.workers import Worker, WorkerFailed
+from load_tests.rates import Rates
+from load_tests.report import Measurement
+from load_tests.shapes import Shape
+
+TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
+RATES = Rates(flops=1e15, bytes_per_s=1e12)
+
+
+class Counter:
+    def __init__(self, start: int) -> None:
+        if start < 0:
+            raise ValueError("start: must not be negative")
+        self._value = start
+
+    def add(self, number: int) -> int:
+        self._value += number
+        return self._value
+
+    def die(self) -> None:
+        os._exit(7)
+
+
+def silent(step: str) -> None: ...
+
+
+def test_a_worker_keeps_its_state_and_counts_its_memory() -> None:
+    with Worker(Counter, 1) as worker:
+        assert [worker.call("add", 2), worker.call("add", 3)] == [3, 6]
+        assert worker.peak_bytes() > 1 << 20
+
+
+def test_what_fails_in_a_worker_is_told() -> None:
+    with pytest.raises(WorkerFailed, match="must not be negative"):
+        Worker(Counter, -1)
+    with Worker(Counter, 1) as worker, pytest.raises(WorkerFailed, match="ended with 7"):
+        worker.call("die")
+
+
+def test_kernels_are_recorded_with_their_shapes_and_timed_alone() -> None:
+    a, b = torch.randn(8, 16), torch.randn(16, 4)
+    ceiling = ceiling_of(lambda: [a @ b, a @ b, b.T @ a.T, a + 1])
+    assert (ceiling.num_kernels, ceiling.num_shapes) == (3, 2)
+    assert ceiling.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "setting"), [({"context": 100}, "--context"), ({"context": 0}, "--context"), ({"question": 0}, "--question")]
+)
+def test_sizes_that_make_no_sense_are_refused_by_name(sizes: dict[str, int], setting: str) -> None:
+    with pytest.raises(ValueError, match=setting):
+        Case(TINY, **sizes)
+
+
+def test_both_are_measured_in_one_run() -> None:
+    case = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)
+    measurements = list(compare(case, RATES, Runs(cold=1, warm=2, decode=1), silent))
+    assert [m.name for m in measurements] == [
+        "ttft_stitched_32",
+        "ttft_stitched_32_over_exact_hit",
+        "ttft_cold_32",
+        "decode_1_32",
+        "decode_8_shared_32",
+        "peak_bytes_32",
+        "kv_bytes_32",
+    ]
+    stitched = measurements[0]
+    assert stitched.baseline is not None
+    assert stitched.ratio == pytest.approx(stitched.baseline / stitched.value)
+    assert 0 < (stitched.fraction_of_limit or 0) < 1
+    assert (stitched.fraction_of_ceiling or 0) > 0
+    assert measurements[-1].value == (4 + 32) * TINY.kv_bytes_per_token  # prefix and chunks, once each
+
+
+def test_requests_that_share_chunks_hold_each_chunk_once() -> None:
+    crowd = Crowd(TINY, num_requests=3, num_chunks=4, num_shared=3, chunk_len=8, question=4, decode=2, threads=1)
+    throughput, held = compare_sharing(crowd, RATES, 1, silent)
+    assert (throughput.name, held.name) == ("sharing_throughput", "sharing_bytes")
+    private = held.value - crowd.bytes_of(3 + 3)
+    assert held.baseline == crowd.bytes_of(3 * 4) + private
+
+
+def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--context", "1000"]) == 2
+    assert "--context: must be a multiple of 512" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert command.main(["--device", "cuda"]) == 2
+        assert "--device" in capsys.readouterr().err
+
+
+def test_the_report_and_the_picture_hold_what_was_measured(tmp_path: Path) -> None:
+    from load_tests.engine.plot import write_plot
+
+    measurements = [
+        Measurement("fast<er", 1.0, "s", 4.0, 4.0, min=0.9, max=1.1, n=3),
+        Measurement("slower", 2.0, "s", 1.0, 0.5, min=2.0, max=2.0, n=1),
+        Measurement("alone", 3.0, "s", min=3.0, max=3.0, n=1),
+    ]
+    write_plot(tmp_path / "p.svg", measurements, "title")
+    picture = (tmp_path / "p.svg").read_text(encoding="utf-8")
+    assert picture.count("<rect") == 2
+    assert "fast&lt;er" in picture
+    assert json.dumps(command.line(measurements[0]))

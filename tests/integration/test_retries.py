@@ -1,0 +1,134 @@
+"""A client that asks again: only while nothing has come back, only where that changes nothing, only as long as there is time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from protos.kvquilt.v1 import common_pb2, rag_pb2
+from shared.clients.grpc_transport import GrpcTransport
+from shared.errors import DeadlineExceeded, InternalError, KvquiltError, Unavailable
+
+SERVICE = "kvquilt.v1.Rag"
+PAUSES_S = (0.01, 0.01, 0.01)
+
+
+class Server:
+    """Fails as it is told; then answers. ``after``: messages of a stream before it fails."""
+
+    def __init__(self, *codes: grpc.StatusCode, after: int = 0, details: str = "the node is gone") -> None:
+        self.failures, self.after, self.details = list(codes), after, details
+        self.num_calls = 0
+
+    async def health(self, request: common_pb2.HealthRequest, context: grpc.aio.ServicerContext) -> common_pb2.HealthResponse:
+        await self._fail(context)
+        return common_pb2.HealthResponse(service="gateway", ready=True)
+
+    async def answer(self, request: rag_pb2.AnswerRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rag_pb2.AnswerEvent]:
+        for n in range(3):
+            if n == self.after:
+                await self._fail(context)
+            yield rag_pb2.AnswerEvent(token=rag_pb2.AnswerToken(token_id=n))
+
+    async def _fail(self, context: grpc.aio.ServicerContext) -> None:
+        self.num_calls += 1
+        if self.failures:
+            await context.abort(self.failures.pop(0), self.details)
+
+
+@asynccontextmanager
+async def connected(server: Server, pauses_s: tuple[float, ...] = PAUSES_S) -> AsyncIterator[GrpcTransport]:
+    methods = {
+        "Health": grpc.unary_unary_rpc_method_handler(
+            server.health, common_pb2.HealthRequest.FromString, common_pb2.HealthResponse.SerializeToString
+        ),
+        "Answer": grpc.unary_stream_rpc_method_handler(
+            server.answer, rag_pb2.AnswerRequest.FromString, rag_pb2.AnswerEvent.SerializeToString
+        ),
+    }
+    running = grpc.aio.server()
+    running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    port = running.add_insecure_port("127.0.0.1:0")
+    await running.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield GrpcTransport(channel, SERVICE, "gateway", pauses_s)
+    await running.stop(0)
+
+
+async def health(transport: GrpcTransport, timeout_s: float = 10.0) -> bool:
+    return (await transport.unary("Health", common_pb2.HealthRequest(), common_pb2.HealthResponse, timeout_s)).ready
+
+
+async def tokens(transport: GrpcTransport, timeout_s: float = 10.0) -> list[int]:
+    events = transport.stream("Answer", rag_pb2.AnswerRequest(), rag_pb2.AnswerEvent, timeout_s)
+    return [event.token.token_id async for event in events]
+
+
+async def test_a_call_that_found_nobody_is_made_again() -> None:
+    server = Server(*[grpc.StatusCode.UNAVAILABLE] * 3)
+    async with connected(server) as transport:
+        assert await health(transport)
+        assert server.num_calls == 4
+        server.failures = [grpc.StatusCode.UNAVAILABLE] * 3
+        assert await tokens(transport) == [0, 1, 2]
+
+
+async def test_a_proxy_that_lost_its_replica_before_the_first_message_counts_as_nobody() -> None:
+    async with connected(Server(grpc.StatusCode.INTERNAL, details="The actor died unexpectedly before finishing.")) as transport:
+        assert await tokens(transport) == [0, 1, 2]
+
+
+async def test_what_goes_on_failing_is_told_in_the_end() -> None:
+    server = Server(*[grpc.StatusCode.UNAVAILABLE] * 9)
+    async with connected(server) as transport:
+        with pytest.raises(Unavailable, match="the node is gone"):
+            await health(transport)
+        with pytest.raises(Unavailable):
+            await tokens(transport)
+    assert server.num_calls == 2 * (1 + len(PAUSES_S))
+
+
+async def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
+    server = Server(grpc.StatusCode.UNAVAILABLE, after=1)
+    async with connected(server) as transport:
+        events = transport.stream("Answer", rag_pb2.AnswerRequest(), rag_pb2.AnswerEvent, 10.0)
+        assert (await anext(events)).token.token_id == 0
+        with pytest.raises(Unavailable):
+            await anext(events)
+    assert server.num_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(grpc.StatusCode.INTERNAL, InternalError), (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded)]
+)
+async def test_other_failures_are_told_at_once(code: grpc.StatusCode, error: type[KvquiltError]) -> None:
+    server = Server(code)
+    async with connected(server) as transport:
+        with pytest.raises(error):
+            await health(transport)
+        server.failures = [code]
+        with pytest.raises(error):
+            await tokens(transport)
+    assert server.num_calls == 2
+
+
+async def test_nobody_waits_beyond_the_deadline_to_ask_again() -> None:
+    server = Server(*[grpc.StatusCode.UNAVAILABLE] * 9)
+    began_s = time.monotonic()
+    async with connected(server, pauses_s=(60.0,)) as transport:
+        with pytest.raises(Unavailable):
+            await health(transport, timeout_s=5.0)
+    assert server.num_calls == 1
+    assert time.monotonic() - began_s < 60.0
+
+
+async def test_without_pauses_a_call_is_made_once() -> None:
+    server = Server(grpc.StatusCode.UNAVAILABLE)
+    async with connected(server, pauses_s=()) as transport:
+        with pytest.raises(Unavailable):
+            await health(transport)
+    assert server.num_calls == 1

@@ -1,0 +1,79 @@
+"""An object store and a Milvus outside the release, as an operator would have them: single pods, reached by their Services."""
+
+from __future__ import annotations
+
+import secrets
+
+from tests.k8s.images import Images
+from tests.k8s.kubectl import Kubectl, Object
+
+MINIO, MINIO_PORT = "store", 9000
+MILVUS, MILVUS_PORT = "index", 19530
+SECRET = "store-keys"
+_MINIO_IMAGE = "quay.io/minio/minio:RELEASE.2025-09-07T16-13-09Z"
+# The embedded Milvus of the package as a server: the same protocol, and clients need the address only.
+_MILVUS = f"""
+import threading
+from milvus_lite.adapter.grpc.server import start_server_in_thread
+held = start_server_in_thread(data_dir="/data/index", host="0.0.0.0", port={MILVUS_PORT})
+threading.Event().wait()
+"""
+
+
+def start(kubectl: Kubectl, images: Images) -> None:
+    """Returns when both answer."""
+    start_minio(kubectl, images)
+    _start(kubectl, MILVUS, images.kvquilt, MILVUS_PORT, {"command": ["python", "-c", _MILVUS]})
+    wait(kubectl, MINIO, MILVUS)
+
+
+def start_minio(kubectl: Kubectl, images: Images) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
+    put_secret(kubectl, SECRET, keys)
+    variables = {"MINIO_ROOT_USER": "AWS_ACCESS_KEY_ID", "MINIO_ROOT_PASSWORD": "AWS_SECRET_ACCESS_KEY"}
+    env = [{"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}} for name, key in variables.items()]
+    args = ["server", "/data", "--address", f":{MINIO_PORT}"]
+    _start(kubectl, MINIO, images.minio or _MINIO_IMAGE, MINIO_PORT, {"args": args, "env": env})
+
+
+def put_secret(kubectl: Kubectl, name: str, values: dict[str, str]) -> None:
+    kubectl.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": values})
+
+
+def wait(kubectl: Kubectl, *names: str) -> None:
+    deployments = [f"deployment/{name}" for name in names]
+    kubectl("wait", "--for=condition=Available", *deployments, "--timeout=180s", timeout_s=190)
+
+
+def _start(kubectl: Kubectl, name: str, image: str, port: int, container: Object) -> None:
+    labels = {"app": name}
+    pod = {
+        "containers": [
+            {
+                "name": name,
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 2},
+                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                **container,
+            }
+        ],
+        "securityContext": {"fsGroup": 1000},
+        "terminationGracePeriodSeconds": 1,
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    }
+    kubectl.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name},
+            "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": {"selector": labels, "ports": [{"port": port}]},
+        },
+    )

@@ -1,0 +1,137 @@
+"""Two generators on two nodes: stored KV goes from one to the other, once, and both say the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cluster.remote import generation_client, store_client
+from shared.clients.generation import ChunkRef, GeneratedToken, Sampling
+from shared.clients.kv_store import KvStoreClient
+from shared.kv_types import OpenedChunk
+from shared.request import RequestContext
+from tests.k8s.asking import cli
+from tests.k8s.conftest import Trial
+from tests.k8s.door import door_to_pod
+from tests.k8s.kubectl import Object
+
+NUM_ASKERS = 8
+FETCHES = ("object_fetches", "peer_fetches")
+RAY_NODES = """
+import ray
+ray.init(address="auto", log_to_driver=False)
+print(*(f"{node['NodeID']}={node['NodeManagerAddress']}" for node in ray.nodes() if node["Alive"]))
+"""
+
+
+def ctx() -> RequestContext:
+    return RequestContext.create(deadline_ms=60_000)
+
+
+@pytest.fixture(scope="module")
+def generators(trial: Trial) -> list[Object]:
+    trial.release.upgrade("dev-cpu", {"generator": {"replicas": 2}})
+    return trial.release.ready_pods("generator", 2)
+
+
+def test_the_generators_stand_on_different_nodes(trial: Trial, generators: list[Object]) -> None:
+    num_nodes = len(json.loads(trial.kubectl("get", "nodes", "--output", "json"))["items"])
+    assert len({pod["spec"]["nodeName"] for pod in generators}) == min(num_nodes, 2)
+
+
+def test_every_pod_of_ray_has_an_agent_with_a_cache_of_its_own(trial: Trial, generators: list[Object]) -> None:
+    pods = trial.release.pods()
+    caches = [next(v for v in pod["spec"]["volumes"] if v["name"] == "kv-cache") for pod in pods]
+    assert all("emptyDir" in cache for cache in caches)
+
+    async def num_agents() -> int:
+        async with store_client(trial.door.target) as store:
+            async with asyncio.timeout(60):
+                while (stats := await store.stats(ctx())).num_unreachable or len(stats.nodes) != len(pods):
+                    await asyncio.sleep(1)
+        return len(stats.nodes)
+
+    assert asyncio.run(num_agents()) == len(pods) == 4
+
+
+def test_a_chunk_written_on_one_node_comes_to_the_other_once_for_all_who_ask(
+    trial: Trial, generators: list[Object], tmp_path: Path
+) -> None:
+    collection = f"once-{secrets.token_hex(4)}"
+    (tmp_path / "news.txt").write_text(f"The password of the day is {secrets.token_hex(8)}. Nobody asked for it yet.")
+    cli(trial.door.target, "ingest", str(tmp_path), "-c", collection)
+    (chunk_id,) = asyncio.run(chunk_ids(trial.door.target, collection))
+    nodes = asyncio.run(generator_nodes(trial, generators))
+
+    async def open_everywhere() -> tuple[Counter[str], list[OpenedChunk]]:
+        async with store_client(trial.door.target) as store:
+            before = await fetches(store, nodes)
+            await asyncio.gather(*(store.open(ctx(), [chunk_id], node) for node in nodes for _ in range(NUM_ASKERS)))
+            opened = [await arrived(store, chunk_id, node) for node in nodes]
+            after = await fetches(store, nodes)
+        return after - before, opened
+
+    fetched, opened = asyncio.run(open_everywhere())
+    assert fetched.total() == 1, f"one of {len(nodes)} nodes computed it, the other fetched it: {fetched}"
+    assert len({chunk.size_bytes for chunk in opened}) == 1
+
+
+def test_generators_on_two_nodes_answer_the_same_tokens(trial: Trial, generators: list[Object]) -> None:
+    chunk = ChunkRef("", tuple(secrets.randbelow(200) + 20 for _ in range(64)))
+    before = asyncio.run(all_opens(trial))
+    answers = []
+    for pod in generators:
+        with door_to_pod(trial.kubectl, pod["metadata"]["name"]) as target:
+            answers.append(asyncio.run(generated(target, chunk)))
+    after = asyncio.run(all_opens(trial))
+    assert len(answers[0]) == 16
+    assert answers[0] == answers[1]
+    assert len(after - before) == 2, "each proxy asks the generator of its own pod, and that one its own agent"
+
+
+async def generated(target: str, chunk: ChunkRef) -> list[int]:
+    async with generation_client(target) as generator:
+        events = generator.generate(ctx(), [chunk], ["Who?"], "reordered", Sampling(max_tokens=16, ignore_eos=True))
+        return [event.token_id async for event in events if isinstance(event, GeneratedToken)]
+
+
+async def chunk_ids(target: str, collection: str) -> list[str]:
+    async with store_client(target) as store:
+        page = await store.manifest_page(ctx(), collection)
+    return [chunk.chunk_id for manifest in page.manifests for chunk in manifest.chunks]
+
+
+async def generator_nodes(trial: Trial, generators: list[Object]) -> list[str]:
+    """Ray's ids of the nodes that the generators' pods are."""
+    told = trial.kubectl.python(generators[0]["metadata"]["name"], RAY_NODES).split()
+    by_address = {address: node_id for node_id, _, address in (pair.partition("=") for pair in told)}
+    return [by_address[pod["status"]["podIP"]] for pod in generators]
+
+
+async def fetches(store: KvStoreClient, nodes: list[str]) -> Counter[str]:
+    stats = await store.stats(ctx())
+    return Counter(
+        {
+            n.node_id: n.counters.get("object_fetches", 0) + n.counters.get("peer_fetches", 0)
+            for n in stats.nodes
+            if n.node_id in nodes
+        }
+    )
+
+
+async def all_opens(trial: Trial) -> Counter[str]:
+    async with store_client(trial.door.target) as store:
+        return Counter({n.node_id: n.counters.get("opens", 0) for n in (await store.stats(ctx())).nodes})
+
+
+async def arrived(store: KvStoreClient, chunk_id: str, node: str) -> OpenedChunk:
+    """The chunk's file on ``node`` once it is whole."""
+    async with asyncio.timeout(30):
+        while (opened := (await store.open(ctx(), [chunk_id], node))[0]).progress or not opened.exists:
+            await asyncio.sleep(0.05)
+    return opened

@@ -1,0 +1,103 @@
+"""What happens to a running trial while questions are asked: settings change, generators come, go and die."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from shared.answer import AnswerEvent, Retrieved
+from shared.clients.generation import GeneratedToken, Sampling
+from shared.errors import Unavailable
+from tests.k8s.asking import ANSWER, Trickle, answer
+from tests.k8s.conftest import Trial
+from tests.k8s.release import Values
+from tests.k8s.shell import tell, wait_for
+
+TWO_GENERATORS: Values = {"generator": {"replicas": 2}}
+RECOVERY_S = 180.0
+
+
+@pytest.mark.parametrize("grace", [[], ["--grace-period=1"]], ids=["drained", "killed"])
+def test_an_answer_survives_that_the_pod_of_its_generator_goes_or_ends_as_retryable(trial: Trial, grace: list[str]) -> None:
+    pods = trial.release.ready_pods("generator", 2)
+    begun = threading.Event()
+
+    def note(event: AnswerEvent) -> None:
+        if isinstance(event, GeneratedToken):
+            begun.set()
+
+    def delete() -> None:
+        begun.wait(60)
+        names = [pod["metadata"]["name"] for pod in pods]
+        tell(f"deleting {' and '.join(names)} in mid-answer")
+        trial.kubectl("delete", "pod", *names, "--wait=false", *grace)
+
+    deleting = threading.Thread(target=delete)
+    deleting.start()
+    try:
+        long = Sampling(max_tokens=600, ignore_eos=True)
+        answered = asyncio.run(answer(trial.door.target, sampling=long, on_event=note))
+        tell(f"the answer came to its end: {answered.usage}")
+    except Unavailable as error:
+        tell(f"the answer ended as {type(error).__name__}: {error.detail}")
+    deleting.join()
+    assert begun.is_set()
+    wait_for(lambda: _answers(trial), "answer after the pods were deleted", RECOVERY_S)
+    replaced = {pod["metadata"]["name"] for pod in trial.release.ready_pods("generator", 2)}
+    assert not replaced & {pod["metadata"]["name"] for pod in pods}
+
+
+def test_no_question_fails_while_settings_of_all_services_change_in_place(trial: Trial) -> None:
+    (cluster,) = trial.release.ray_clusters()
+    pods = {pod["metadata"]["name"] for pod in trial.release.pods()}
+    changed: Values = {
+        "config": {
+            "gateway": {"k": 2},
+            "retrieval": {"default_k": 6},
+            "generator": {"engine": {"max_step_tokens": 1024}},
+            "ingestion": {"prefill_batch": 4},
+        }
+    }
+    with Trickle(trial.door) as trickle:
+        trial.release.upgrade("dev-cpu", TWO_GENERATORS, changed)
+        wait_for(lambda: _num_hits(trial) == 2 or None, "gateway with its new settings", RECOVERY_S)
+        trial.release.wait_until_ready()
+    trickle.check()
+    assert trial.release.ray_clusters() == [cluster]
+    assert {pod["metadata"]["name"] for pod in trial.release.pods()} == pods
+
+
+def test_a_change_of_the_pods_is_not_offered_with_the_embedded_milvus(trial: Trial) -> None:
+    (cluster,) = trial.release.ray_clusters()
+    service = trial.kubectl.all("rayservices")[0]
+    assert service["spec"]["upgradeStrategy"]["type"] == "None"
+    trial.release.upgrade("dev-cpu", TWO_GENERATORS, {"generator": {"annotations": {"changed": "yes"}}})
+    assert ANSWER in asyncio.run(answer(trial.door.target)).text
+    assert trial.release.ray_clusters() == [cluster]
+    assert all("changed" not in pod["metadata"].get("annotations", {}) for pod in trial.release.pods("generator"))
+
+
+def test_no_question_fails_while_generators_come_and_go(trial: Trial) -> None:
+    for replicas in (1, 2, 1):
+        with Trickle(trial.door) as trickle:
+            trial.release.upgrade("dev-cpu", {"generator": {"replicas": replicas}})
+            trial.release.ready_pods("generator", replicas)
+            trial.release.wait_until_ready()
+            assert ANSWER in asyncio.run(answer(trial.door.target)).text
+        trickle.check()
+
+
+def _answers(trial: Trial) -> bool | None:
+    try:
+        return ANSWER in asyncio.run(answer(trial.door.target)).text or None
+    except Unavailable:
+        return None
+
+
+def _num_hits(trial: Trial) -> int:
+    """Passages that a question gets which names no number."""
+    hits: list[AnswerEvent] = []
+    asyncio.run(answer(trial.door.target, k=0, on_event=hits.append, sampling=Sampling(max_tokens=1)))
+    return len(hits[0].hits) if isinstance(hits[0], Retrieved) else 0

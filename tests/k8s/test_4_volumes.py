@@ -1,0 +1,42 @@
+"""What outlives a release: its volumes, and with them every document and its KV."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from cluster.remote import store_client
+from shared.request import RequestContext
+from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, answer, cli
+from tests.k8s.conftest import Trial
+from tests.k8s.release import NAME, seconds_since
+from tests.k8s.shell import tell
+
+KINDS = "pods,services,deployments,secrets,configmaps,serviceaccounts,rayservices,networkpolicies,poddisruptionbudgets"
+
+
+def test_a_second_install_on_the_volumes_of_the_first_answers_from_its_stored_kv(trial: Trial) -> None:
+    before = asyncio.run(answer(trial.door.target))
+    trial.release.uninstall()
+    assert trial.kubectl.all(KINDS, f"app.kubernetes.io/instance={NAME}") == []
+    claims = [claim["metadata"]["name"] for claim in trial.kubectl.all("persistentvolumeclaims")]
+    assert len(claims) == 2, claims
+
+    began_s = time.monotonic()
+    trial.release.install("dev-cpu")
+    trial.release.wait_until_ready()
+    after = asyncio.run(answer(trial.door.target))
+    tell(f"from the second install to its first answer: {seconds_since(began_s)}")
+    assert (ANSWER in after.text, after.text) == (True, before.text)
+    assert after.usage == before.usage
+    assert asyncio.run(num_stored(trial.door.target)) == 0, "nothing was computed for it"
+
+    cli(trial.door.target, "ingest", str(DOCUMENTS), "-c", COLLECTION)
+    assert asyncio.run(num_stored(trial.door.target)) == 0, "nor for documents that are there already"
+
+
+async def num_stored(target: str) -> int:
+    """Chunks that were brought to the object store since the pods began."""
+    async with store_client(target) as store:
+        stats = await store.stats(RequestContext.create(deadline_ms=30_000))
+    return sum(node.counters.get("uploads", 0) for node in stats.nodes)

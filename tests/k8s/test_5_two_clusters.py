@@ -1,0 +1,63 @@
+"""With Milvus and the object store by URI, new pods come as a second Ray cluster beside the first, and nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.k8s import servers
+from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, Trickle, answer, cli
+from tests.k8s.conftest import Trial, namespace
+from tests.k8s.door import Door
+from tests.k8s.images import Images
+from tests.k8s.release import FULLNAME, Release, Values
+from tests.k8s.shell import tell, wait_for
+
+SWITCH_S = 420.0
+BY_URI: Values = {
+    "minio": {"enabled": False},
+    "objects": {"endpoint": f"{servers.MINIO}:{servers.MINIO_PORT}", "secure": False, "existingSecret": servers.SECRET},
+    "milvus": {"uri": f"http://{servers.MILVUS}:{servers.MILVUS_PORT}"},
+}
+
+
+@pytest.fixture(scope="module")
+def pair(images: Images) -> Iterator[Trial]:
+    """A release beside an object store and a Milvus of somebody else."""
+    with namespace("pair") as kubectl:
+        release, door = Release(kubectl, images), Door(kubectl, FULLNAME)
+        try:
+            servers.start(kubectl, images)
+            release.install("dev-cpu", BY_URI)
+            release.wait_until_ready()
+            cli(door.target, "ingest", str(DOCUMENTS), "-c", COLLECTION)
+        except BaseException:
+            tell(kubectl.diagnosis())
+            raise
+        yield Trial(release, door)
+        door.close()
+        release.uninstall()
+
+
+def test_no_question_fails_while_a_second_cluster_takes_over_from_the_first(pair: Trial) -> None:
+    (first,) = pair.release.ray_clusters()
+    stored = asyncio.run(answer(pair.door.target))
+    seen: set[str] = set()
+
+    def switched() -> bool | None:
+        clusters = pair.release.ray_clusters()
+        seen.update(clusters)
+        return True if first not in clusters and len(clusters) == 1 else None
+
+    with Trickle(pair.door) as trickle:
+        pair.release.upgrade("dev-cpu", BY_URI, {"generator": {"annotations": {"changed": "yes"}}})
+        wait_for(switched, "second cluster alone", SWITCH_S)
+        pair.release.wait_until_ready()
+    trickle.check()
+    assert len(seen) == 2, "the first one stayed until the second was ready"
+    assert all(pod["metadata"]["annotations"]["changed"] == "yes" for pod in pair.release.pods("generator"))
+
+    again = asyncio.run(answer(pair.door.target))
+    assert (ANSWER in again.text, again.text, again.usage) == (True, stored.text, stored.usage)
