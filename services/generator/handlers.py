@@ -9,7 +9,6 @@ from protos.kvquilt.v1 import common_pb2, generation_pb2
 from services.generator.margins import MarginEvent, MarginTokenEvent, MarginWriter
 from services.generator.messages import chunks_of, command_of, explored_to_pb, margins_of, order_of, piece_of, response_of, reuse_of
 from services.generator.serving import Generator
-from shared.clients.decoding import decoding_of
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.engine.types import Command, Event
 from shared.errors import InvalidRequest, KvquiltError, Unavailable
@@ -43,13 +42,13 @@ class GenerationServicer:
     async def Generate(
         self, request: generation_pb2.GenerateRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        generator, order, decoding = self._generator, order_of(request), decoding_of(request.decoding)
+        generator, order, margins = self._generator, order_of(request), margins_of(request.decoding)
         planned = generator.plan(ctx, order)
         events: AsyncGenerator[Event | MarginTokenEvent | MarginEvent, None]
-        if decoding.margins is None:
+        if margins is None:
             events = generator.generate(ctx, planned)
         else:
-            events = MarginWriter(generator, ctx, order, margins_of(decoding.margins)).answer()
+            events = MarginWriter(generator, ctx, order, margins).answer()
         async with aclosing(events):
             async for event in events:
                 yield response_of(event, planned)
@@ -65,7 +64,7 @@ class GenerationServicer:
 
         async def commands() -> AsyncIterator[Command]:
             async for request in requests:
-                yield command_of(request, generator.prompts, generator.config.max_tokens)
+                yield command_of(request, generator.prompts, generator.config)
 
         prefix = piece_of(opened.prefix, "prefix") if opened.HasField("prefix") else None
         chunks, reuse = chunks_of(opened.chunks), reuse_of(opened.reuse)

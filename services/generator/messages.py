@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
+from services.generator.config import GeneratorConfig
 from services.generator.margins import INSTRUCTION, MAX_TOKENS, NO, RELEVANCE, YES, MarginEvent, MarginsOrder, MarginTokenEvent
 from services.generator.prompts import IdsPiece, Piece, Prompts, TextPiece
 from services.generator.serving import GenerationOrder
-from shared.clients.decoding import Decoding, Margins, decoding_of
+from shared.clients.decoding import Decoding, decoding_of
 from shared.engine.types import (
     Append,
     AppliedEvent,
@@ -96,7 +97,10 @@ def sampling_of(pb: common_pb2.Sampling, max_tokens: int = 1) -> SamplingParams:
     )
 
 
-def margins_of(margins: Margins) -> MarginsOrder:
+def margins_of(pb: common_pb2.Decoding) -> MarginsOrder | None:
+    margins = decoding_of(pb).margins
+    if margins is None:
+        return None
     return MarginsOrder(
         margins.instruction or INSTRUCTION,
         margins.relevance or RELEVANCE,
@@ -190,9 +194,8 @@ def _timings(timings: Timings) -> common_pb2.Timings:
     )
 
 
-def command_of(pb: generation_pb2.ExploreRequest, prompts: Prompts, max_tokens: int) -> Command:
-    """``max_tokens``: of a branch that is told to grow without saying how far.
-
+def command_of(pb: generation_pb2.ExploreRequest, prompts: Prompts, config: GeneratorConfig) -> Command:
+    """
     Raises:
         InvalidRequest: it cannot be read.
     """
@@ -208,7 +211,10 @@ def command_of(pb: generation_pb2.ExploreRequest, prompts: Prompts, max_tokens: 
         case "append":
             return Append(pb.append.branch, prompts.plain("append.piece", piece_of(pb.append.piece, "append.piece")))
         case "grow":
-            return Grow(pb.grow.branch, sampling_of(pb.grow.sampling, pb.grow.sampling.max_tokens or max_tokens))
+            max_tokens = pb.grow.sampling.max_tokens or config.max_tokens
+            if max_tokens > config.max_tokens_limit:
+                raise InvalidRequest(f"grow.sampling.max_tokens: {max_tokens} is more than the {config.max_tokens_limit} allowed")
+            return Grow(pb.grow.branch, sampling_of(pb.grow.sampling, max_tokens))
         case "merge":
             return Merge(pb.merge.branch, tuple(pb.merge.sources), pb.merge.length, pb.merge.placed)
         case "open":

@@ -6,6 +6,8 @@ those of all beams (``Beam``), which wait for each other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from shared.engine.beams import BeamSearch, Hypothesis, Running
@@ -59,8 +61,7 @@ class Answering:
         search = BeamSearch(job.request.beams, sampling.max_tokens, eos_ids, sampling.top_logprobs)
         branch = Branch(self._spec, (), question.branch.end, parent=question.branch, capacity=_BEAM_CAPACITY)
         group = BeamGroup(question.index, search)
-        group.beams.append(Beam(group, branch, torch.log_softmax(logits_V, -1)))
-        job.answers += group.beams
+        job.answers.append(Beam(group, branch, torch.log_softmax(logits_V, -1)))
         self._advance(job, group)
 
     # --- samples and thoughts --------------------------------------------------------------------------------------------
@@ -98,21 +99,20 @@ class Answering:
 
     def _advance(self, job: GenerateJob, group: BeamGroup) -> None:
         """All beams of a question have their logits: the next ones grow on them, the others end, and with them their KV."""
-        logprobs = [beam.logprobs_V for beam in group.beams if beam.logprobs_V is not None]
-        if len(logprobs) < len(group.beams):
+        beams = job.beams(group)
+        logprobs = [beam.logprobs_V for beam in beams if beam.logprobs_V is not None]
+        if len(logprobs) < len(beams):
             return
-        job.generated += len(group.beams)
+        job.generated += len(beams)
         running = group.search.advance(logprobs)
-        kept = [answer for answer in job.answers if not (isinstance(answer, Beam) and answer.group is group)]
-        group.beams = self._grown(group, running)
-        job.answers = [*kept, *group.beams]
-        compact(beam.branch for beam in group.beams)
+        grown = self._grown(group, [beam.branch for beam in beams], running)
+        job.answers = [*(answer for answer in job.answers if answer not in beams), *grown]
+        compact(beam.branch for beam in grown)
         if not running:
             self._end_beams(job, group)
 
-    def _grown(self, group: BeamGroup, running: list[Running]) -> list[Beam]:
+    def _grown(self, group: BeamGroup, branches: Sequence[Branch], running: Sequence[Running]) -> list[Beam]:
         """The first to go on from a branch continues it; the others are forks that see it up to here."""
-        branches = [beam.branch for beam in group.beams]
         taken: set[int] = set()
         beams = []
         for one in running:

@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _SOON_S = 0.005
+_FAILED = "the engine failed on this request; the generator's log has the reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,7 @@ class Engine:
         self._library.start_missing()
         self._prefilling.start_chunks()
         self._start_placed()
+        self._obey_commands()
         passes = self._scheduler.pick(self._works() or self._start_arriving())
         for slices in passes:
             if not self._run_pass(slices):
@@ -292,15 +294,26 @@ class Engine:
         job.started = True
         if isinstance(job, ForestJob):
             self._exploring.start(job)
-            self._finish_if_complete(job)
         else:
             self._answering.start(job)
 
     def _command(self, request_id: str, command: Command) -> None:
         job = self._roster.get(request_id)
         if isinstance(job, ForestJob):
-            self._exploring.command(job, command)
-            self._finish_if_complete(job)
+            job.commands.append(command)
+
+    def _obey_commands(self) -> None:
+        """Of forests that run: whose chunks are placed, and whose KV is on the device."""
+        for job in self._roster.generating():
+            if not isinstance(job, ForestJob) or not job.started:
+                continue
+            try:
+                self._exploring.obey(job)
+            except Exception:
+                log.exception("a command of request %s failed", job.request.request_id)
+                self._fail(job, InternalError(_FAILED))
+            else:
+                self._finish_if_complete(job)
 
     def _start_arriving(self) -> list[BranchWork]:
         """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request whose chunks arrive."""
@@ -389,7 +402,7 @@ class Engine:
             elif work.job is not None:
                 jobs[work.job.request.request_id] = work.job
         for job in jobs.values():
-            self._fail(job, InternalError("the engine failed on this request; the generator's log has the reason"))
+            self._fail(job, InternalError(_FAILED))
 
     def _forget(self, job: Job) -> None:
         """Takes the request out and returns what it held."""

@@ -61,15 +61,13 @@ class Exploring:
             job.base = Branch(self._spec, ids, job.origin, job.context)
             job.questions.append(Question(None, job.base))
             job.origin = job.base.end
-        for command in job.early:
-            self.command(job, command)
-        job.early.clear()
 
-    def command(self, job: ForestJob, command: Command) -> None:
+    def obey(self, job: ForestJob) -> None:
+        while job.commands and job.num_open:
+            self._obey(job, job.commands.popleft())
+
+    def _obey(self, job: ForestJob, command: Command) -> None:
         """Applies it, or refuses it and leaves everything as it was."""
-        if not job.started:
-            job.early.append(command)
-            return
         if isinstance(command, Close):
             job.closing = True
             self._close_at_rest(job)
@@ -83,7 +81,7 @@ class Exploring:
         if isinstance(command, (Start, Append)):
             job.num_given += len(command.token_ids)
         compact(node.branch for node in job.nodes.values())
-        emit(job, AppliedEvent(number, len(node.tokens), node.approximate) if node else AppliedEvent(number, 0))
+        emit(job, AppliedEvent(number, len(node.tokens), node.num_exact is not None) if node else AppliedEvent(number, 0))
         if node is not None:
             self._grow(job, node)
         self._close_at_rest(job)
@@ -91,6 +89,8 @@ class Exploring:
     def on_computed(self, job: ForestJob, node: Node, logits_V: torch.Tensor) -> None:
         node.logits_V = logits_V
         self._grow(job, node)
+        if node.logits_V is not None:
+            node.logits_V = logits_V.clone()  # kept while it rests: without the logits of the whole step
         self._close_at_rest(job)
 
     def _close_at_rest(self, job: ForestJob) -> None:
@@ -120,7 +120,8 @@ class Exploring:
                         f"at least 1 (prune it instead)"
                     )
                 cut = self._fork(job, node, branch, "rewind.num_tokens", len(node.tokens) - num_tokens)
-                node.branch, node.tokens, node.logits_V, node.growth = cut.branch, cut.tokens, cut.logits_V, None  # it is as exact
+                node.branch, node.tokens, node.logits_V, node.num_exact = cut.branch, cut.tokens, cut.logits_V, cut.num_exact
+                node.growth = None
                 return node
             case Prune(branch):
                 node = self._find(job, "prune.branch", branch)
@@ -174,13 +175,13 @@ class Exploring:
         if not 1 <= length <= len(node.tokens):
             raise InvalidRequest(f"{field}: {length} is out of range; branch {node.branch_id} has 1 to {len(node.tokens)} tokens")
         logits_V = node.logits_V if length == len(node.tokens) else None
-        computed = node.branch.first + node.branch.segment.length - job.origin
-        seen = min(length if logits_V is not None else length - 1, computed)
+        seen = min(length if logits_V is not None else length - 1, node.branch.computed - job.origin)
         on = node.branch
         while on.parent is not None and on.parent is not job.base and on.first >= job.origin + seen:
             on = on.parent
         forked = on.fork(self._spec, tuple(node.tokens[seen:length]), num_seen=job.origin + seen - on.first)
-        return Node(branch, forked, node.tokens[:length], logits_V, num_exact=node.num_exact)
+        num_exact = None if node.num_exact is None or length <= node.num_exact else node.num_exact
+        return Node(branch, forked, node.tokens[:length], logits_V, num_exact=num_exact)
 
     def _merge(self, job: ForestJob, branch: int, sources: tuple[int, ...], length: int, placed: bool) -> Node:
         nodes = [self._find(job, f"merge.sources[{i}]", source) for i, source in enumerate(sources)]

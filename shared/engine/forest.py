@@ -83,9 +83,11 @@ def chunk_branch(spec: ModelSpec, prefix: Entry | None, token_ids: tuple[int, ..
 
 
 def runnable(branch: Branch) -> bool:
-    """It has tokens to compute, and what it sees of its parent is computed."""
-    parent = branch.parent
-    return bool(branch.pending) and (parent is None or parent.first + parent.segment.length >= branch.first)
+    """It has tokens to compute, and what it sees of its ancestors is computed."""
+    child, parent = branch, branch.parent
+    while parent is not None and parent.computed >= child.first:
+        child, parent = parent, parent.parent
+    return bool(branch.pending) and parent is None
 
 
 def needs_logits(work: BranchWork) -> bool:

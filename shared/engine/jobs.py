@@ -83,11 +83,10 @@ class Beam:
 
 @dataclass(slots=True, eq=False)
 class BeamGroup:
-    """The beams of one question, in the order of ``search.running``."""
+    """The search of one question. It does not know its beams: they know it, and die with their KV when nobody else does."""
 
     question: int
     search: BeamSearch
-    beams: list[Beam] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -102,7 +101,7 @@ class Growth:
 @dataclass(slots=True, eq=False)
 class Node:
     """A branch of a live forest: all its tokens behind the context. ``logits_V``: behind the last one, once it is computed.
-    ``num_exact``: of how many tokens a merge that placed KV left the KV exact; None: of all.
+    ``num_exact``: so many of its tokens have exact KV, a merge placed that of the next one as it was; None: all have.
     """
 
     branch_id: int
@@ -111,10 +110,6 @@ class Node:
     logits_V: torch.Tensor | None = None
     growth: Growth | None = None
     num_exact: int | None = None
-
-    @property
-    def approximate(self) -> bool:
-        return self.num_exact is not None and len(self.tokens) > self.num_exact
 
     def append(self, token_ids: Sequence[int]) -> None:
         self.tokens += token_ids
@@ -191,6 +186,11 @@ class GenerateJob:
         return not self.patient and all(entry.ready or entry.arriving for entry in self.held)
 
     @property
+    def idle(self) -> bool:
+        """It has nothing to do until its owner says more."""
+        return False
+
+    @property
     def remaining_s(self) -> float:
         """How long the last layer will probably take to come."""
         arrivals = (entry.segment.arrival for entry in self.held if entry.segment is not None)
@@ -200,6 +200,10 @@ class GenerateJob:
     def private_prompt_len(self) -> int:
         full = self.request.reuse is ReuseMode.FULL
         return sum(map(len, self.request.questions)) + (sum(len(c.token_ids) for c in self.request.chunks) if full else 0)
+
+    def beams(self, group: BeamGroup) -> list[Beam]:
+        """In the order of ``group.search.running``."""
+        return [answer for answer in self.answers if isinstance(answer, Beam) and answer.group is group]
 
     def branches(self) -> list[Branch]:
         """Everything that grows, and what it sees of what has grown."""
@@ -230,13 +234,13 @@ class GenerateJob:
 @dataclass(slots=True, eq=False)
 class ForestJob(GenerateJob):
     """A live forest. ``context``: its placements, ``base``: under ``full`` the branch that holds the chunks instead, ``origin``:
-    position of its branches' first token; ``early``: commands that came before the chunks were placed."""
+    position of its branches' first token; ``commands``: not obeyed yet, ``num_commands`` were."""
 
     context: tuple[Placement, ...] = ()
     base: Branch | None = None
     origin: int = 0
     nodes: dict[int, Node] = field(default_factory=dict)
-    early: list[Command] = field(default_factory=list)
+    commands: deque[Command] = field(default_factory=deque)
     num_commands: int = 0
     num_given: int = 0
     closing: bool = False
@@ -245,10 +249,17 @@ class ForestJob(GenerateJob):
         bases = [self.base] if self.base is not None else []
         return reachable([*bases, *(node.branch for node in self.nodes.values())])
 
+    @property
+    def idle(self) -> bool:
+        return self.started and not self.commands and not self.questions and not self._num_busy
+
+    @property
+    def _num_busy(self) -> int:
+        return sum(bool(node.branch.pending) or node.growth is not None for node in self.nodes.values())
+
     def demand(self) -> Demand:
-        """A forest that rests counts as one branch, and its KV as anybody's."""
-        busy = sum(bool(node.branch.pending) or node.growth is not None for node in self.nodes.values())
-        return Demand(max(busy, 1), sum(branch.segment.num_bytes for branch in self.branches()))
+        """At least one branch, whatever it is told next."""
+        return Demand(max(self._num_busy, 1), GenerateJob.demand(self).private_bytes)
 
     def usage(self) -> Usage:
         """Tokens that it was given count as prompt."""

@@ -17,7 +17,7 @@ from shared.engine.types import (
     ForestRequest,
     RefusedEvent,
 )
-from shared.errors import KvquiltError
+from shared.errors import FailedPrecondition, KvquiltError
 
 _NAP_S = 0.001
 
@@ -34,6 +34,7 @@ class LiveForest:
         self._engine = engine
         self._request_id = request.request_id
         self._events: deque[Event] = deque()
+        self._ended = False
         engine.submit(request, self._events.append)
 
     def do(self, *commands: Command) -> list[ForestEvent]:
@@ -41,25 +42,27 @@ class LiveForest:
 
         Raises:
             KvquiltError: the first refusal (the commands behind it were applied all the same), or what ended the forest.
+            FailedPrecondition: it has ended before.
         """
+        if self._ended:
+            raise FailedPrecondition("the forest has ended; open another")
         for command in commands:
             self._engine.command(self._request_id, command)
         told: list[ForestEvent] = []
         refusals: list[KvquiltError] = []
         unanswered = len(commands)
-        while self._engine.step() or unanswered > 0 or self._events:
+        while not self._ended and (self._engine.step() or unanswered > 0 or self._events):
             while self._events:
                 event = self._events.popleft()
                 unanswered -= isinstance(event, (AppliedEvent, RefusedEvent))
+                self._ended = isinstance(event, (DoneEvent, FailedEvent))
                 if isinstance(event, FailedEvent):
                     raise event.error
                 if isinstance(event, RefusedEvent):
                     refusals.append(event.error)
                 if isinstance(event, ForestEvent):
                     told.append(event)
-                if isinstance(event, DoneEvent):
-                    return told
-            if unanswered > 0:
+            if unanswered > 0 and not self._ended:
                 time.sleep(_NAP_S)  # its chunks are being loaded
         if refusals:
             raise refusals[0]

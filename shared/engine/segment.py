@@ -150,9 +150,14 @@ class Branch:
         return self.offset + self.segment.start
 
     @property
+    def computed(self) -> int:
+        """Position behind its last token whose KV is there."""
+        return self.first + self.segment.length
+
+    @property
     def end(self) -> int:
         """Position behind its last token."""
-        return self.first + self.segment.length + len(self.pending)
+        return self.computed + len(self.pending)
 
     def seen(self) -> list[Placement]:
         """Everything its rows see as a whole: context in order, then ancestors from the root on."""

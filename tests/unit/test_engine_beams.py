@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 
 from shared.engine import Beams, EarlyStopping, Engine, FinishReason
 from shared.engine.beams import BeamSearch
-from shared.engine.segment import Branch
+from shared.engine.jobs import Answer
+from shared.engine.segment import Branch, Segment
 from shared.engine.tree import compact, reachable
-from shared.engine.types import Event, GenerateRequest, ReuseMode, TokenEvent
+from shared.engine.types import BranchDoneEvent, DoneEvent, Event, GenerateRequest, ReuseMode, TokenEvent
 from shared.errors import Cancelled, InvalidRequest
 from tests.beam_oracle import Found, beam_search
-from tests.engine_runs import Prompts, Run, assert_alike, engine_of, run
+from tests.engine_runs import Prompts, Run, assert_alike, collector_off, engine_of, jobs_of, run
 from tests.oracles import ORACLES, tiny_model
 
 MODES = list(ReuseMode)
@@ -203,7 +205,7 @@ class TestMemory:
             engine.step()
             engine.check_invariants()
             held.append(engine.stats().private_bytes / per_token)
-            (job,) = engine._roster.generating() or [None]
+            (job,) = jobs_of(engine) or [None]
             if job is not None and job.answers:
                 branches = job.branches()
                 pieces.append(len(branches) - 1)
@@ -219,11 +221,38 @@ class TestMemory:
         engine = engine_of("qwen2")
         request = replace(Prompts(engine, 8).request(max_tokens=40, n=4), beams=Beams(4))
         engine.submit(request, (events := list[Event]()).append)
-        for _ in range(12):
+        with collector_off():
+            for _ in range(12):
+                engine.step()
+            kv = [weakref.ref(branch.segment) for branch in jobs_of(engine)[0].branches()]
+            assert len(kv) > 2
+            engine.cancel(request.request_id)
             engine.step()
-        engine.cancel(request.request_id)
-        engine.step()
-        assert isinstance(events[-1].error, Cancelled)  # type: ignore[union-attr]
+            assert isinstance(events[-1].error, Cancelled)  # type: ignore[union-attr]
+            assert engine.stats().private_bytes == 0
+            assert not any(ref() for ref in kv)
+
+    def test_a_sample_that_ends_returns_its_kv_while_the_others_go_on(self) -> None:
+        model = tiny_model("qwen2", seed=1)
+        model.generation_config.eos_token_id = list(range(60, 80))
+        engine = engine_of(hf_model=model)
+        request = Prompts(engine, 9).request(max_tokens=60, n=8, temperature=1.0, seed=1, ignore_eos=False)
+        kv: dict[tuple[int, int], weakref.ref[Segment]] = {}
+        freed = 0
+        events: list[Event] = []
+        engine.submit(request, events.append)
+        with collector_off():
+            while not any(isinstance(e, DoneEvent) for e in events):
+                engine.step()
+                ended = {(e.question, e.sample) for e in events if isinstance(e, BranchDoneEvent)}
+                assert not any(kv[one]() for one in ended if one in kv)
+                answers = (answer for job in jobs_of(engine) for answer in job.answers if isinstance(answer, Answer))
+                alive = {(answer.question, answer.sample): weakref.ref(answer.branch.segment) for answer in answers}
+                kv |= alive
+                freed += bool(ended) and bool(alive)
+                held = sum(branch.segment.num_bytes for job in jobs_of(engine) for branch in job.branches())
+                assert engine.stats().private_bytes == held
+        assert freed > 3, "all ended together"
         assert engine.stats().private_bytes == 0
 
     def test_what_no_leaf_sees_is_joined_or_cut(self) -> None:

@@ -3,6 +3,7 @@ tokens."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -37,8 +38,8 @@ from shared.engine import (
     SamplingParams,
     Start,
 )
-from shared.errors import Cancelled, ContextTooLong, DeadlineExceeded, FailedPrecondition, InvalidRequest, NotFound
-from tests.engine_runs import Prompts, assert_equals_oracle, engine_of, run
+from shared.errors import Cancelled, ContextTooLong, DeadlineExceeded, FailedPrecondition, InternalError, InvalidRequest, NotFound
+from tests.engine_runs import Prompts, assert_equals_oracle, collector_off, engine_of, jobs_of, run
 from tests.oracles import ORACLES, Generated, assert_same_generation, rotate_keys, tiny_model
 
 MODES = list(ReuseMode)
@@ -116,6 +117,15 @@ class Forests(RuleBasedStateMachine):
         self.do(Start(branch, tuple(tokens)))
         self.branches[branch] = list(tokens)
 
+    @precondition(lambda self: len(self.branches) < 7)
+    @rule(data=st.data(), tokens=st.lists(st.integers(3, 256), min_size=1, max_size=7))
+    def start_and_fork_at_once(self, data: st.DataObject, tokens: list[int]) -> None:
+        """Nothing of the source is computed yet, and under ``full`` perhaps not even the context."""
+        source, branch = self.new_id(), self.new_id()
+        length = data.draw(st.integers(1, len(tokens)))
+        self.do(Start(source, tuple(tokens)), Fork(branch, source, length))
+        self.branches |= {source: list(tokens), branch: tokens[:length]}
+
     @precondition(lambda self: 0 < len(self.branches) < 8)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
@@ -191,7 +201,7 @@ class Forests(RuleBasedStateMachine):
     def a_forest_of_n_branches_has_fewer_than_2n_segments_and_knows_its_lengths(self) -> None:
         if not self.branches:
             return
-        (job,) = self.engine._roster.generating()
+        (job,) = jobs_of(self.engine)
         bases = 1 if self.request.reuse is ReuseMode.FULL and self.request.chunks else 0
         assert len(job.branches()) - bases < 2 * len(self.branches)
         assert {i: node.tokens for i, node in job.nodes.items()} == self.branches  # type: ignore[attr-defined]
@@ -207,6 +217,17 @@ Forests.TestCase.settings = settings(
     max_examples=15, stateful_step_count=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 TestForests = Forests.TestCase
+
+
+class TestForking:
+    @pytest.mark.parametrize("mode", MODES, ids=lambda m: m.value)
+    def test_a_fork_of_what_is_not_computed_waits_for_its_context(self, mode: ReuseMode) -> None:
+        """The step has room for a fork of one token, not for the chunks in front of it."""
+        forest, request = forest_of(engine_of("qwen2", max_step_tokens=5), 20, mode)
+        with forest:
+            events = forest.do(Start(0, (30, 31, 32)), Fork(1, 0, 1), Fork(2, 0), Grow(1, GREEDY), Grow(2, GREEDY))
+        assert_oracle(request, (30,), grown(events, 1), oracle_model())
+        assert_oracle(request, (30, 31, 32), grown(events, 2), oracle_model())
 
 
 class TestMerging:
@@ -236,6 +257,18 @@ class TestMerging:
             forest.do(Merge(3, (0, 2), 1, placed=True))
             ours = grown(forest.do(Grow(3, replace(GREEDY, max_tokens=1))), 3)
         assert_same_generation(ours, _placed_oracle(model, request, [30], [[31, 32, 33], [31, 50, 61, 62]]))
+
+    def test_what_was_placed_is_told_until_it_is_rewound_to_in_front_of_the_place(self) -> None:
+        forest, request = forest_of(shared_engine(), 14)
+        with forest:
+            forest.do(Start(0, (30, 31, 32)), Start(1, (40, 41)))
+            told = forest.do(
+                Merge(2, (0, 1), 0, placed=True), Fork(3, 2), Fork(4, 2, 3), Rewind(2, 1), Rewind(2, 1), Append(2, (50,))
+            )
+            assert [e.approximate for e in told if isinstance(e, AppliedEvent)] == [True, True, False, True, False, False]
+            events = forest.do(Grow(2, GREEDY), Grow(4, GREEDY))
+        assert_oracle(request, (30, 31, 32, 50), grown(events, 2), oracle_model())
+        assert_oracle(request, (30, 31, 32), grown(events, 4), oracle_model())
 
 
 def _placed_oracle(model: Any, request: ForestRequest, shared: list[int], tails: list[list[int]]) -> torch.Tensor:
@@ -368,6 +401,59 @@ class TestGrowth:
         assert_oracle(request, (30, 31, 32), grown(events, 0), oracle_model())
         assert_oracle(request, (30, 31), grown(again, 1), oracle_model())
 
+    def test_a_forest_at_rest_makes_room_for_others_and_goes_on_afterwards(self) -> None:
+        """It would hold up everybody else until its deadline."""
+        per_token = shared_engine().model.spec.kv_bytes_per_token
+        engine = engine_of("qwen2", private_bytes=60 * per_token)
+        forest, request = forest_of(engine, 15)
+        with forest:
+            forest.do(Start(0, (30, 31, 32)), Grow(0, replace(GREEDY, max_tokens=40)), Fork(1, 0, 2))
+            held = engine.stats().private_bytes
+            assert held > 40 * per_token
+            paused: list[int] = []
+            prompts = Prompts(engine, 50)
+            runs = run(
+                engine,
+                *(prompts.request(questions=(30,), max_tokens=20) for _ in range(2)),
+                on_event=lambda *_: paused.append(engine.stats().paused),
+            )
+            assert max(paused) > 0, "it kept its place"
+            assert engine.stats().private_bytes >= held, "its KV was lost"
+            events = forest.do(Fork(2, 1), Append(2, (50,)), Grow(1, GREEDY), Grow(2, GREEDY))
+        for one in runs:
+            assert_equals_oracle(one, oracle_model())
+        assert_oracle(request, (30, 31), grown(events, 1), oracle_model())
+        assert_oracle(request, (30, 31, 50), grown(events, 2), oracle_model())
+
+
+class TestMemory:
+    def test_what_a_pruned_branch_held_alone_is_free_before_the_next_step(self) -> None:
+        engine = engine_of("qwen2")
+        forest, _ = forest_of(engine, 16)
+        per_token = engine.model.spec.kv_bytes_per_token
+        with forest, collector_off():
+            forest.do(Start(0, (30, 31, 32)), Start(1, tuple(range(60, 100))))
+            forest.do(Fork(2, 1, 10), Append(2, tuple(range(100, 150))))
+            held = engine.stats().private_bytes
+            kv = [weakref.ref(branch.segment) for branch in jobs_of(engine)[0].branches()]
+            forest.do(Prune(2))
+            assert held - engine.stats().private_bytes >= 50 * per_token
+            forest.do(Prune(1), Rewind(0, 2))
+            assert engine.stats().private_bytes <= 3 * per_token
+            assert sum(ref() is not None for ref in kv) <= 1
+        assert engine.stats().private_bytes == 0
+        assert not any(ref() for ref in kv)
+
+    def test_logits_of_a_branch_at_rest_are_its_own(self) -> None:
+        """Not a row of those of a whole step, which it would keep alive."""
+        engine = engine_of("qwen2")
+        forest, _ = forest_of(engine, 17)
+        with forest:
+            forest.do(*(Start(i, (30 + i,)) for i in range(4)))
+            (job,) = jobs_of(engine)
+            for node in job.nodes.values():  # type: ignore[attr-defined]
+                assert node.logits_V.untyped_storage().nbytes() == 4 * engine.model.spec.vocab_size
+
 
 class TestWhatIsRefused:
     @pytest.mark.parametrize(
@@ -422,6 +508,20 @@ class TestWhatIsRefused:
 
 
 class TestEnds:
+    def test_a_forest_that_has_ended_takes_no_commands(self) -> None:
+        forest, _ = forest_of(shared_engine(), 18)
+        forest.do(Start(0, (5,)), Close())
+        with pytest.raises(FailedPrecondition, match="has ended"):
+            forest.do(Start(1, (5,)))
+
+    def test_a_command_that_breaks_ends_its_forest_and_nothing_else(self) -> None:
+        engine = engine_of("qwen2")
+        forest, _ = forest_of(engine, 19)
+        forest.do(Start(0, (30,)))
+        with pytest.raises(InternalError, match="the generator's log has the reason"):
+            forest.do(Append(0, ("x",)))  # type: ignore[arg-type]
+        assert_equals_oracle(run(engine, Prompts(engine, 52).request())[0], oracle_model())
+
     def test_close_tells_the_cost_and_frees_everything(self) -> None:
         engine = shared_engine()
         like = Prompts(engine, 11).request()
