@@ -6,7 +6,7 @@ Shapes: H query heads, K kv heads, R rows, T tokens, D head_dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -43,13 +43,15 @@ class PlacementCase:
 
 @dataclass(frozen=True)
 class BranchCase:
-    """``num_rows`` rows behind ``old`` tokens of its own. ``parent``: an earlier branch; then the context is the parent's."""
+    """``num_rows`` rows behind ``old`` tokens of its own. ``parent``: an earlier branch, whose context it has and behind whose
+    tokens it hangs, whatever ``offset`` says; ``forked``: behind the first so many of them, and with the parent's origin."""
 
     offset: int
     old: int
     num_rows: int
     placements: tuple[PlacementCase, ...] = ()
     parent: int | None = None
+    forked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,8 @@ class Step:
         segments = [self._segment(length) for length in case.segment_lens]
         self.branches: list[Branch] = []
         for one in case.branches:
-            parent = None if one.parent is None else self.branches[one.parent]
-            context = tuple(self._placement(p, segments) for p in one.placements)
-            branch = Branch(self.spec, (0,) * one.num_rows, one.offset, context, parent)
-            branch.segment = self._segment(one.old, room=one.num_rows)
+            branch = self._branch(one, segments)
+            branch.segment = self._segment(one.old, room=one.num_rows, start=branch.segment.start)
             self.branches.append(branch)
         self.lanes: list[Lane] = []
         for branch in self.branches:
@@ -120,9 +120,18 @@ class Step:
         ends = [(lane.branch.segment, lane.branch.segment.length + lane.num_rows) for lane in lanes]
         return Outcome(out_HRD, [s.k_LKTD[layer][:, :end] for s, end in ends], [s.v_LKTD[layer][:, :end] for s, end in ends])
 
-    def _segment(self, length: int, room: int = 0) -> Segment:
+    def _branch(self, one: BranchCase, segments: Sequence[Segment]) -> Branch:
+        pending = (0,) * one.num_rows
+        if one.parent is None:
+            return Branch(self.spec, pending, one.offset, tuple(self._placement(p, segments) for p in one.placements))
+        parent = self.branches[one.parent]
+        if one.forked is None:
+            return Branch(self.spec, pending, parent.computed, parent=parent)
+        return parent.fork(self.spec, pending, one.forked)
+
+    def _segment(self, length: int, room: int = 0, start: int = 0) -> Segment:
         """What lies behind its tokens is poison."""
-        segment = Segment(self.spec, length + room + 3)
+        segment = Segment(self.spec, length + room + 3, start)
         segment.length = length
         for x_KTD in (*segment.k_LKTD, *segment.v_LKTD):
             x_KTD.fill_(float("nan"))
@@ -134,7 +143,7 @@ class Step:
         if one.hidden is None:
             return Placement(segment, one.offset)
         hidden_LT = torch.rand(NUM_LAYERS, segment.length, generator=self._generator) < one.hidden
-        return Placement(segment, one.offset, Excluded.of(hidden_LT.to(self.device)))
+        return Placement(segment, one.offset, excluded=Excluded.of(hidden_LT.to(self.device)))
 
     def _noise(self, num_heads: int, num_rows: int) -> torch.Tensor:
         noise = torch.randn(num_heads, num_rows, self.spec.head_dim, generator=self._generator)
@@ -171,10 +180,24 @@ def cases(
         rotated=st.sampled_from((1.0, 0.5)),
     )
     return st.tuples(shapes, st.lists(st.integers(1, max_tokens), min_size=1, max_size=4), st.integers(0, 3)).flatmap(
-        lambda drawn: st.lists(_branches(len(drawn[1]), drawn[1], exclusions), min_size=1, max_size=max_branches).map(
-            lambda branches: Case(drawn[0], tuple(drawn[1]), tuple(_with_parents(branches)), drawn[2])
+        lambda drawn: _forests(drawn[1], max_branches, exclusions).map(
+            lambda branches: Case(drawn[0], tuple(drawn[1]), tuple(branches), drawn[2])
         )
     )
+
+
+@st.composite
+def _forests(draw: st.DrawFn, lens: Sequence[int], max_branches: int, exclusions: bool) -> list[BranchCase]:
+    """Half of the branches have a context of their own, others hang on an earlier branch or are forked from one."""
+    branches: list[BranchCase] = []
+    for one in draw(st.lists(_branches(len(lens), lens, exclusions), min_size=1, max_size=max_branches)):
+        kind = draw(st.sampled_from(("root", "root", "hangs", "forked"))) if branches else "root"
+        if kind != "root":
+            parent = draw(st.integers(0, len(branches) - 1))
+            forked = draw(st.integers(0, branches[parent].old)) if kind == "forked" else None
+            one = replace(one, placements=(), parent=parent, forked=forked)
+        branches.append(one)
+    return branches
 
 
 def _branches(num_segments: int, lens: Sequence[int], exclusions: bool) -> st.SearchStrategy[BranchCase]:
@@ -194,12 +217,3 @@ def _branches(num_segments: int, lens: Sequence[int], exclusions: bool) -> st.Se
         return BranchCase(max(0, position + behind), old, num_rows, tuple(placed))
 
     return branch()
-
-
-def _with_parents(branches: Sequence[BranchCase]) -> list[BranchCase]:
-    """Every third branch grows on the one before it, on what that one holds already."""
-    grown = list(branches)
-    for i in range(2, len(grown), 3):
-        parent = grown[i - 1]
-        grown[i] = BranchCase(parent.offset + parent.old, grown[i].old, grown[i].num_rows, parent=i - 1)
-    return grown

@@ -1,8 +1,9 @@
 """What one step computes and what its rows see: segment-major, in plain numbers; a backend (``shared.engine.backends``) attends.
 
-A row at position p sees key j of a segment placed at offset o iff ``o + j < p`` (``<= p`` in its own private segment) and j is not
-excluded. So all that a row and a piece have to say to each other is the distance ``p - o``: it decides both the rotation of the
-query and where the row's sight ends. Shapes: H query heads, K kv heads, R rows, D head_dim.
+A row at position p sees the key at local position j of a segment placed at offset o iff ``o + j < p`` (``<= p`` in its own private
+segment), j is in front of the place where the row's branch was forked from that segment, and is not excluded. So all that a row and
+a piece have to say to each other is the distance ``p - o``, which decides both the rotation of the query and where the row's sight
+ends, and the number of tokens that may be seen at all. Shapes: H query heads, K kv heads, R rows, D head_dim.
 """
 
 from __future__ import annotations
@@ -33,25 +34,30 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Rows [start, start + num_rows) of the step look at a piece. The first of them stands ``distance`` positions behind the
-    piece's first token, every next row one further. ``nth``: of the pieces that its branch sees, in the order of its path."""
+    """Rows [start, start + num_rows) of the step look at the first ``num_tokens`` of a piece. The first of them stands ``distance``
+    positions behind local position 0 of the piece's segment, every next row one further. ``nth``: of the pieces that its branch
+    sees, in the order of its path."""
 
     start: int
     num_rows: int
     distance: int
+    num_tokens: int
     nth: int
     excluded: Excluded | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The first ``length`` tokens of a segment and all that look at them in this step; each row at most once, and each sees at
-    least one token. A row sees token j iff ``j < distance + own`` and j is not excluded. ``own``: the rows' private segment."""
+    """A segment and all rows that look at it in this step, each at most once. ``own``: it is their private segment."""
 
     segment: Segment
-    length: int
     own: bool
     visits: list[Visit] = field(default_factory=list)
+
+    def sight(self, visit: Visit) -> int:
+        """Position and fork let the visit's first row see this many tokens, at least one; every next row one more, up to
+        ``visit.num_tokens``."""
+        return min(visit.num_tokens, visit.distance - self.segment.start + self.own)
 
 
 class Attention(Protocol):
@@ -96,18 +102,20 @@ def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
     shared: dict[tuple[int, int], Piece] = {}
     own: list[Piece] = []
     for lane in lanes:
-        old = lane.branch.segment.length
+        branch, seen = lane.branch, lane.branch.seen()
         seen_times: dict[int, int] = {}
-        seen = lane.branch.seen()
         for nth, placement in enumerate(seen):
             key = id(placement.segment)
             times = seen_times[key] = seen_times.get(key, -1) + 1
-            distance = lane.branch.offset + old - placement.offset
-            blind = max(0, 1 - distance)  # rows that stand at the segment's first token or in front of it see nothing
+            distance = branch.computed - placement.offset
+            blind = max(0, 1 + placement.segment.start - distance)  # rows at its first token or in front of it see nothing
             if blind >= lane.num_rows:
                 continue
-            visit = Visit(lane.start + blind, lane.num_rows - blind, distance + blind, nth, placement.excluded)
-            shared.setdefault((key, times), Piece(placement.segment, placement.segment.length, own=False)).visits.append(visit)
-        visits = [Visit(lane.start, lane.num_rows, old, len(seen))]
-        own.append(Piece(lane.branch.segment, old + lane.num_rows, own=True, visits=visits))
+            visit = Visit(
+                lane.start + blind, lane.num_rows - blind, distance + blind, placement.num_tokens, nth, placement.excluded
+            )
+            shared.setdefault((key, times), Piece(placement.segment, own=False)).visits.append(visit)
+        num_tokens = branch.segment.length + lane.num_rows
+        visit = Visit(lane.start, lane.num_rows, branch.computed - branch.offset, num_tokens, len(seen))
+        own.append(Piece(branch.segment, own=True, visits=[visit]))
     return [*shared.values(), *own]

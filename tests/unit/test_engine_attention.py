@@ -101,6 +101,25 @@ class TestPiecewiseEqualsTheReference:
             placement.excluded.words_LW.copy_(Excluded.of(hidden_LT).words_LW)  # type: ignore[union-attr]
         assert_same_step(ours.run(piecewise(case.shape, kernel)), theirs.run(reference(case.shape)), torch.float32)
 
+    def test_what_forks_share_of_a_branch_is_read_once(self, kernel: Any) -> None:
+        """Two forks in different places, and a branch that hangs behind both of them, while the branch itself grows."""
+        branches = (
+            BranchCase(0, 60, 1),
+            BranchCase(0, 5, 1, parent=0, forked=40),
+            BranchCase(0, 7, 1, parent=0, forked=60),
+            BranchCase(0, 9, 1, parent=1),
+        )
+        read = []
+
+        def counting(q: Any, k_KTD: Any, *args: Any) -> Any:
+            read.append(k_KTD.shape[1])
+            return kernel(q, k_KTD, *args)
+
+        case = Case(Shape(), (), branches)
+        assert_same_step(Step(case).run(piecewise(case.shape, counting)), Step(case).run(reference(case.shape)), torch.float32)
+        own = 61 + 6 + 8 + 10
+        assert sum(read) == 60 + 5 + own
+
 
 class TestPlan:
     @PROPERTY
@@ -115,10 +134,10 @@ class TestPlan:
             assert len(rows) == len(set(rows)), "a piece holds a row twice"
             for visit in piece.visits:
                 for i in range(visit.num_rows):
-                    limit = min(piece.length, visit.distance + i + piece.own)
-                    assert limit >= 1, "a row that sees nothing reached a kernel"
+                    limit = min(visit.num_tokens, piece.sight(visit) + i)
+                    assert piece.sight(visit) >= 1, "a row that sees nothing reached a kernel"
                     lane = next(one for one in step.lanes if one.start <= visit.start < one.start + one.num_rows)
-                    position = lane.branch.offset + lane.branch.segment.length + visit.start + i - lane.start
+                    position = lane.branch.computed + visit.start + i - lane.start
                     offset = position - visit.distance - i
                     tokens = {(visit.start + i, id(piece.segment), offset, j) for j in range(limit)}
                     assert piece.own or not tokens & seen or _placed_twice(lane.branch.seen())
@@ -271,9 +290,10 @@ def _by_the_rule(step: Step) -> set[tuple[int, int, int, int]]:
     for lane in step.lanes:
         branch = lane.branch
         for i in range(lane.num_rows):
-            position = branch.offset + branch.segment.length + i
+            position = branch.computed + i
             for p in branch.seen():
-                seen |= {(lane.start + i, id(p.segment), p.offset, j) for j in range(p.segment.length) if p.offset + j < position}
+                first = p.offset + p.segment.start
+                seen |= {(lane.start + i, id(p.segment), p.offset, j) for j in range(p.num_tokens) if first + j < position}
             own = branch.segment
             seen |= {(lane.start + i, id(own), branch.offset, j) for j in range(own.length + i + 1)}
     return seen

@@ -6,7 +6,7 @@ Shapes: H query heads, K kv heads, R rows of the step, S rows of one call, T tok
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -62,28 +62,28 @@ class PiecewiseAttention:
         return merged.result()
 
     def _calls_of(self, piece: Piece) -> Iterator[_Call]:
-        """Visits that see the same tokens, and exclude the same, share a call::
+        """::
 
-        rows of one visit   see of the piece
-        ┌ row 0             |whole|.          all rows of a visit see what its first row sees but for one token ("whole");
-        │ row 1             |whole|..         then comes a triangle;
-        └ row 2             |whole|...|       rows beyond it see the piece to its end
+            rows of one visit   see of the piece
+            ┌ row 0             |whole|.          all rows of a visit see what its first row sees but for one token ("whole");
+            │ row 1             |whole|..         then comes a triangle;
+            └ row 2             |whole|...|       rows beyond it see all that the visit may see
+
+        Rows that see a whole, and exclude the same, share calls: the tokens are cut where one of them ends, and read once.
         """
-        stacks: dict[tuple[int, int], list[Visit]] = {}
+        stacks: dict[int, list[tuple[int, Visit]]] = {}  # by exclusions: the end of a whole, who sees it
         for visit in piece.visits:
-            limit = visit.distance + piece.own  # of the first row
-            triangle = 0 if limit >= piece.length or visit.num_rows == 1 else min(visit.num_rows, piece.length - limit + 1)
-            whole = limit - 1 if triangle else min(limit, piece.length)
+            stack, sight = stacks.setdefault(id(visit.excluded), []), piece.sight(visit)
+            triangle = 0 if sight == visit.num_tokens or visit.num_rows == 1 else min(visit.num_rows, visit.num_tokens - sight + 1)
             if triangle:
                 head = _part(visit, 0, triangle)
-                yield self._call(piece, whole, whole + triangle, [head], causal=True)
-                if whole:
-                    stacks.setdefault((whole, id(visit.excluded)), []).append(head)
+                yield self._call(piece, sight - 1, sight - 1 + triangle, [head], causal=True)
+                stack.append((sight - 1, head))
             if visit.num_rows > triangle:
-                end = piece.length if triangle else whole
-                stacks.setdefault((end, id(visit.excluded)), []).append(_part(visit, triangle, visit.num_rows))
-        for (end, _), visits in stacks.items():
-            yield self._call(piece, 0, end, visits, causal=False)
+                stack.append((visit.num_tokens if triangle else sight, _part(visit, triangle, visit.num_rows)))
+        for stack in stacks.values():
+            for begin, end in pairwise(sorted({0, *(end for end, _ in stack)})):
+                yield self._call(piece, begin, end, [visit for whole, visit in stack if whole >= end], causal=False)
 
     def _call(self, piece: Piece, begin: int, end: int, visits: Sequence[Visit], causal: bool) -> _Call:
         distances = [d for v in visits for d in range(v.distance, v.distance + v.num_rows)]
@@ -97,8 +97,9 @@ class PiecewiseAttention:
 
 
 def own_positions(lane: Lane) -> range:
-    """Positions of the lane's rows in their own segment."""
-    return range(lane.branch.segment.length, lane.branch.segment.length + lane.num_rows)
+    """Local positions of the lane's rows in their own segment."""
+    first = lane.branch.computed - lane.branch.offset
+    return range(first, first + lane.num_rows)
 
 
 def append(lanes: Sequence[Lane], layer: int, rotated_KRD: torch.Tensor, v_KRD: torch.Tensor) -> None:
@@ -110,7 +111,7 @@ def append(lanes: Sequence[Lane], layer: int, rotated_KRD: torch.Tensor, v_KRD: 
 
 
 def _part(visit: Visit, begin: int, end: int) -> Visit:
-    return Visit(visit.start + begin, end - begin, visit.distance + begin, visit.nth, visit.excluded)
+    return replace(visit, start=visit.start + begin, num_rows=end - begin, distance=visit.distance + begin)
 
 
 class _Merge:

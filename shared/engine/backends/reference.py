@@ -41,20 +41,22 @@ class ReferenceAttention:
         self, lane: Lane, layer: int, q_HSD: torch.Tensor, k_KSD: torch.Tensor, v_KSD: torch.Tensor, scale: float
     ) -> torch.Tensor:
         branch, old = lane.branch, lane.branch.segment.length
-        local_S = torch.arange(old, old + lane.num_rows, device=self.device)
-        branch.segment.k_LKTD[layer][:, old : old + lane.num_rows] = self.rotation.rotate(k_KSD, self.rotation.angles(local_S))
+        position_S = torch.arange(branch.computed, branch.computed + lane.num_rows, device=self.device)
+        own = Placement(branch.segment, branch.offset, old + lane.num_rows)
+        own_angles = self.rotation.angles(position_S - branch.offset)
+        branch.segment.k_LKTD[layer][:, old : old + lane.num_rows] = self.rotation.rotate(k_KSD, own_angles)
         branch.segment.v_LKTD[layer][:, old : old + lane.num_rows] = v_KSD
         scores, values = [], []
-        for placement in (*branch.seen(), Placement(branch.segment, branch.offset)):
-            own = placement.segment is branch.segment
-            length = old + lane.num_rows if own else placement.segment.length
-            distance_S = branch.offset + local_S - placement.offset
+        for placement in (*branch.seen(), own):
+            segment, length = placement.segment, placement.num_tokens
             group = q_HSD.shape[0] // k_KSD.shape[0]
-            k_HTD = placement.segment.k_LKTD[layer][:, :length].float().repeat_interleave(group, 0)
-            values.append(placement.segment.v_LKTD[layer][:, :length].float().repeat_interleave(group, 0))
-            rotated_HSD = self.rotation.rotate(q_HSD, self.rotation.angles(distance_S.clamp_min(0))).float()
-            seen_ST = torch.arange(length, device=self.device) < distance_S[:, None] + own
+            k_HTD = segment.k_LKTD[layer][:, :length].float().repeat_interleave(group, 0)
+            values.append(segment.v_LKTD[layer][:, :length].float().repeat_interleave(group, 0))
+            angles = self.rotation.angles((position_S - placement.offset).clamp_min(0))
+            position_T = placement.offset + torch.arange(segment.start, segment.start + length, device=self.device)
+            seen_ST = position_T < position_S[:, None] + (placement is own)
             if placement.excluded is not None:
                 seen_ST = seen_ST & ~placement.excluded.hidden(layer, 0, length)
-            scores.append((rotated_HSD @ k_HTD.transpose(1, 2) * scale).masked_fill(~seen_ST, float("-inf")))
+            scores_HST = self.rotation.rotate(q_HSD, angles).float() @ k_HTD.transpose(1, 2) * scale
+            scores.append(scores_HST.masked_fill(~seen_ST, float("-inf")))
         return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, 1)

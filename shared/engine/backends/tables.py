@@ -41,14 +41,14 @@ FIXED = Tiling(64, 512)
 class Tables:
     """Columns: items (piece, first flat row, first key, end of keys) · pieces (first look, looks, capacity in tokens) · looks, one
     per piece and row that sees it (row, distance, keys seen, first slot, words of exclusions per layer) · hidden: per look the
-    address of its words or 0 · first_slot: per row and one more · own: per row (its piece, its token in it)."""
+    address of its words or 0 · first_slot: per row and one more · own: per row (its piece, its token in it, local position)."""
 
     items_I4: Int32
     pieces_P3: Int32
     looks_N5: Int32
     hidden_N: Int64
     first_slot_R: Int32
-    own_R2: Int32
+    own_R3: Int32
     num_slots: int
     num_positions: int
     excludes: bool
@@ -62,9 +62,10 @@ def choose_tiling(pieces: Sequence[Piece], group: int, num_kv_heads: int, num_pr
     """Tiles as high as the highest stack fills, splits as long as still keep every processor busy."""
     flat = [num_flat_rows(piece, group) for piece in pieces]
     block_rows = 16 if max(flat) <= 16 else 64 if max(flat) <= 512 else 128
+    lengths = [max(visit.num_tokens for visit in piece.visits) for piece in pieces]
     tiles = [num_kv_heads * -(-rows // block_rows) for rows in flat]
     for split_len in reversed(_SPLIT_LENS):
-        num_programs = sum(n * -(-piece.length // split_len) for n, piece in zip(tiles, pieces, strict=True))
+        num_programs = sum(n * -(-length // split_len) for n, length in zip(tiles, lengths, strict=True))
         if num_programs >= 2 * num_processors:
             break
     return Tiling(block_rows, split_len)
@@ -72,15 +73,15 @@ def choose_tiling(pieces: Sequence[Piece], group: int, num_kv_heads: int, num_pr
 
 def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, tiling: Tiling) -> Tables:
     visits = [(p, visit) for p, piece in enumerate(pieces) for visit in piece.visits]
-    start, counts, distance, nth = (
+    start, counts, distance, num_tokens, nth = (
         np.array(column, dtype=np.int64)
-        for column in zip(*((v.start, v.num_rows, v.distance, v.nth) for _, v in visits), strict=True)
+        for column in zip(*((v.start, v.num_rows, v.distance, v.num_tokens, v.nth) for _, v in visits), strict=True)
     )
     visit_of, step = _runs(counts)
     piece_of = np.array([p for p, _ in visits], dtype=np.int64)[visit_of]
     row, look_distance = start[visit_of] + step, distance[visit_of] + step
-    length, own = np.array([(piece.length, piece.own) for piece in pieces], dtype=np.int64).T
-    seen = np.minimum(length[piece_of], look_distance + own[piece_of])
+    sight = np.array([piece.own - piece.segment.start for piece in pieces], dtype=np.int64)
+    seen = np.minimum(num_tokens[visit_of], look_distance + sight[piece_of])
 
     num_splits = -(-seen // tiling.split_len)
     order = np.lexsort((nth[visit_of], row))
@@ -100,7 +101,7 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
         looks_N5=_columns(row, look_distance, seen, slot, num_words[visit_of]),
         hidden_N=addresses[visit_of],
         first_slot_R=np.concatenate(([0], np.cumsum(per_row))).astype(np.int32),
-        own_R2=_own(lanes, len(pieces)),
+        own_R3=_own(lanes, len(pieces)),
         num_slots=int(num_splits.sum()),
         num_positions=int(look_distance.max()) + 1,
         excludes=bool(num_words.any()),
@@ -126,8 +127,9 @@ def _items(first_look: Int64, num_looks: Int64, seen_N: Int64, group: int, tilin
 def _own(lanes: Sequence[Lane], num_pieces: int) -> Int32:
     """Where each row's key and value go."""
     lane_of, step = _runs(np.array([lane.num_rows for lane in lanes], dtype=np.int64))
-    old = np.array([lane.branch.segment.length for lane in lanes], dtype=np.int64)
-    return _columns(num_pieces - len(lanes) + lane_of, old[lane_of] + step)
+    old, first = np.array([(lane.branch.segment.length, lane.branch.segment.start) for lane in lanes], dtype=np.int64).T
+    token = old[lane_of] + step
+    return _columns(num_pieces - len(lanes) + lane_of, token, first[lane_of] + token)
 
 
 def _runs(counts: Int64) -> tuple[Int64, Int64]:

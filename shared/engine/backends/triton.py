@@ -67,7 +67,7 @@ class TritonAttention:
         self._pieces = pieces  # keeps alive what the tables point to
         self._cos_PF, self._sin_PF = rotation.table(tables.num_positions)
         self._items, self._piece_rows, self._looks, self._first_slot, self._own = _to_device(
-            [tables.items_I4, tables.pieces_P3, tables.looks_N5, tables.first_slot_R, tables.own_R2], device
+            [tables.items_I4, tables.pieces_P3, tables.looks_N5, tables.first_slot_R, tables.own_R3], device
         )
         addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
         self._addresses, self._hidden = _to_device([addresses, tables.hidden_N], device)

@@ -60,13 +60,14 @@ def append_kernel(
     there = pair < num_rows * NUM_KV_HEADS
     row = pair // NUM_KV_HEADS
     head = pair % NUM_KV_HEADS
-    piece = tl.load(own + row * 2, mask=there, other=0)
-    token = tl.load(own + row * 2 + 1, mask=there, other=0)
+    piece = tl.load(own + row * 3, mask=there, other=0)
+    token = tl.load(own + row * 3 + 1, mask=there, other=0)
+    position = tl.load(own + row * 3 + 2, mask=there, other=0)
     capacity = tl.load(pieces + piece * 3 + 2, mask=there, other=0).to(tl.int64)
     d = tl.arange(0, BLOCK_DIM)
     inside = there[:, None] & (d < HEAD_DIM)[None, :]
     to = (head * capacity + token)[:, None] * HEAD_DIM + d[None, :]
-    key = _rotated(k + row * stride_kr + head * stride_kh, token, inside, cos, sin, HALF, BLOCK_DIM)
+    key = _rotated(k + row * stride_kr + head * stride_kh, position, inside, cos, sin, HALF, BLOCK_DIM)
     k_to = _begin(addresses + piece * 2 * num_layers + layer, there, k.dtype.element_ty)
     tl.store(k_to[:, None] + to, key.to(k.dtype.element_ty), mask=inside)
     value = tl.load((v + row * stride_vr + head * stride_vh)[:, None] + d[None, :], mask=inside, other=0.0)
