@@ -216,7 +216,8 @@ def command_of(pb: generation_pb2.ExploreRequest, prompts: Prompts, config: Gene
                 raise InvalidRequest(f"grow.sampling.max_tokens: {max_tokens} is more than the {config.max_tokens_limit} allowed")
             return Grow(pb.grow.branch, sampling_of(pb.grow.sampling, max_tokens))
         case "merge":
-            return Merge(pb.merge.branch, tuple(pb.merge.sources), pb.merge.length, pb.merge.placed)
+            length = pb.merge.length if pb.merge.HasField("length") else None
+            return Merge(pb.merge.branch, tuple(pb.merge.sources), length, pb.merge.placed)
         case "open":
             raise InvalidRequest("open: the forest is open already; it is the first message only")
         case _:

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from protos.kvquilt.v1 import generation_pb2
-from shared.clients.generation import FINISH, FinishReason, Piece, Sampling, piece_to_pb, sampling_to_pb
-from shared.errors import KvquiltError
+from shared.clients.generation import (
+    FINISH,
+    ChunkRef,
+    FinishReason,
+    GenerationDone,
+    Piece,
+    Reuse,
+    Sampling,
+    chunk_to_pb,
+    done_of,
+    optional_to_pb,
+    piece_to_pb,
+    reuse_to_pb,
+    sampling_to_pb,
+)
+from shared.clients.health import meta_of
+from shared.clients.transport import ClientStreaming
+from shared.errors import KvquiltError, Unavailable
+from shared.request import RequestContext
 from shared.status import from_code
 
 
@@ -50,11 +69,11 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """``placed``: an approximation."""
+    """``length`` None: as many tokens as all sources begin with. ``placed``: an approximation."""
 
     branch: int
     sources: tuple[int, ...]
-    length: int
+    length: int | None = None
     placed: bool = False
 
 
@@ -96,6 +115,44 @@ class Rested:
 
 
 ForestEvent = Applied | Refused | Grown | Rested
+
+
+class ForestClient:
+    """Its transport streams requests: gRPC does, a Serve handle cannot."""
+
+    def __init__(self, transport: ClientStreaming) -> None:
+        self._transport = transport
+
+    async def explore(
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[ChunkRef | Piece],
+        commands: AsyncIterator[ForestCommand],
+        reuse: Reuse | None = None,
+        prefix: Piece | None = None,
+    ) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
+        """A live forest that obeys ``commands`` and is closed when they end; the last value is ``GenerationDone``.
+
+        Raises:
+            Unavailable: the stream ended without it.
+        """
+        opened = generation_pb2.ForestOpen(
+            meta=meta_of(ctx), prefix=optional_to_pb(prefix), chunks=map(chunk_to_pb, chunks), reuse=reuse_to_pb(reuse)
+        )
+
+        async def requests() -> AsyncIterator[generation_pb2.ExploreRequest]:
+            yield generation_pb2.ExploreRequest(open=opened)
+            async for command in commands:
+                yield command_to_pb(command)
+
+        stream = self._transport.both_streams("Explore", requests(), generation_pb2.ExploreResponse, ctx.remaining_s)
+        async with aclosing(stream):
+            async for pb in stream:
+                if pb.HasField("done"):
+                    yield done_of(pb.done)
+                    return
+                yield event_of(pb)
+        raise Unavailable("the generator ended the forest before it was closed; retry")
 
 
 def command_to_pb(command: ForestCommand) -> generation_pb2.ExploreRequest:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
 from shared.clients.decoding import Chosen, Decoding, Margin, MarginToken, chosen_of, decoding_to_pb, margin_of, margin_token_of
 from shared.clients.health import ServiceHealth, health, meta_of
-from shared.clients.transport import ClientStreaming, Transport
+from shared.clients.transport import Transport
 from shared.errors import Unavailable
 from shared.request import RequestContext
-
-if TYPE_CHECKING:
-    from shared.clients.exploring import ForestCommand, ForestEvent
 
 APPLICATION = "generator"
 SERVICE = "kvquilt.v1.Generation"
@@ -175,7 +172,7 @@ class GenerationClient:
         """One value per chunk, in order, each once its KV is durable. ``prefix`` None: the model's own. ``encoding`` empty: what is
         stored stays as it is; else every chunk is stored in it afterwards."""
         request = generation_pb2.PrefillRequest(
-            meta=meta_of(ctx), prefix=_optional(prefix), chunks=map(_chunk_to_pb, chunks), encoding=encoding
+            meta=meta_of(ctx), prefix=optional_to_pb(prefix), chunks=map(chunk_to_pb, chunks), encoding=encoding
         )
         stream = self._transport.stream("Prefill", request, generation_pb2.PrefillResponse, ctx.remaining_s)
         async with aclosing(stream):
@@ -199,8 +196,8 @@ class GenerationClient:
         """
         request = generation_pb2.GenerateRequest(
             meta=meta_of(ctx),
-            prefix=_optional(prefix),
-            chunks=map(_chunk_to_pb, chunks),
+            prefix=optional_to_pb(prefix),
+            chunks=map(chunk_to_pb, chunks),
             questions=map(piece_to_pb, questions),
             reuse=reuse_to_pb(reuse),
             sampling=sampling_to_pb(sampling or Sampling()),
@@ -215,41 +212,6 @@ class GenerationClient:
                     return
         raise Unavailable("the generator ended the answer before it was whole; retry")
 
-    async def explore(
-        self,
-        ctx: RequestContext,
-        chunks: Sequence[ChunkRef | Piece],
-        commands: AsyncIterator[ForestCommand],
-        reuse: Reuse | None = None,
-        prefix: Piece | None = None,
-    ) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
-        """A live forest that obeys ``commands`` and is closed when they end; the last value is ``GenerationDone``.
-
-        Raises:
-            Unavailable: the stream ended without it.
-            TypeError: the transport cannot stream requests (a Serve handle).
-        """
-        if not isinstance(self._transport, ClientStreaming):
-            raise TypeError(f"{type(self._transport).__name__} cannot stream requests")
-        from shared.clients import exploring
-
-        async def requests() -> AsyncIterator[generation_pb2.ExploreRequest]:
-            opened = generation_pb2.ForestOpen(
-                meta=meta_of(ctx), prefix=_optional(prefix), chunks=map(_chunk_to_pb, chunks), reuse=reuse_to_pb(reuse)
-            )
-            yield generation_pb2.ExploreRequest(open=opened)
-            async for command in commands:
-                yield exploring.command_to_pb(command)
-
-        stream = self._transport.both_streams("Explore", requests(), generation_pb2.ExploreResponse, ctx.remaining_s)
-        async with aclosing(stream):
-            async for pb in stream:
-                if pb.HasField("done"):
-                    yield _done_of(pb.done)
-                    return
-                yield exploring.event_of(pb)
-        raise Unavailable("the generator ended the forest before it was closed; retry")
-
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         return await health(self._transport, ctx)
 
@@ -260,11 +222,11 @@ def piece_to_pb(piece: Piece) -> generation_pb2.Piece:
     return generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=piece))
 
 
-def _optional(piece: Piece | None) -> generation_pb2.Piece | None:
+def optional_to_pb(piece: Piece | None) -> generation_pb2.Piece | None:
     return None if piece is None else piece_to_pb(piece)
 
 
-def _chunk_to_pb(chunk: ChunkRef | Piece) -> generation_pb2.ChunkInput:
+def chunk_to_pb(chunk: ChunkRef | Piece) -> generation_pb2.ChunkInput:
     if isinstance(chunk, ChunkRef):
         return generation_pb2.ChunkInput(chunk_id=chunk.chunk_id, piece=piece_to_pb(chunk.token_ids))
     return generation_pb2.ChunkInput(piece=piece_to_pb(chunk))
@@ -303,10 +265,10 @@ def _event_of(pb: generation_pb2.GenerateResponse) -> GenerationEvent:
         return margin_token_of(pb.margin_token)
     if pb.HasField("margin"):
         return margin_of(pb.margin)
-    return _done_of(pb.done)
+    return done_of(pb.done)
 
 
-def _done_of(pb: generation_pb2.GenerateDone) -> GenerationDone:
+def done_of(pb: generation_pb2.GenerateDone) -> GenerationDone:
     return GenerationDone(usage_of(pb.usage), timings_of(pb.timings), tuple(pb.chunk_ids))
 
 

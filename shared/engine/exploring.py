@@ -13,6 +13,9 @@ The logits behind the last token are kept; of a fork in the middle the last toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import torch
 
 from shared.engine.forest import place
@@ -183,10 +186,12 @@ class Exploring:
         num_exact = None if node.num_exact is None or length <= node.num_exact else node.num_exact
         return Node(branch, forked, node.tokens[:length], logits_V, num_exact=num_exact)
 
-    def _merge(self, job: ForestJob, branch: int, sources: tuple[int, ...], length: int, placed: bool) -> Node:
+    def _merge(self, job: ForestJob, branch: int, sources: tuple[int, ...], length: int | None, placed: bool) -> Node:
         nodes = [self._find(job, f"merge.sources[{i}]", source) for i, source in enumerate(sources)]
         if len(nodes) < 2:
             raise InvalidRequest("merge.sources: name at least 2 branches")
+        if length is None:
+            length = _num_shared([node.tokens for node in nodes])
         shared = nodes[0].tokens[:length]
         for i, node in enumerate(nodes):
             if not 0 <= length < len(node.tokens) or node.tokens[:length] != shared:
@@ -273,3 +278,9 @@ class Exploring:
         most = min(self._spec.max_positions, self._spec.sliding_window or self._spec.max_positions)
         if job.origin + num_tokens > most:
             raise ContextTooLong(f"{field}: the branch would need {job.origin + num_tokens} positions; the model has {most}")
+
+
+def _num_shared(lists: Sequence[Sequence[int]]) -> int:
+    """With how many equal tokens all begin, and have at least one more."""
+    heads = zip(*(tokens[:-1] for tokens in lists), strict=False)
+    return sum(1 for _ in takewhile(lambda head: len(set(head)) == 1, heads))

@@ -215,15 +215,15 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A new branch: the whole first source, then what the others have behind the first ``length`` tokens, which all share. Sources
-    rest, and live on.
+    """A new branch: the whole first source, then what the others have behind the first ``length`` tokens, which all share (None: as
+    many as all begin with, and have more). Sources rest, and live on.
 
     ``placed``: the others' KV is moved there as it was computed, an approximation; False: their tokens are computed again, exactly.
     """
 
     branch: int
     sources: tuple[int, ...]
-    length: int
+    length: int | None = None
     placed: bool = False
 
 

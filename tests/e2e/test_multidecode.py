@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
 
-from cluster.remote import generation_client, rag_client
+from cluster.remote import forest_client, rag_client
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, RetrievalOptions
 from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins
 from shared.clients.exploring import Applied, ForestCommand, Fork, Grow, Grown, Refused, Rewind, Start
@@ -53,7 +54,7 @@ async def test_a_live_forest_through_the_proxy(stack: Stack) -> None:
         for command in (Start(0, QUESTION), Fork(1, 0, 4), Rewind(0, 500), Grow(0, Sampling(3, ignore_eos=True))):
             yield command
 
-    async with generation_client(stack.target) as client:
+    async with forest_client(stack.target) as client:
         stream = client.explore(RequestContext.create(), ["Market day in Tambach is Monday."], commands())
         async with aclosing(stream):
             events = [event async for event in stream]
@@ -75,3 +76,18 @@ def test_the_command_line(stack: Stack) -> None:
     wrong = stack.cli("ask", QUESTION, "-c", COLLECTION, "--beams", "2", "--samples", "3")
     assert wrong.returncode == 2
     assert "sampling.n" in wrong.stderr
+
+
+def test_a_live_forest_on_the_command_line(stack: Stack) -> None:
+    said = [f"start a {QUESTION}", "grow a 6", "fork b a 5", "append b  Well,", "merge c a b", "grow c 3", "fork d nobody"]
+    told = stack.cli("explore", QUESTION, "-c", COLLECTION, "-k", "3", stdin="\n".join(said))
+    assert told.returncode == 2, told.stderr
+    assert told.stdout.startswith("[1] tambach")
+    (grown,) = re.findall(r"^a: .*\[(?:stop|length), (\d+) tokens\]$", told.stdout, re.MULTILINE)
+    forked, appended = re.findall(r"^b: (\d+) tokens$", told.stdout, re.MULTILINE)
+    merged, growing = re.findall(r"^c: (\d+) tokens$", told.stdout, re.MULTILINE)
+    assert int(forked) == 5 < int(appended)
+    assert int(merged) == int(growing) == int(grown) + int(appended) - 5
+    assert re.search(r"^c: .*\[(stop|length), \d+ tokens\]$", told.stdout, re.MULTILINE)
+    assert "refused: fork d nobody: there is no branch nobody" in told.stdout
+    assert re.search(r"\d+ prompt tokens: \d+ reused, \d+ computed; \d+ generated", told.stdout)

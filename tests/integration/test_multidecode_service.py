@@ -218,7 +218,7 @@ class Talk:
     def __init__(self, served: Served, **opened: Any) -> None:
         self._commands: asyncio.Queue[ForestCommand | None] = asyncio.Queue()
         opened = {"chunks": CHUNKS, "reuse": "reordered", "prefix": PREFIX, "ctx": context()} | opened
-        self.stream = served.client.explore(opened["ctx"], opened["chunks"], self._given(), opened["reuse"], opened["prefix"])
+        self.stream = served.forests.explore(opened["ctx"], opened["chunks"], self._given(), opened["reuse"], opened["prefix"])
 
     async def _given(self) -> AsyncIterator[ForestCommand]:
         while (command := await self._commands.get()) is not None:
@@ -258,7 +258,7 @@ class TestExplore:
                 assert one == oracle((*QUESTION, *first[:3]), one)
                 assert one[0] == first[3]
                 assert two == oracle((*QUESTION, *first[:2], 50, 51), two)
-                talk.give(Merge(3, (1, 2), 5), Merge(4, (1, 2), 5, placed=True), Prune(1), Prune(2), Fork(5, 4), Rewind(5, 7))
+                talk.give(Merge(3, (1, 2), 5), Merge(4, (1, 2), placed=True), Prune(1), Prune(2), Fork(5, 4), Rewind(5, 7))
                 events = await talk.until(Applied, 6)
                 applied = [e for e in events if isinstance(e, Applied)]
                 assert [e.approximate for e in applied] == [False, True, False, False, True, False]
@@ -296,17 +296,19 @@ class TestExplore:
         asked = len(encode(model.question_template.replace("{question}", "Why?")))
         assert lengths == [asked, asked + 6]
 
-    @pytest.mark.parametrize("leaves", ["cancels", "fails"])
-    async def test_a_caller_that_leaves_ends_the_forest(self, talking: Path, leaves: str) -> None:
+    @pytest.mark.parametrize("wrong", [None, Append(1, ""), Grow(2, Sampling(9000))], ids=["leaves", "empty", "too much"])
+    async def test_a_caller_that_leaves_or_cannot_be_understood_ends_the_forest(
+        self, talking: Path, wrong: ForestCommand | None
+    ) -> None:
         async with serving(talking, kv_store="") as served:
             talk = Talk(served)
             talk.give(Start(1, QUESTION), Grow(1, Sampling(500, ignore_eos=True)))
             await talk.until(Grown)
-            if leaves == "cancels":
+            if wrong is None:
                 await talk.stream.aclose()
             else:
-                talk.give(Append(1, ""))
-                with pytest.raises(InvalidRequest, match=r"append\.piece: is empty"):
+                talk.give(wrong)
+                with pytest.raises(InvalidRequest, match=r"append\.piece: is empty|grow\.sampling\.max_tokens: 9000 is more than"):
                     await talk.until(GenerationDone)
             assert isinstance(served.generator, Generator)
             while served.generator.facts()["running_requests"] != "0":

@@ -194,7 +194,9 @@ class Forests(RuleBasedStateMachine):
         while all(len(tokens) > shared + 1 for tokens in lists) and len({tokens[shared] for tokens in lists}) == 1:
             shared += 1
         branch = self.new_id()
-        self.do(Merge(branch, tuple(sources), shared))
+        told = data.draw(st.sampled_from([None, shared, shared // 2]))
+        self.do(Merge(branch, tuple(sources), told))
+        shared = shared if told is None else told
         self.branches[branch] = [*lists[0], *(t for tokens in lists[1:] for t in tokens[shared:])]
 
     @invariant()
@@ -424,6 +426,40 @@ class TestGrowth:
             assert_equals_oracle(one, oracle_model())
         assert_oracle(request, (30, 31), grown(events, 1), oracle_model())
         assert_oracle(request, (30, 31, 50), grown(events, 2), oracle_model())
+
+
+class TestCompanyChangesNoBit:
+    def test_under_batch_invariance_with_neighbours_preemption_and_small_budgets(self) -> None:
+        per_token = shared_engine().model.spec.kv_bytes_per_token
+        alone, _ = self.explored(engine_of("qwen2", batch_invariant=True), neighbours=0)
+        assert [len(alone[branch]) for branch in range(4)] == [20, 29, 9, 9]
+        for changes in ({}, {"max_step_tokens": 7}, {"private_bytes": 80 * per_token}):
+            told, paused = self.explored(engine_of("qwen2", batch_invariant=True, **changes), neighbours=2)
+            assert told == alone
+            assert "private_bytes" not in changes or paused > 0, "nothing was preempted"
+
+    def explored(self, engine: Engine, neighbours: int) -> tuple[dict[int, list[tuple[int, float]]], int]:
+        """(token, log-probability) of every branch, and how many requests were paused at most."""
+        paused = [0]
+        prompts = Prompts(engine, 60)
+        forest, _ = forest_of(engine, 21)
+        hot = replace(GREEDY, temperature=0.8, seed=5, max_tokens=20)
+        told: dict[int, list[tuple[int, float]]] = {branch: [] for branch in range(4)}
+        with forest:
+            for commands in (
+                (Start(0, tuple(range(30, 60))), Start(1, (40, 41))),
+                (Grow(0, hot), Grow(1, hot)),
+                (Fork(2, 0, 34), Rewind(1, 5)),
+                (Append(2, tuple(range(60, 140))), Grow(1, replace(hot, max_tokens=9))),
+                (Merge(3, (0, 2)),),
+                (Grow(2, replace(hot, max_tokens=9)), Grow(3, replace(hot, max_tokens=9))),
+            ):
+                for _ in range(neighbours):
+                    engine.submit(prompts.request(questions=(25,), max_tokens=9), lambda _: paused.append(engine.stats().paused))
+                for event in forest.do(*commands):
+                    if isinstance(event, GrownEvent):
+                        told[event.branch].append((event.token_id, event.logprob))
+        return told, max(paused)
 
 
 class TestMemory:

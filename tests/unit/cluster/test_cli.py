@@ -55,7 +55,7 @@ async def shown(events: list[AnswerEvent], questions: list[str], live: bool, per
     return out.getvalue()
 
 
-@pytest.mark.parametrize("command", ["", "up", "down", "status", "ingest", "ask", "documents", "delete", "demo"])
+@pytest.mark.parametrize("command", ["", "up", "down", "status", "ingest", "ask", "explore", "documents", "delete", "demo"])
 def test_every_command_explains_itself(command: str) -> None:
     code, output = invoke(*filter(None, [command]), "--help")
     assert code == 0
@@ -71,6 +71,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (["ask", "?", "-c", "x", "--choose", "majority"], 2, "--choose belongs to --thoughts"),
         (["ask", "?", "-c", "x", "--length-penalty", "2"], 2, "--length-penalty belongs to --beams"),
         (["ask", "?", "-c", "x", "--beams", "2", "--thoughts", "2"], 2, "exclude each other"),
+        (["explore", "?", "-c", "x"], 3, "start it with `kvquilt up`"),
         (["ask", "?", "-c", "x", "--samples", "2", "--thoughts", "2"], 2, "give one"),
         (["ingest", "-c", "x"], 2, "PATHS"),
         (["ingest", "nowhere", "-c", "x"], 2, "nowhere: no such file"),
