@@ -11,7 +11,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from shared.engine import Engine
+from shared.engine import Beams, EarlyStopping, Engine
 from shared.engine.types import ChunkStoredEvent, DoneEvent, GenerateRequest, PrefillRequest, ReuseMode
 from shared.errors import Cancelled, DeadlineExceeded
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, run
@@ -30,7 +30,7 @@ def _one_thread() -> Iterator[None]:
 
 @lru_cache
 def known_answers() -> list[tuple[GenerateRequest, dict[tuple[int, int], Generated]]]:
-    """Twelve requests over six chunks and two prefixes, each answered alone on an engine of its own."""
+    """Twelve requests over six chunks and two prefixes, three of them for beams, each answered alone on an engine of its own."""
     prompts = Prompts(engine_of("llama3"), seed=40)
     draw = random.Random(40)
     prefixes = [prompts.ids(5), ()]
@@ -48,6 +48,9 @@ def known_answers() -> list[tuple[GenerateRequest, dict[tuple[int, int], Generat
         )
         for i in range(12)
     ]
+    for i in (1, 4, 9):
+        greedy = replace(requests[i].sampling, temperature=0.0)
+        requests[i] = replace(requests[i], sampling=greedy, beams=Beams(2, early_stopping=EarlyStopping.NEVER))
     return [(r, run(engine_of("llama3", batch_invariant=True), r)[0].branches()) for r in requests]
 
 
