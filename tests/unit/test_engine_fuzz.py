@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine import Engine
+from shared.engine import Beams, EarlyStopping, Engine
 from shared.engine.types import ChunkStoredEvent, DoneEvent, GenerateRequest, PrefillRequest, ReuseMode
 from shared.errors import Cancelled, DeadlineExceeded
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, run
@@ -32,7 +32,7 @@ def _one_thread() -> Iterator[None]:
 
 @lru_cache
 def known_answers(dtype: torch.dtype) -> list[tuple[GenerateRequest, dict[tuple[int, int], Generated]]]:
-    """Twelve requests over six chunks and two prefixes, each of their paths answered alone."""
+    """Twelve requests over six chunks and two prefixes, three of them for beams, each of their paths answered alone."""
     prompts = Prompts(fresh_engine(dtype), seed=40)
     draw = random.Random(40)
     prefixes = [prompts.ids(5), ()]
@@ -50,6 +50,9 @@ def known_answers(dtype: torch.dtype) -> list[tuple[GenerateRequest, dict[tuple[
         )
         for i in range(12)
     ]
+    for i in (1, 4, 9):
+        greedy = replace(requests[i].sampling, temperature=0.0)
+        requests[i] = replace(requests[i], sampling=greedy, beams=Beams(2, early_stopping=EarlyStopping.NEVER))
     return [(request, alone(request, dtype)) for request in requests]
 
 
