@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import urllib3
 from minio import Minio
@@ -22,7 +22,6 @@ from load_tests.s3_server import S3Server
 from load_tests.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
 from services.kv_store.blobs import Blobs
 from services.kv_store.chunk_names import blob_of
-from services.kv_store.fetch import FetchConfig
 from services.kv_store.object_blobs import ObjectBlobs
 from services.kv_store.object_chunks import ObjectChunk
 from services.kv_store.object_settings import ObjectSettings
@@ -31,7 +30,7 @@ from shared.kv_format import ChunkFile
 from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
 
-NUM_CHUNKS, RUNS = 4, 9
+NUM_CHUNKS, CONCURRENCY, RUNS = 8, 4, 15
 _BUCKET = "kvquilt-benchmark"
 Buffers = Sequence[tuple[Array, Array]]
 
@@ -39,9 +38,10 @@ Buffers = Sequence[tuple[Array, Array]]
 def measure_object_loads(directory: Path, shape: ChunkShape, endpoint: str = "", runs: int = RUNS) -> list[Measurement]:
     """``endpoint``: of a server that is there already, keys in the environment; empty: one is started.
 
-    Three ways of getting the same chunks, in turn: from the server straight into tensors, verified on the way; by a node that has
-    none of them, fetches them to its disk, and has them read and verified layer by layer while they come; and by a bare client that
-    fetches the same bytes with as many requests at a time, and looks at nothing.
+    Three ways of getting the same chunks, several at once: from the server straight into tensors, verified on the way; by a node
+    that has none of them, fetches them to its disk in parts, and has them read and verified layer by layer while they come; and by
+    a bare client, which looks at nothing. Either of the first is measured in turn with the last, so that whatever else the machine
+    does meets both, and apart from the other, whose files the system is still writing afterwards.
     """
     with _server(directory, endpoint) as address:
         objects = ObjectBlobs(ObjectSettings(address, bucket=_BUCKET, secure=False))
@@ -51,36 +51,36 @@ def measure_object_loads(directory: Path, shape: ChunkShape, endpoint: str = "",
             sizes[chunk_id] = path.stat().st_size
             objects.put_file(blob_of(chunk_id), path)
         buffers = {chunk_id: preallocated(shape) for chunk_id in sizes}
-        direct, staged, bare = [], [], []
-        for run in range(runs + 1):  # in turn, so that whatever else the machine does meets all alike
-            node = directory / f"node-{run}"
-            direct.append(sum(sizes.values()) / _direct_s(objects, buffers))
-            bare.append(sum(sizes.values()) / _bare_s(address, sizes))
-            staged.append(sum(sizes.values()) / asyncio.run(_staged_s(node, objects, buffers)))
-            shutil.rmtree(node)
+
+        def in_turn(name: str, load_s: Callable[[], float]) -> Measurement:
+            ours, bare = [], []
+            for _ in range(runs + 1):
+                ours.append(sum(sizes.values()) / load_s())
+                bare.append(sum(sizes.values()) / _bare_s(address, sizes))
+            return measured(name, ours[1:], "byte/s", better="higher", baseline=statistics.median(bare[1:]))
+
+        def staged_s() -> float:
+            with TemporaryDirectory(dir=directory) as node:
+                return asyncio.run(_staged_s(Path(node), objects, buffers))
+
+        measurements = [
+            in_turn("load_29mb_object_store", lambda: _direct_s(objects, buffers)),
+            in_turn("load_29mb_object_store_staged", staged_s),
+        ]
         for chunk_id in sizes:
             objects.delete(blob_of(chunk_id))
-    baseline = statistics.median(bare[1:])
-    return [
-        measured("load_29mb_object_store", direct[1:], "byte/s", better="higher", baseline=baseline),
-        measured("load_29mb_object_store_staged", staged[1:], "byte/s", better="higher", baseline=baseline),
-    ]
+    return measurements
 
 
 def _direct_s(objects: Blobs, buffers: Mapping[str, Buffers]) -> float:
     """Seconds from knowing the ids to the last verified layer."""
-    config = FetchConfig()
-    with ThreadPoolExecutor(config.concurrency) as threads:
+
+    def load(chunk_id: str) -> None:
+        ObjectChunk(objects, chunk_id).read_layers(0, buffers[chunk_id])
+
+    with ThreadPoolExecutor(CONCURRENCY) as threads:
         started = time.perf_counter()
-        chunks = {chunk_id: threads.submit(ObjectChunk, objects, chunk_id) for chunk_id in buffers}
-        loads = []
-        for chunk_id, opening in chunks.items():
-            chunk, layers = opening.result(), buffers[chunk_id]
-            at_once = max(1, round(config.part_bytes / chunk.summary.layers[0][1]))
-            parts = range(0, len(layers), at_once)
-            loads += [threads.submit(chunk.read_layers, first, layers[first : first + at_once]) for first in parts]
-        for load in loads:
-            load.result()
+        list(threads.map(load, buffers))
         return time.perf_counter() - started
 
 
@@ -111,29 +111,22 @@ def _load(chunk: OpenedChunk, buffers: Buffers) -> bool:
     return True
 
 
-def _bare_s(endpoint: str, sizes: dict[str, int]) -> float:
-    """Seconds for the same bytes, in ranges as large and as many at a time."""
-    config = FetchConfig()
-    connections = urllib3.PoolManager(maxsize=config.concurrency)
+def _bare_s(endpoint: str, sizes: Mapping[str, int]) -> float:
+    """Seconds for the same bytes."""
+    connections = urllib3.PoolManager(maxsize=CONCURRENCY)
     client = Minio(endpoint, secure=False, credentials=EnvAWSProvider(), http_client=connections, region="us-east-1")
-    ranges = [
-        (blob_of(chunk_id), start, min(config.part_bytes, size - start))
-        for chunk_id, size in sizes.items()
-        for start in range(0, size, config.part_bytes)
-    ]
 
-    def fetch(item: tuple[str, int, int]) -> None:
-        name, start, length = item
-        response = client.get_object(_BUCKET, name, offset=start, length=length)
+    def fetch(chunk_id: str) -> None:
+        response = client.get_object(_BUCKET, blob_of(chunk_id))
         try:
-            assert len(response.read()) == length
+            assert len(response.read()) == sizes[chunk_id]
         finally:
             response.close()
             response.release_conn()
 
-    with ThreadPoolExecutor(config.concurrency) as threads:
+    with ThreadPoolExecutor(CONCURRENCY) as threads:
         started = time.perf_counter()
-        list(threads.map(fetch, ranges))
+        list(threads.map(fetch, sizes))
         return time.perf_counter() - started
 
 

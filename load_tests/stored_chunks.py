@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shared.engine.host_memory import host_tensors
 from shared.identity import ids_hash
 from shared.kv_format import ChunkHeader, write_chunk
 
@@ -64,10 +65,10 @@ def write_random_chunk(directory: Path, shape: ChunkShape, seed: int) -> tuple[s
 
 
 def preallocated(shape: ChunkShape) -> list[tuple[Array, Array]]:
-    """K and V of every layer: tensors whose memory is there, seen as the integers of their bits."""
+    """K and V of every layer: tensors as the engine allocates them, whose memory is there, seen as the integers of their bits."""
     size = (shape.kv_heads, shape.tokens, shape.head_dim)
-    tensors = [tuple(torch.zeros(size, dtype=torch.bfloat16) for _ in "kv") for _ in range(shape.layers)]
-    return [(k.view(torch.int16).numpy(), v.view(torch.int16).numpy()) for k, v in tensors]
+    tensors = [t.zero_().view(torch.int16).numpy() for t in host_tensors(2 * shape.layers, size, torch.bfloat16)]
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
 def drop_from_page_cache(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -16,16 +18,20 @@ from load_tests.service.quality import Agreement
 from load_tests.service.result import STAGES, RateResult
 from load_tests.service.sample import percentile
 
+_LINE_EVERY_S = 30.0
+
 
 class Terminal:
-    """A ``Watcher``."""
+    """A ``Watcher``. Where the console is no terminal (a file, a pipe), the living line becomes one every half minute."""
 
     def __init__(self, console: Console, status: Status) -> None:
         self._console = console
         self._status = status
+        self._printed_s = -math.inf
 
     def doing(self, what: str) -> None:
         self._status.update(what)
+        self._print_if_no_terminal(what)
 
     def under_way(self, reuse: str, rate: float, progress: Progress) -> None:
         ended = progress.samples
@@ -34,15 +40,21 @@ class Terminal:
         so_far = f", TTFT p50 {duration(percentile(ttft, 0.5))}" if ttft else ""
         sent = len(ended) + len(progress.flights)
         flying = len(progress.flights)
-        self._status.update(
-            f"{reuse} at {rate:.3g}/s: {sent} of {progress.planned} sent, {flying} in flight, {failed} failed{so_far}"
-        )
+        line = f"{reuse} at {rate:.3g}/s: {sent} of {progress.planned} sent, {flying} in flight, {failed} failed{so_far}"
+        self._status.update(line)
+        if time.monotonic() - self._printed_s >= _LINE_EVERY_S:
+            self._print_if_no_terminal(line)
 
     def measured(self, result: RateResult) -> None:
         verdict = ("within the SLO", "green") if result.holds else ("beyond the SLO", "red")
         shown = f"{result.reuse} at {result.rate:.3g}/s: {result.num_good} of {result.num_requests} within every limit, "
         early = "; stopped early" if result.stopped_early else ""
         self._console.print(Text.assemble(shown, verdict, early), soft_wrap=True)
+
+    def _print_if_no_terminal(self, line: str) -> None:
+        self._printed_s = time.monotonic()
+        if not self._console.is_terminal:
+            self._console.print(f"… {line}", style="dim", highlight=False, soft_wrap=True)
 
 
 def show(console: Console, outcome: Outcome) -> None:

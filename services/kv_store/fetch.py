@@ -22,7 +22,6 @@ from typing import TypeVar
 
 from services.kv_store.chunk_files import verified
 from services.kv_store.local_tier import LocalTier, Reservation
-from services.kv_store.object_chunks import PART_BYTES
 from services.kv_store.parts import RETRYABLE, TRIES, Arrivals, Part, PartReading, parts_of
 from services.kv_store.reading_threads import ReadingThreads
 from services.kv_store.sources import Source
@@ -42,11 +41,12 @@ _READERS_FIRST_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class FetchConfig:
-    """``concurrency``: ranged reads at a time, of all chunks together. ``timeout_s``: the longest that a reader waits for a chunk's
-    frame, and for the next part while parts are being read; after that the chunk counts as absent."""
+    """``concurrency``: ranged reads at a time, of all chunks together. ``part_bytes``: of one of them; a layer can be used as soon
+    as its last byte is there, so large parts keep nobody waiting, and fewer requests cost less. ``timeout_s``: the longest that a
+    reader waits for a chunk's frame, and for more bytes while parts are being read; after that the chunk counts as absent."""
 
     concurrency: int = 8
-    part_bytes: int = PART_BYTES
+    part_bytes: int = 16 << 20
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -132,6 +132,8 @@ class Fetch:
         tier, reservation, file = await self._allocated(size, tail)
         try:
             await self._fill(source, tier, file, summary, tail)
+            self._room.counters[f"{source.kind}_fetches"] += 1  # before others can see it in the tier
+            self._room.counters[f"{source.kind}_bytes"] += size
             opened = await self._in_thread(self._keep, tier, reservation, file, summary)
             self._check_wanted()
         except BaseException:
@@ -140,8 +142,6 @@ class Fetch:
         finally:
             file.close()
             reservation.release()
-        self._room.counters[f"{source.kind}_fetches"] += 1
-        self._room.counters[f"{source.kind}_bytes"] += size
         if opened.path == str(file.path):
             self._room.homeless(opened)
         if self._framed.done() or opened.path == str(file.path):
@@ -220,7 +220,13 @@ class Fetch:
     async def _read_parts(
         self, source: Source, file: StagedFile, layers: Sequence[Part], parts: Sequence[Part], mark: Callable[[int], None]
     ) -> None:
-        read = partial(source.read, write=file.write)
+        def read(start: int, length: int, arrived: Callable[[int], None]) -> None:
+            def write(offset: int, piece: bytes | memoryview) -> None:
+                file.write(offset, piece)
+                arrived(offset + len(piece))
+
+            source.read(start, length, write)
+
         self._reading = PartReading(self._room.readers, parts, read, Arrivals(parts, layers, mark))
         self._reading.start(self.urgent)
         try:

@@ -14,9 +14,6 @@ from services.kv_store.tier_files import Copy
 from shared.errors import CorruptData, NewerFormat, NotFound
 from shared.kv_format import TAIL_GUESS_BYTES, Array, ChunkSummary, Frame, ShortTail, frame_of_tail, hashed_pieces
 
-PART_BYTES = 4 << 20
-"""Of one request: the rest of a request's cost is small beside it."""
-
 
 def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> Iterator[BlobStat]:
     """Every chunk after the one called ``start_after``, in the order of ids."""
@@ -86,10 +83,7 @@ def verify_object(objects: Blobs, chunk_id: str) -> ChunkSummary:
     """Reads every byte. Raises like ``ObjectChunk``."""
     chunk = ObjectChunk(objects, chunk_id)
     chunk.check_head()
-    num_layers, out = len(chunk.summary.layers), chunk.empty_layer()
-    at_once = max(1, PART_BYTES // chunk.summary.layers[0][1])
-    for first in range(0, num_layers, at_once):
-        chunk.read_layers(first, [out] * min(at_once, num_layers - first))
+    chunk.read_layers(0, [chunk.empty_layer()] * len(chunk.summary.layers))
     return chunk.summary
 
 

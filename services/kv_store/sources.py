@@ -37,7 +37,7 @@ class Source(Protocol):
         ...
 
     def read(self, start: int, length: int, write: Write) -> None:
-        """Writes these bytes, all of them. Blocks; several threads may read at once."""
+        """Writes these bytes, all of them, in their order. Blocks; several threads may read at once."""
         ...
 
 

@@ -25,14 +25,17 @@ def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         OSError: it cannot be read.
     """
     checksum = xxhash.xxh3_64()
-    for pieces in _together(buffers):
-        count = os.preadv(fd, pieces, offset)
-        wanted = sum(map(len, pieces))
-        if count != wanted:
-            _fill_slowly(fd, pieces, offset)
-        for piece in pieces:
-            checksum.update(piece)
-        offset += wanted
+    together: list[memoryview] = []
+    for piece in _pieces(buffers):
+        together.append(piece)
+        if piece.nbytes > _SMALL_BYTES:
+            offset += _read(fd, together, offset)
+            for read in together:
+                checksum.update(read)
+            together = []
+    _read(fd, together, offset)
+    for read in together:
+        checksum.update(read)
     return checksum.intdigest()
 
 
@@ -40,27 +43,24 @@ def hashed_pieces(buffers: Sequence[memoryview], on_hashed: Callable[[int], None
     """The buffers (of bytes) in pieces, for somebody who fills one before asking for the next; each is hashed then. ``on_hashed``
     is called with XXH3-64 of all of them after the last one."""
     checksum = xxhash.xxh3_64()
-    for buffer in buffers:
-        for start in range(0, buffer.nbytes, PIECE_BYTES):
-            piece = buffer[start : start + PIECE_BYTES]
-            yield piece
-            checksum.update(piece)
+    for piece in _pieces(buffers):
+        yield piece
+        checksum.update(piece)
     on_hashed(checksum.intdigest())
 
 
-def _together(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """What is read with one call: at most one large piece, and the small buffers in front of it."""
-    pieces: list[memoryview] = []
-    for buffer in buffers:
-        if buffer.nbytes <= _SMALL_BYTES:
-            if buffer.nbytes:
-                pieces.append(buffer)
-            continue
-        for start in range(0, buffer.nbytes, PIECE_BYTES):
-            yield [*pieces, buffer[start : start + PIECE_BYTES]]
-            pieces = []
-    if pieces:
-        yield pieces
+def _pieces(buffers: Sequence[memoryview]) -> Sequence[memoryview]:
+    if all(buffer.nbytes <= PIECE_BYTES for buffer in buffers):
+        return buffers
+    return [buffer[start : start + PIECE_BYTES] for buffer in buffers for start in range(0, buffer.nbytes, PIECE_BYTES)]
+
+
+def _read(fd: int, pieces: Sequence[memoryview], offset: int) -> int:
+    """Fills the pieces; how many bytes they hold."""
+    wanted = sum([piece.nbytes for piece in pieces])
+    if wanted and os.preadv(fd, pieces, offset) != wanted:
+        _fill_slowly(fd, pieces, offset)
+    return wanted
 
 
 def _fill_slowly(fd: int, pieces: Sequence[memoryview], offset: int) -> None:
