@@ -14,6 +14,7 @@ from rich.text import Text
 
 from cluster.console import citation_line, timings_table, usage_line
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Retrieved
+from shared.clients.decoding import Chosen, Margin
 from shared.clients.generation import GeneratedToken
 from shared.errors import Unavailable
 
@@ -24,6 +25,8 @@ class WholeAnswer:
 
     hits: Retrieved | None = None
     texts: list[AnswerText] = field(default_factory=list)
+    chosen: dict[int, Chosen] = field(default_factory=dict)
+    margins: list[Margin] = field(default_factory=list)
     usage: AnswerUsage | None = None
     request_id: str = ""
 
@@ -33,6 +36,10 @@ class WholeAnswer:
                 self.hits = event
             case AnswerText():
                 self.texts.append(event)
+            case Chosen():
+                self.chosen[event.question] = event
+            case Margin():
+                self.margins.append(event)
             case AnswerUsage():
                 self.usage = event
             case AnswerDone():
@@ -42,7 +49,7 @@ class WholeAnswer:
         return next(t for t in self.texts if (t.question, t.sample) == (question, sample))
 
     def as_json(self, questions: Sequence[str]) -> dict[str, Any]:
-        """Times in milliseconds."""
+        """Times in milliseconds. Answers among which one was chosen say whether it was they."""
         assert self.hits is not None
         assert self.usage is not None
         return {
@@ -53,10 +60,13 @@ class WholeAnswer:
                     "sample": t.sample,
                     "text": t.text.strip(),
                     "finish_reason": t.finish_reason,
+                    "score": t.score,
+                    **self._choice_of(t),
                     "citations": [dataclasses.asdict(c) for c in t.citations],
                 }
                 for t in sorted(self.texts, key=lambda t: (t.question, t.sample))
             ],
+            **({"margins": [dataclasses.asdict(m) for m in self.margins]} if self.margins else {}),
             "search": self.hits.mode.value,
             "hits": [
                 {"chunk_id": h.chunk.chunk_id, "document_id": h.document_id, "score": h.score, "text": h.chunk.text}
@@ -65,6 +75,13 @@ class WholeAnswer:
             "usage": dataclasses.asdict(self.usage.usage),
             "timings_ms": {k.removesuffix("_ms"): round(v, 3) for k, v in dataclasses.asdict(self.usage.timings).items()},
         }
+
+    def _choice_of(self, text: AnswerText) -> dict[str, Any]:
+        chosen = self.chosen.get(text.question)
+        if chosen is None:
+            return {}
+        is_it = chosen.sample == text.sample
+        return {"chosen": is_it, **({"votes": chosen.votes, "final_answer": chosen.answer} if is_it and chosen.votes else {})}
 
 
 async def collect(events: AsyncGenerator[AnswerEvent, None]) -> WholeAnswer:
@@ -80,10 +97,10 @@ async def collect(events: AsyncGenerator[AnswerEvent, None]) -> WholeAnswer:
 
 
 async def show(
-    console: Console, events: AsyncGenerator[AnswerEvent, None], questions: Sequence[str], branches: int, stream: bool
+    console: Console, events: AsyncGenerator[AnswerEvent, None], questions: Sequence[str], per_question: int, stream: bool
 ) -> None:
     """One branch is written as it comes (``stream``); several are written one by one, each when it is finished."""
-    live = stream and branches == 1
+    live = stream and len(questions) * per_question == 1
     answer, told = WholeAnswer(), ""
     async with aclosing(events):
         async for event in events:
@@ -92,7 +109,11 @@ async def show(
                 told += event.text
                 console.print(Text(event.text if told.strip() else ""), end="", soft_wrap=True)
             elif isinstance(event, AnswerText):
-                _show_text(console, event, questions[event.question] if branches > 1 else "", told)
+                _show_text(console, event, "" if live else _heading(event, questions, per_question), told)
+            elif isinstance(event, Margin) and answer.hits is not None:
+                _show_margin(console, event, answer.hits)
+            elif isinstance(event, Chosen):
+                _show_chosen(console, event, answer.text(event.question, event.sample))
     usage = _checked(answer).usage
     assert usage is not None
     console.print()
@@ -102,6 +123,22 @@ async def show(
 
 def show_json(answer: WholeAnswer, questions: Sequence[str]) -> str:
     return json.dumps(answer.as_json(questions), indent=2, ensure_ascii=False)
+
+
+def _heading(text: AnswerText, questions: Sequence[str], per_question: int) -> str:
+    asked = questions[text.question] if len(questions) > 1 else ""
+    which = f"[{text.sample + 1} of {per_question}, score {text.score:.3f}]" if per_question > 1 else ""
+    return f"{asked} {which}".strip()
+
+
+def _show_margin(console: Console, margin: Margin, hits: Retrieved) -> None:
+    where = hits.hits[margin.chunk].document_id
+    console.print(Text(f"margin on {where}, {'kept' if margin.kept else 'left out'}: {margin.text.strip()}", "dim"), soft_wrap=True)
+
+
+def _show_chosen(console: Console, chosen: Chosen, text: AnswerText) -> None:
+    why = f"{chosen.votes} say “{chosen.answer}”" if chosen.votes else f"best mean log-probability, {text.score:.3f}"
+    console.print(Text(f"chosen: {chosen.sample + 1} ({why})", "bold green"), soft_wrap=True)
 
 
 def _show_text(console: Console, text: AnswerText, heading: str, told: str) -> None:

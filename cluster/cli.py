@@ -2,7 +2,7 @@
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard error and an exit code:
 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are the commands that start and stop; the others are
-in ``document_commands`` and ``store_commands``.
+in ``document_commands``, ``ask_command``, ``explore_command`` and ``store_commands``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from cluster.document_commands import ask, delete, documents, ingest
+from cluster.ask_command import ask
+from cluster.document_commands import delete, documents, ingest
+from cluster.explore_command import explore
 from cluster.session import Commands, Session, run
 from cluster.store_commands import retrieval, store
 
@@ -124,7 +126,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
     run_demo(session.out, json_path, keep)
 
 
-for command in (ingest, ask, documents, delete, store, retrieval):
+for command in (ingest, ask, explore, documents, delete, store, retrieval):
     main.add_command(command)
 
 if __name__ == "__main__":

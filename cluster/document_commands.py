@@ -1,10 +1,9 @@
-"""Commands about documents: `kvquilt ingest`, `ask`, `documents`, `delete`."""
+"""Commands about documents: `kvquilt ingest`, `documents`, `delete`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
@@ -13,8 +12,6 @@ from cluster.session import Session, run, run_resumable
 from shared.errors import InvalidRequest
 
 INGEST_DEADLINE_MS = 3_600_000
-REUSE_MODES = ("full", "reordered", "composite")
-SEARCH_MODES = ("auto", "dense", "bm25", "hybrid")
 
 
 @click.command()
@@ -60,72 +57,6 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
         return 1 if summary.failed else 0
 
     run_resumable(session, go())
-
-
-@click.command()
-@click.argument("question", required=False)
-@click.option("--question", "-q", "questions", multiple=True, help="Several questions over one context, decoded together.")
-@click.option("--collection", "-c", required=True, help="The documents to read.")
-@click.option(
-    "--reuse",
-    type=click.Choice(REUSE_MODES),
-    help="Stored KV at its place in the request (reordered), right after the prefix (composite), or none (full).",
-)
-@click.option("--stream/--no-stream", default=True, help="Write the answer as it comes.")
-@click.option("-k", type=click.IntRange(min=1), default=None, help="Chunks in the context.")
-@click.option("--search", type=click.Choice(SEARCH_MODES), default="auto", help="How to find them.")
-@click.option("--n", type=click.IntRange(min=1), default=1, help="Independent samples per question; wants a temperature.")
-@click.option("--temperature", type=float, default=0.0, help="0: always the most likely token.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Most tokens per answer.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
-@click.pass_obj
-def ask(
-    session: Session,
-    question: str | None,
-    questions: tuple[str, ...],
-    collection: str,
-    reuse: Any,
-    stream: bool,
-    k: int | None,
-    search: str,
-    n: int,
-    temperature: float,
-    seed: int,
-    max_tokens: int | None,
-    as_json: bool,
-) -> None:
-    """Ask the documents of a collection.
-
-    \b
-    kvquilt ask "Who signed the lease?" -c handbook
-    kvquilt ask "Who signed the lease?" -c handbook --reuse full       the same without reuse, for comparison
-    kvquilt ask -q "Who signed it?" -q "When?" -q "Where?" -c handbook
-    """
-    from cluster.asking import collect, show, show_json
-    from cluster.remote import rag_client
-    from shared.answer import RetrievalOptions
-    from shared.clients.generation import Sampling
-    from shared.search import SearchMode
-
-    asked = ([question] if question is not None else []) + list(questions)
-    if not asked:
-        raise InvalidRequest("give a QUESTION, or several by -q")
-    sampling = Sampling(max_tokens=max_tokens or 0, temperature=temperature, seed=seed, n=n)
-    retrieval = RetrievalOptions(k or 0, SearchMode(search))
-
-    async def go() -> None:
-        async with rag_client(session.target) as client:
-            if len(asked) == 1:
-                events = client.answer(session.context(), collection, asked[0], reuse, sampling, retrieval)
-            else:
-                events = client.answer_many(session.context(), collection, asked, reuse, sampling, retrieval)
-            if as_json:
-                click.echo(show_json(await collect(events), asked))
-            else:
-                await show(session.out, events, asked, len(asked) * n, stream)
-
-    run(go())
 
 
 @click.command()

@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from shared.clients import generation, ingest, kv_store, rag
+from shared.clients import generation, ingest, kv_store, rag, retrieval
+from shared.clients.exploring import ForestClient
 from shared.clients.generation import GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, RETRY_PAUSES_S, GrpcTransport
 from shared.clients.ingest import IngestClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.rag import RagClient
+from shared.clients.retrieval import RetrievalClient
 
 
 @asynccontextmanager
@@ -38,3 +40,15 @@ async def store_client(target: str) -> AsyncIterator[KvStoreClient]:
 async def generation_client(target: str) -> AsyncIterator[GenerationClient]:
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         yield GenerationClient(GrpcTransport(channel, generation.SERVICE, generation.APPLICATION, RETRY_PAUSES_S))
+
+
+@asynccontextmanager
+async def forest_client(target: str) -> AsyncIterator[ForestClient]:
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        yield ForestClient(GrpcTransport(channel, generation.SERVICE, generation.APPLICATION))
+
+
+@asynccontextmanager
+async def retrieval_client(target: str) -> AsyncIterator[RetrievalClient]:
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        yield RetrievalClient(GrpcTransport(channel, retrieval.SERVICE, retrieval.APPLICATION, RETRY_PAUSES_S))

@@ -30,9 +30,9 @@ from services.ingestion.chunker import Chunker
 from services.ingestion.formats.parse import parse
 from shared.documents import SourceDocument
 from shared.engine import Engine, EngineConfig, LoadedModel, StoredSegment, load_model
-from shared.engine.attention import Lane, StepPlan, kernel_for
+from shared.engine.attention import Lane, StepPlan
+from shared.engine.backends import backend_for
 from shared.engine.encodings import EXACT, encoding_of
-from shared.engine.rope import Rotation
 from shared.engine.segment import Branch, Placement, Segment
 from shared.engine.types import Chunk, GenerateRequest, PrefillRequest, ReuseMode, SamplingParams, TokenEvent
 from shared.identity import chunk_identity
@@ -95,7 +95,7 @@ class Bench:
         self.encoding = EXACT
         self._prefix_ids = prefix_ids
         self._scratch = Scratch(model.spec.rope)
-        self._rotation = Rotation(model.spec.rope, model.spec.device)
+        self._backend = backend_for(EngineConfig(), model.spec)
         self._kv: dict[str, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
         self._prefill()
         self._prefix = Placement(self._computed_prefix(), 0)
@@ -173,7 +173,7 @@ class Bench:
 
     def _forward(self, branch: Branch) -> torch.Tensor:
         device = self.model.spec.device
-        plan = StepPlan([Lane(branch, 0, len(branch.pending))], self._rotation, kernel_for("torch", device), device)
+        plan = StepPlan([Lane(branch, 0, len(branch.pending))], self._backend)
         return self.model.forward(torch.tensor(branch.pending, device=device), plan)
 
     def _read(self, chunk: Chunk) -> Segment:

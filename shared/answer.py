@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.clients.decoding import Chosen, Margin, MarginToken
 from shared.clients.generation import FinishReason, GeneratedToken, Timings, Usage
 from shared.search import Filter, SearchHit, SearchMode
 
@@ -38,13 +39,15 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """One finished branch: its whole text, and the documents it was read from, best first."""
+    """One finished branch: its whole text, and the documents it was read from, best first. ``score``: mean log-probability of its
+    tokens, or what a beam was ranked by."""
 
     question: int
     sample: int
     text: str
     finish_reason: FinishReason
     citations: tuple[Citation, ...] = ()
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +66,4 @@ class AnswerDone:
     request_id: str
 
 
-AnswerEvent = Retrieved | GeneratedToken | AnswerText | AnswerUsage | AnswerDone
+AnswerEvent = Retrieved | GeneratedToken | AnswerText | Chosen | MarginToken | Margin | AnswerUsage | AnswerDone

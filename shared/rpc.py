@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -79,21 +80,22 @@ def server_stream(
     """
 
     async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> AsyncIterator[ResponseT]:
-        responses: Any = None
-        try:
-            responses = handler(self, request, _context(request))
+        async with aclosing(_told(handler.__name__, lambda: handler(self, request, _context(request)), grpc_context)) as responses:
             async for response in responses:
                 yield response
-        except asyncio.CancelledError:
-            raise
-        except Exception as failure:
-            error = _fail(handler.__name__, failure, grpc_context)
-            if grpc_context is not None and not hasattr(grpc_context, "abort"):
-                grpc_context.set_details(with_code(error))
-                raise error from None
-        finally:
-            if responses is not None:
-                await responses.aclose()
+
+    return _named_like(call, handler)
+
+
+def both_streams(
+    handler: Callable[[SelfT, AsyncIterator[Any]], AsyncIterator[ResponseT]],
+) -> Callable[..., AsyncIterator[ResponseT]]:
+    """A stream of requests, a stream of responses. The context comes from the first request: the handler's to build."""
+
+    async def call(self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None) -> AsyncIterator[ResponseT]:
+        async with aclosing(_told(handler.__name__, lambda: handler(self, requests), grpc_context)) as responses:
+            async for response in responses:
+                yield response
 
     return _named_like(call, handler)
 
@@ -116,6 +118,27 @@ def client_stream(
         return _named_like(call, handler)
 
     return decorate
+
+
+async def _told(
+    method: str, start: Callable[[], AsyncIterator[ResponseT]], grpc_context: GrpcContext | None
+) -> AsyncGenerator[ResponseT, None]:
+    """The responses; an error among them becomes the call's status."""
+    responses: Any = None
+    try:
+        responses = start()
+        async for response in responses:
+            yield response
+    except asyncio.CancelledError:
+        raise
+    except Exception as failure:
+        error = _fail(method, failure, grpc_context)
+        if grpc_context is not None and not hasattr(grpc_context, "abort"):
+            grpc_context.set_details(with_code(error))
+            raise error from None
+    finally:
+        if responses is not None:
+            await responses.aclose()
 
 
 def context_of(meta: _Meta) -> RequestContext:

@@ -65,6 +65,11 @@ def with_code(error: KvquiltError) -> str:
     return f"{error.code}: {error.detail}"
 
 
+def from_code(code: str, detail: str) -> KvquiltError:
+    """The error whose ``code`` this is."""
+    return _CLASS_OF_CODE.get(code, errors.InternalError)(detail)
+
+
 def from_status(status_name: str, message: str, details: bytes | None) -> KvquiltError:
     """The error a service raised, from what its client received."""
     if details:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from shared.engine import Engine, EngineConfig, wrap_model
+from shared.engine.jobs import GenerateJob
 from shared.engine.source import StoredSegment
 from shared.engine.types import (
     BranchDoneEvent,
@@ -104,6 +107,22 @@ def _sink(one: Run, on_event: Callable[[Run, Event], None] | None) -> Callable[[
             on_event(one, event)
 
     return sink
+
+
+def jobs_of(engine: Engine) -> list[GenerateJob]:
+    """What the engine keeps of the requests that run."""
+    return engine._roster.generating()
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Inside, memory returns by reference counts alone: KV that only the collector of cycles would free counts as held."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Prompts:

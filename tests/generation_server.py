@@ -19,6 +19,7 @@ from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
 from services.generator.segment_source import ChunkStore
 from services.generator.serving import Generator
+from shared.clients.exploring import ForestClient
 from shared.clients.generation import APPLICATION, SERVICE, GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.config import load
@@ -29,6 +30,7 @@ from shared.request import RequestContext
 @dataclass
 class Served:
     client: GenerationClient
+    forests: ForestClient
     address: str
     generator: Generator | KvquiltError
 
@@ -48,7 +50,8 @@ async def serving(model: Path, store: ChunkStore | None = None, **settings: Any)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-            yield Served(GenerationClient(GrpcTransport(channel, SERVICE, APPLICATION)), address, generator)
+            transport = GrpcTransport(channel, SERVICE, APPLICATION)
+            yield Served(GenerationClient(transport), ForestClient(transport), address, generator)
     finally:
         await server.stop(None)
         if isinstance(generator, Generator):

@@ -2,7 +2,7 @@
 
 Everything between it and the arithmetic limit is the kernels' own; everything between it and the measured time is the engine's.
 Kernels are recorded from a real step: matrix products and attention. What merely moves or merges numbers is no kernel here, so it
-counts against the engine.
+counts against the engine; so does attention by Triton, which torch does not see.
 """
 
 from __future__ import annotations

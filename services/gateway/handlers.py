@@ -9,6 +9,7 @@ from protos.kvquilt.v1 import common_pb2, rag_pb2
 from services.gateway.pipeline import Inquiry, Pipeline
 from services.gateway.ports import HealthSource
 from services.gateway.status import system_status
+from shared.clients.decoding import decoding_of
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.clients.rag import event_to_pb, retrieval_of, reuse_of, sampling_of
 from shared.request import RequestContext
@@ -52,5 +53,10 @@ class GatewayHandlers:
 
 def _inquiry(request: rag_pb2.AnswerRequest | rag_pb2.AnswerManyRequest, questions: tuple[str, ...]) -> Inquiry:
     return Inquiry(
-        request.collection, questions, reuse_of(request.reuse), sampling_of(request.sampling), retrieval_of(request.retrieval)
+        request.collection,
+        questions,
+        reuse_of(request.reuse),
+        sampling_of(request.sampling),
+        retrieval_of(request.retrieval),
+        decoding_of(request.decoding),
     )

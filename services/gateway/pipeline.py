@@ -24,6 +24,7 @@ from services.gateway.ports import Generator, Retriever
 from services.gateway.prefetching import Prefetching
 from services.gateway.regeneration import generate_with_retry
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
+from shared.clients.decoding import Chosen, Decoding, Margin, MarginToken
 from shared.clients.generation import (
     BranchDone,
     ChunkRef,
@@ -47,6 +48,7 @@ class Inquiry:
     reuse: Reuse | None = None
     sampling: Sampling = field(default_factory=Sampling)
     retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
+    decoding: Decoding = field(default_factory=Decoding)
 
 
 class Pipeline:
@@ -88,6 +90,8 @@ class Pipeline:
                         yield event
                     case BranchDone():
                         yield _text(event, texts.pop((event.question, event.sample), ""), inquiry, retrieved)
+                    case Chosen() | MarginToken() | Margin():
+                        yield event
                     case GenerationDone():
                         measured = {
                             "retrieve_ms": retrieve_ms,
@@ -137,7 +141,12 @@ class Pipeline:
     def _generate(self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved) -> AsyncGenerator[GenerationEvent, None]:
         chunks = [ChunkRef(hit.chunk.chunk_id, hit.chunk.token_ids) for hit in retrieved.hits]
         reuse = inquiry.reuse or self._config.reuse
-        return generate_with_retry(lambda: self._generator.generate(ctx, chunks, inquiry.questions, reuse, inquiry.sampling), ctx)
+
+        def start() -> AsyncGenerator[GenerationEvent, None]:
+            asked = inquiry.questions, reuse, inquiry.sampling
+            return self._generator.generate(ctx, chunks, *asked, decoding=inquiry.decoding)
+
+        return generate_with_retry(start, ctx)
 
     def _ms_since(self, instant: float) -> float:
         return (self._clock() - instant) * 1000
@@ -156,4 +165,4 @@ async def _both(searching: Awaitable[Retrieved], describing: Awaitable[ModelDesc
 def _text(end: BranchDone, text: str, inquiry: Inquiry, retrieved: Retrieved) -> AnswerText:
     whole = text + end.text
     citations = cite(whole, inquiry.questions[end.question], retrieved.hits)
-    return AnswerText(end.question, end.sample, whole, end.finish_reason, citations)
+    return AnswerText(end.question, end.sample, whole, end.finish_reason, citations, end.score)

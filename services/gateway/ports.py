@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from shared.clients.decoding import Decoding
 from shared.clients.generation import ChunkRef, GenerationEvent, ModelDescription, Reuse, Sampling
 from shared.clients.health import ServiceHealth
 from shared.request import RequestContext
@@ -38,6 +39,8 @@ class Generator(Protocol):
         questions: Sequence[str],
         reuse: Reuse | None,
         sampling: Sampling | None,
+        *,
+        decoding: Decoding | None,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Tokens and finished branches, then one ``GenerationDone``. Closing the generator stops the branches.
 

@@ -8,23 +8,24 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Protocol
 
-from shared.engine.types import DoneEvent, Event, FailedEvent, GenerateRequest, PrefillRequest
-from shared.errors import DeadlineExceeded, KvquiltError, Unavailable
+from shared.engine.types import Close, Command, DoneEvent, Event, FailedEvent, ForestRequest, GenerateRequest, PrefillRequest
+from shared.errors import DeadlineExceeded, InternalError, KvquiltError, Unavailable
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
 
-Request = GenerateRequest | PrefillRequest
+Request = GenerateRequest | PrefillRequest | ForestRequest
 
 
 class RunsRequests(Protocol):
     """What of ``shared.engine.Engine`` is used here. ``submit`` and ``cancel`` may be called from any thread."""
 
     def submit(self, request: Request, sink: Callable[[Event], None]) -> None: ...
+    def command(self, request_id: str, command: Command) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def run(self) -> None: ...
     def close(self) -> None: ...
@@ -47,8 +48,11 @@ class EngineThread:
     def alive(self) -> bool:
         return not self._ended
 
-    async def stream(self, request: Request, ctx: RequestContext) -> AsyncGenerator[Event, None]:
-        """The request's events; the last one is ``DoneEvent``. Closing the generator, or cancelling who iterates it, cancels the
+    async def stream(
+        self, request: Request, ctx: RequestContext, commands: AsyncIterator[Command] | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """The request's events; the last one is ``DoneEvent``. ``commands``: to a live forest, which is closed when they end; what
+        they raise, this raises. Closing the generator, or cancelling who iterates it, cancels the
         request in the engine. The queue has no bound: a branch yields at most ``max_tokens`` small events.
 
         Raises:
@@ -61,8 +65,11 @@ class EngineThread:
         sink = functools.partial(_deliver, loop, events)
         self._register(request.request_id, sink)
         ended = False
+        giving: asyncio.Task[None] | None = None
         try:
             self._engine.submit(request, sink)
+            if commands is not None:
+                giving = asyncio.create_task(self._give(request.request_id, commands, events))
             while not ended:
                 event = await _next(events, ctx)
                 ended = isinstance(event, (DoneEvent, FailedEvent))
@@ -73,6 +80,21 @@ class EngineThread:
             self._unregister(request.request_id)
             if not ended:
                 self._engine.cancel(request.request_id)
+            if giving is not None:
+                giving.cancel()
+                await asyncio.gather(giving, return_exceptions=True)
+
+    async def _give(self, request_id: str, commands: AsyncIterator[Command], events: asyncio.Queue[Event]) -> None:
+        try:
+            async for command in commands:
+                self._engine.command(request_id, command)
+            self._engine.command(request_id, Close())
+        except Exception as error:
+            self._engine.cancel(request_id)
+            known = error if isinstance(error, KvquiltError) else InternalError("the commands broke off; the log has the reason")
+            if known is not error:
+                log.exception("commands of request %s broke off", request_id)
+            events.put_nowait(FailedEvent(known))
 
     def close(self) -> None:
         """Ends the thread. Requests in flight fail with ``Unavailable``."""

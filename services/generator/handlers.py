@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
-from services.generator.prompts import IdsPiece, Piece, TextPiece
-from services.generator.serving import GenerationOrder, Generator
+from services.generator.margins import MarginEvent, MarginTokenEvent, MarginWriter
+from services.generator.messages import chunks_of, command_of, explored_to_pb, margins_of, order_of, piece_of, response_of, reuse_of
+from services.generator.serving import Generator
 from shared.clients.health import ServiceHealth, health_to_pb
-from shared.engine.types import (
-    BranchDoneEvent,
-    ChunkStoredEvent,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    FinishReason,
-    GenerateRequest,
-    ReuseMode,
-    SamplingParams,
-    Timings,
-    TokenEvent,
-)
+from shared.engine.types import Command, Event
 from shared.errors import InvalidRequest, KvquiltError, Unavailable
 from shared.request import RequestContext
-from shared.rpc import server_stream, unary
-
-_REUSE: dict[int, ReuseMode | None] = {
-    common_pb2.REUSE_MODE_UNSPECIFIED: None,
-    common_pb2.REUSE_MODE_FULL: ReuseMode.FULL,
-    common_pb2.REUSE_MODE_REORDERED: ReuseMode.REORDERED,
-    common_pb2.REUSE_MODE_COMPOSITE: ReuseMode.COMPOSITE,
-}
-_FINISH = {FinishReason.STOP: common_pb2.FINISH_REASON_STOP, FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH}
+from shared.rpc import both_streams, context_of, server_stream, unary
 
 
 class GenerationServicer:
@@ -45,8 +26,8 @@ class GenerationServicer:
     async def Prefill(
         self, request: generation_pb2.PrefillRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.PrefillResponse]:
-        prefix = _piece(request.prefix, "prefix") if request.HasField("prefix") else None
-        prefilled = self._generator.prefill(ctx, prefix, _chunks(request.chunks), request.encoding)
+        prefix = piece_of(request.prefix, "prefix") if request.HasField("prefix") else None
+        prefilled = self._generator.prefill(ctx, prefix, chunks_of(request.chunks), request.encoding)
         async with aclosing(prefilled):
             async for done in prefilled:
                 yield generation_pb2.PrefillResponse(
@@ -61,11 +42,36 @@ class GenerationServicer:
     async def Generate(
         self, request: generation_pb2.GenerateRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        planned = self._generator.plan(ctx, _order(request))
-        events = self._generator.generate(ctx, planned)
+        generator, order, margins = self._generator, order_of(request), margins_of(request.decoding)
+        planned = generator.plan(ctx, order)
+        events: AsyncGenerator[Event | MarginTokenEvent | MarginEvent, None]
+        if margins is None:
+            events = generator.generate(ctx, planned)
+        else:
+            events = MarginWriter(generator, ctx, order, margins).answer()
         async with aclosing(events):
             async for event in events:
-                yield _response(event, planned)
+                yield response_of(event, planned)
+
+    @both_streams
+    async def Explore(
+        self, requests: AsyncIterator[generation_pb2.ExploreRequest]
+    ) -> AsyncIterator[generation_pb2.ExploreResponse]:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("command") != "open":
+            raise InvalidRequest("open: must be the first message")
+        generator, opened = self._generator, first.open
+
+        async def commands() -> AsyncIterator[Command]:
+            async for request in requests:
+                yield command_of(request, generator.prompts, generator.config)
+
+        prefix = piece_of(opened.prefix, "prefix") if opened.HasField("prefix") else None
+        chunks, reuse = chunks_of(opened.chunks), reuse_of(opened.reuse)
+        forest, events = generator.explore(context_of(opened.meta), prefix, chunks, reuse, commands())
+        async with aclosing(events):
+            async for event in events:
+                yield explored_to_pb(event, forest.chunks)
 
     @unary(generation_pb2.DescribeModelResponse)
     async def DescribeModel(
@@ -112,96 +118,3 @@ class GenerationServicer:
         if isinstance(self._loaded, KvquiltError):
             raise self._loaded
         return self._loaded
-
-
-def _order(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
-    if pb.reuse not in _REUSE:
-        raise InvalidRequest(f"reuse: {pb.reuse} is not a mode of this service")
-    return GenerationOrder(
-        prefix=_piece(pb.prefix, "prefix") if pb.HasField("prefix") else None,
-        chunks=_chunks(pb.chunks),
-        questions=tuple(_piece(q, f"questions[{i}]") for i, q in enumerate(pb.questions)),
-        reuse=_REUSE[pb.reuse],
-        max_tokens=pb.sampling.max_tokens or None,
-        sampling=_sampling(pb.sampling),
-    )
-
-
-def _sampling(pb: common_pb2.Sampling) -> SamplingParams:
-    return SamplingParams(
-        temperature=pb.temperature,
-        top_k=pb.top_k,
-        top_p=1.0 if pb.top_p == 0 else pb.top_p,
-        seed=pb.seed,
-        n=pb.n or 1,
-        stop=tuple(pb.stop),
-        ignore_eos=pb.ignore_eos,
-        top_logprobs=pb.top_logprobs,
-    )
-
-
-def _chunks(pbs: Iterable[generation_pb2.ChunkInput]) -> tuple[Piece, ...]:
-    return tuple(_piece(c.piece, f"chunks[{i}].piece") for i, c in enumerate(pbs))
-
-
-def _piece(pb: generation_pb2.Piece, field: str) -> Piece:
-    match pb.WhichOneof("content"):
-        case "text":
-            return TextPiece(pb.text)
-        case "token_ids":
-            return IdsPiece(tuple(pb.token_ids.ids))
-        case _:
-            raise InvalidRequest(f"{field}: neither text nor token_ids is set")
-
-
-def _response(event: Event, request: GenerateRequest) -> generation_pb2.GenerateResponse:
-    match event:
-        case TokenEvent():
-            token = generation_pb2.GeneratedToken(
-                question=event.question,
-                sample=event.sample,
-                token_id=event.token_id,
-                text=event.text,
-                logprob=event.logprob,
-                top_logprobs=[common_pb2.TokenLogprob(token_id=i, logprob=p) for i, p in event.top_logprobs],
-            )
-            return generation_pb2.GenerateResponse(token=token)
-        case BranchDoneEvent():
-            end = generation_pb2.BranchDone(
-                question=event.question,
-                sample=event.sample,
-                finish_reason=_FINISH[event.finish_reason],
-                text=event.text,
-                generated_tokens=event.generated_tokens,
-            )
-            return generation_pb2.GenerateResponse(branch_done=end)
-        case DoneEvent():
-            done = generation_pb2.GenerateDone(
-                usage=_usage(event), timings=_timings(event.timings), chunk_ids=[c.chunk_id for c in request.chunks]
-            )
-            return generation_pb2.GenerateResponse(done=done)
-        case ChunkStoredEvent() | FailedEvent():
-            raise AssertionError(f"{type(event).__name__} is no event of a generation")
-
-
-def _usage(event: DoneEvent) -> common_pb2.Usage:
-    usage = event.usage
-    return common_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        reused_tokens=usage.reused_tokens,
-        recomputed_tokens=usage.recomputed_tokens,
-        generated_tokens=usage.generated_tokens,
-        loaded_tokens=usage.loaded_tokens,
-    )
-
-
-def _timings(timings: Timings) -> common_pb2.Timings:
-    return common_pb2.Timings(
-        queue_ms=timings.queue_s * 1000,
-        load_ms=timings.load_s * 1000,
-        prefill_ms=timings.prefill_s * 1000,
-        first_token_ms=timings.first_token_s * 1000,
-        decode_ms=timings.decode_s * 1000,
-        total_ms=timings.total_s * 1000,
-        engine_ttft_ms=timings.engine_ttft_s * 1000,
-    )

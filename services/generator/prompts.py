@@ -44,13 +44,17 @@ class Prompts:
     def questions(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
         if not pieces:
             raise InvalidRequest("questions: at least one is needed")
-        return tuple(self._question(f"questions[{i}]", piece) for i, piece in enumerate(pieces))
+        return tuple(self.question(f"questions[{i}]", piece) for i, piece in enumerate(pieces))
+
+    def question(self, field: str, piece: Piece) -> tuple[int, ...]:
+        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_question(text))
+
+    def plain(self, field: str, piece: Piece) -> tuple[int, ...]:
+        """Text as it is, without a template."""
+        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode(text))
 
     def _chunk(self, field: str, piece: Piece) -> tuple[int, ...]:
         return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_chunk(text))
-
-    def _question(self, field: str, piece: Piece) -> tuple[int, ...]:
-        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_question(text))
 
     def _ids(self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]) -> tuple[int, ...]:
         if isinstance(piece, TextPiece):

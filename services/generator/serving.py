@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -11,9 +11,13 @@ from services.generator.engine_thread import EngineThread
 from services.generator.prompts import Piece, Prompts
 from shared.engine import Engine
 from shared.engine.types import (
+    Beams,
+    Choice,
     Chunk,
     ChunkStoredEvent,
+    Command,
     Event,
+    ForestRequest,
     GenerateRequest,
     PrefillRequest,
     ReuseMode,
@@ -40,6 +44,8 @@ class GenerationOrder:
     reuse: ReuseMode | None
     max_tokens: int | None
     sampling: SamplingParams
+    beams: Beams | None = None
+    choose: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +111,26 @@ class Generator:
             questions=questions,
             reuse=order.reuse or ReuseMode(self.config.reuse),
             sampling=replace(order.sampling, max_tokens=self._max_tokens(order.max_tokens, prompt_len)),
+            beams=order.beams,
+            choose=order.choose,
         )
 
     def generate(self, ctx: RequestContext, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """The events of a planned request; the last one is ``DoneEvent``. Closing it early cancels the work."""
         return self._thread.stream(request, ctx)
+
+    def explore(
+        self,
+        ctx: RequestContext,
+        prefix: Piece | None,
+        pieces: Sequence[Piece],
+        reuse: ReuseMode | None,
+        commands: AsyncIterator[Command],
+    ) -> tuple[ForestRequest, AsyncGenerator[Event, None]]:
+        """A live forest, and what happens in it. It is closed when ``commands`` end."""
+        prefix_ids, chunks = self._context(ctx, prefix, pieces)
+        request = ForestRequest(ctx.request_id, prefix_ids, chunks, reuse or ReuseMode(self.config.reuse))
+        return request, self._thread.stream(request, ctx, commands)
 
     def facts(self) -> dict[str, str]:
         """For an operator."""

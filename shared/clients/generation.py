@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
+from shared.clients.decoding import Chosen, Decoding, Margin, MarginToken, chosen_of, decoding_to_pb, margin_of, margin_token_of
 from shared.clients.health import ServiceHealth, health, meta_of
 from shared.clients.transport import Transport
 from shared.errors import Unavailable
@@ -28,7 +29,7 @@ _REUSE: dict[Reuse | None, common_pb2.ReuseMode] = {
     "reordered": common_pb2.REUSE_MODE_REORDERED,
     "composite": common_pb2.REUSE_MODE_COMPOSITE,
 }
-_FINISH: dict[int, FinishReason] = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
+FINISH: dict[int, FinishReason] = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +121,15 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class BranchDone:
-    """``text``: what was held back as the possible beginning of a stop string and was none."""
+    """``text``: what was held back as the possible beginning of a stop string and was none. ``score``: mean log-probability of its
+    tokens, or what a beam was ranked by."""
 
     question: int
     sample: int
     finish_reason: FinishReason
     text: str
     generated_tokens: int
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class GenerationDone:
     chunk_ids: tuple[str, ...] = field(default=())
 
 
-GenerationEvent = GeneratedToken | BranchDone | GenerationDone
+GenerationEvent = GeneratedToken | BranchDone | Chosen | MarginToken | Margin | GenerationDone
 
 
 class GenerationClient:
@@ -169,7 +172,7 @@ class GenerationClient:
         """One value per chunk, in order, each once its KV is durable. ``prefix`` None: the model's own. ``encoding`` empty: what is
         stored stays as it is; else every chunk is stored in it afterwards."""
         request = generation_pb2.PrefillRequest(
-            meta=meta_of(ctx), prefix=_optional(prefix), chunks=map(_chunk_to_pb, chunks), encoding=encoding
+            meta=meta_of(ctx), prefix=optional_to_pb(prefix), chunks=map(chunk_to_pb, chunks), encoding=encoding
         )
         stream = self._transport.stream("Prefill", request, generation_pb2.PrefillResponse, ctx.remaining_s)
         async with aclosing(stream):
@@ -184,6 +187,7 @@ class GenerationClient:
         reuse: Reuse | None = None,
         sampling: Sampling | None = None,
         prefix: Piece | None = None,
+        decoding: Decoding | None = None,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Tokens of all branches as they come; the last value is ``GenerationDone``.
 
@@ -192,11 +196,12 @@ class GenerationClient:
         """
         request = generation_pb2.GenerateRequest(
             meta=meta_of(ctx),
-            prefix=_optional(prefix),
-            chunks=map(_chunk_to_pb, chunks),
-            questions=map(_piece_to_pb, questions),
+            prefix=optional_to_pb(prefix),
+            chunks=map(chunk_to_pb, chunks),
+            questions=map(piece_to_pb, questions),
             reuse=reuse_to_pb(reuse),
             sampling=sampling_to_pb(sampling or Sampling()),
+            decoding=decoding_to_pb(decoding or Decoding()),
         )
         stream = self._transport.stream("Generate", request, generation_pb2.GenerateResponse, ctx.remaining_s)
         async with aclosing(stream):
@@ -211,20 +216,20 @@ class GenerationClient:
         return await health(self._transport, ctx)
 
 
-def _piece_to_pb(piece: Piece) -> generation_pb2.Piece:
+def piece_to_pb(piece: Piece) -> generation_pb2.Piece:
     if isinstance(piece, str):
         return generation_pb2.Piece(text=piece)
     return generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=piece))
 
 
-def _optional(piece: Piece | None) -> generation_pb2.Piece | None:
-    return None if piece is None else _piece_to_pb(piece)
+def optional_to_pb(piece: Piece | None) -> generation_pb2.Piece | None:
+    return None if piece is None else piece_to_pb(piece)
 
 
-def _chunk_to_pb(chunk: ChunkRef | Piece) -> generation_pb2.ChunkInput:
+def chunk_to_pb(chunk: ChunkRef | Piece) -> generation_pb2.ChunkInput:
     if isinstance(chunk, ChunkRef):
-        return generation_pb2.ChunkInput(chunk_id=chunk.chunk_id, piece=_piece_to_pb(chunk.token_ids))
-    return generation_pb2.ChunkInput(piece=_piece_to_pb(chunk))
+        return generation_pb2.ChunkInput(chunk_id=chunk.chunk_id, piece=piece_to_pb(chunk.token_ids))
+    return generation_pb2.ChunkInput(piece=piece_to_pb(chunk))
 
 
 def reuse_to_pb(reuse: Reuse | None) -> common_pb2.ReuseMode:
@@ -253,8 +258,18 @@ def _event_of(pb: generation_pb2.GenerateResponse) -> GenerationEvent:
         return GeneratedToken(token.question, token.sample, token.token_id, token.text, token.logprob, top)
     if pb.HasField("branch_done"):
         end = pb.branch_done
-        return BranchDone(end.question, end.sample, _FINISH[end.finish_reason], end.text, end.generated_tokens)
-    return GenerationDone(usage_of(pb.done.usage), timings_of(pb.done.timings), tuple(pb.done.chunk_ids))
+        return BranchDone(end.question, end.sample, FINISH[end.finish_reason], end.text, end.generated_tokens, end.score)
+    if pb.HasField("chosen"):
+        return chosen_of(pb.chosen)
+    if pb.HasField("margin_token"):
+        return margin_token_of(pb.margin_token)
+    if pb.HasField("margin"):
+        return margin_of(pb.margin)
+    return done_of(pb.done)
+
+
+def done_of(pb: generation_pb2.GenerateDone) -> GenerationDone:
+    return GenerationDone(usage_of(pb.usage), timings_of(pb.timings), tuple(pb.chunk_ids))
 
 
 def usage_of(pb: common_pb2.Usage) -> Usage:

@@ -101,6 +101,28 @@ class GrpcTransport:
             raise failures[0] if failures else errors.Unavailable("the connection broke while sending; retry") from None
         return response
 
+    async def both_streams(
+        self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
+    ) -> AsyncGenerator[ResponseT, None]:
+        call = self._channel.stream_stream(
+            self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
+        )
+        failures: list[Exception] = []
+        stream = call(_noting_failure(requests, failures), metadata=self._metadata, timeout=timeout_s)
+        try:
+            async for response in stream:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise failures[0] if failures else error_of(error) from None
+        except asyncio.CancelledError:
+            # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of them is sent.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise failures[0] if failures else errors.Unavailable("the connection broke while sending; retry") from None
+        finally:
+            stream.cancel()
+
     def _path(self, method: str) -> str:
         return f"/{self._service}/{method}"
 

@@ -9,6 +9,19 @@ from typing import Any
 
 from protos.kvquilt.v1 import common_pb2, rag_pb2
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, RetrievalOptions, Retrieved
+from shared.clients.decoding import (
+    Chosen,
+    Decoding,
+    Margin,
+    MarginToken,
+    chosen_of,
+    chosen_to_pb,
+    decoding_to_pb,
+    margin_of,
+    margin_to_pb,
+    margin_token_of,
+    margin_token_to_pb,
+)
 from shared.clients.generation import (
     FinishReason,
     GeneratedToken,
@@ -55,6 +68,7 @@ class RagClient:
         reuse: Reuse | None = None,
         sampling: Sampling | None = None,
         retrieval: RetrievalOptions | None = None,
+        decoding: Decoding | None = None,
     ) -> AsyncGenerator[AnswerEvent, None]:
         """What was retrieved, tokens as they come, whole texts, costs; the last event of a whole answer is ``AnswerDone``.
 
@@ -68,6 +82,7 @@ class RagClient:
             reuse=reuse_to_pb(reuse),
             sampling=sampling_to_pb(sampling or Sampling()),
             retrieval=_retrieval_to_pb(retrieval or RetrievalOptions()),
+            decoding=decoding_to_pb(decoding or Decoding()),
         )
         return _events(self._rag.stream("Answer", request, rag_pb2.AnswerEvent, ctx.remaining_s))
 
@@ -79,6 +94,7 @@ class RagClient:
         reuse: Reuse | None = None,
         sampling: Sampling | None = None,
         retrieval: RetrievalOptions | None = None,
+        decoding: Decoding | None = None,
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Several questions over one context, decoded together; see ``answer``."""
         request = rag_pb2.AnswerManyRequest(
@@ -88,6 +104,7 @@ class RagClient:
             reuse=reuse_to_pb(reuse),
             sampling=sampling_to_pb(sampling or Sampling()),
             retrieval=_retrieval_to_pb(retrieval or RetrievalOptions()),
+            decoding=decoding_to_pb(decoding or Decoding()),
         )
         return _events(self._rag.stream("AnswerMany", request, rag_pb2.AnswerEvent, ctx.remaining_s))
 
@@ -142,6 +159,12 @@ def event_to_pb(event: AnswerEvent) -> rag_pb2.AnswerEvent:
             return rag_pb2.AnswerEvent(token=_token_to_pb(event))
         case AnswerText():
             return rag_pb2.AnswerEvent(answer=_text_to_pb(event))
+        case Chosen():
+            return rag_pb2.AnswerEvent(chosen=chosen_to_pb(event))
+        case MarginToken():
+            return rag_pb2.AnswerEvent(margin_token=margin_token_to_pb(event))
+        case Margin():
+            return rag_pb2.AnswerEvent(margin=margin_to_pb(event))
         case AnswerUsage():
             usage = common_pb2.Usage(**_fields(event.usage))
             return rag_pb2.AnswerEvent(usage=rag_pb2.AnswerUsage(usage=usage, timings=common_pb2.Timings(**_fields(event.timings))))
@@ -157,6 +180,12 @@ def event_of(pb: rag_pb2.AnswerEvent) -> AnswerEvent:
             return _token_of(pb.token)
         case "answer":
             return _text_of(pb.answer)
+        case "chosen":
+            return chosen_of(pb.chosen)
+        case "margin_token":
+            return margin_token_of(pb.margin_token)
+        case "margin":
+            return margin_of(pb.margin)
         case "usage":
             return AnswerUsage(usage_of(pb.usage.usage), timings_of(pb.usage.timings))
         case _:
@@ -184,12 +213,13 @@ def _text_to_pb(text: AnswerText) -> rag_pb2.AnswerText:
         text=text.text,
         finish_reason=_FINISH_TO_PB[text.finish_reason],
         citations=[rag_pb2.Citation(**_fields(c)) for c in text.citations],
+        score=text.score,
     )
 
 
 def _text_of(pb: rag_pb2.AnswerText) -> AnswerText:
     citations = tuple(Citation(c.document_id, c.title, c.chunk_id, c.hit, c.heading) for c in pb.citations)
-    return AnswerText(pb.question, pb.sample, pb.text, _FINISH[pb.finish_reason], citations)
+    return AnswerText(pb.question, pb.sample, pb.text, _FINISH[pb.finish_reason], citations, pb.score)
 
 
 def _fields(value: Any) -> dict[str, Any]:

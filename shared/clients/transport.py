@@ -29,3 +29,9 @@ class ClientStreaming(Protocol):
     async def client_stream(
         self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
     ) -> ResponseT: ...
+
+    def both_streams(
+        self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
+    ) -> AsyncGenerator[ResponseT, None]:
+        """Closing the generator (``aclose``) cancels the call at the service."""
+        ...

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.engine.model import ModelSpec
-from shared.engine.types import GenerateRequest, PrefillRequest, Usage
+from shared.engine.types import ChoiceRule, ForestRequest, GenerateRequest, PrefillRequest, Usage
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
 
 
-def check(request: GenerateRequest | PrefillRequest, spec: ModelSpec, config: EngineConfig, has_text: bool) -> None:
+def check(request: GenerateRequest | PrefillRequest | ForestRequest, spec: ModelSpec, config: EngineConfig, has_text: bool) -> None:
     """
     Raises:
         InvalidRequest: names the field.
@@ -25,17 +25,25 @@ def check(request: GenerateRequest | PrefillRequest, spec: ModelSpec, config: En
         longest = max(len(chunk.token_ids) for chunk in request.chunks)
         _check_length(len(request.prefix_ids) + longest, f"prefix and chunk ({longest} tokens)", spec)
         return
+    if isinstance(request, ForestRequest):
+        context = len(request.prefix_ids) + sum(len(chunk.token_ids) for chunk in request.chunks)
+        _check_length(context + 1, f"context ({context} tokens) and a branch", spec)
+        return
     if not request.questions:
         raise InvalidRequest("questions: is empty; ask at least one")
     for index, question in enumerate(request.questions):
         _check_ids(f"questions[{index}]", question, spec)
     sampling = request.sampling
+    if sampling.watch_ids:
+        _check_ids("sampling.watch_ids", sampling.watch_ids, spec)
     if sampling.stop and not has_text:
         raise InvalidRequest("sampling.stop: this model has no tokenizer, so stop strings cannot be recognised")
-    num_branches = len(request.questions) * sampling.n
-    if num_branches > config.max_running_branches:
+    _check_answers(request, has_text)
+    if request.num_branches > config.max_running_branches:
+        per_question = "beams.width" if request.beams else "sampling.n"
         raise InvalidRequest(
-            f"questions × sampling.n: {num_branches} branches; this engine runs at most {config.max_running_branches} at once"
+            f"questions × {per_question}: {request.num_branches} branches; "
+            f"this engine runs at most {config.max_running_branches} at once"
         )
     prompt = len(request.prefix_ids) + sum(len(c.token_ids) for c in request.chunks) + max(map(len, request.questions))
     # The last generated token is never fed back, so it needs no position.
@@ -45,6 +53,29 @@ def check(request: GenerateRequest | PrefillRequest, spec: ModelSpec, config: En
 def prefill_usage(num_tokens: int) -> Usage:
     """A prefill request's usage: its chunks' tokens, nothing generated."""
     return Usage(num_tokens, 0, num_tokens, 0)
+
+
+def _check_answers(request: GenerateRequest, has_text: bool) -> None:
+    """Options that contradict each other."""
+    sampling, beams, choose = request.sampling, request.beams, request.choose
+    if beams is not None:
+        if choose is not None:
+            raise InvalidRequest("choose: beams are ranked by their scores already; give beams or choose, not both")
+        if sampling.n > beams.width:
+            raise InvalidRequest(f"sampling.n: {sampling.n} answers are more than beams.width ({beams.width}) can give")
+        if sampling.temperature > 0:
+            raise InvalidRequest("sampling.temperature: beam search does not sample; leave it at 0, or leave beams out")
+        if sampling.stop:
+            raise InvalidRequest("sampling.stop: beams end at the model's end mark or at max_tokens; leave stop or beams out")
+    if choose is not None:
+        if sampling.n < 2:
+            raise InvalidRequest("sampling.n: a choice needs at least 2 thoughts")
+        if sampling.temperature == 0:
+            raise InvalidRequest("sampling.temperature: at 0 all thoughts are the same; set it above 0")
+        if choose.rule is ChoiceRule.MAJORITY and not has_text:
+            raise InvalidRequest("choose: a majority compares text, and this model has no tokenizer; choose by mean-logprob")
+        if choose.rule is ChoiceRule.MEAN_LOGPROB and choose.marker:
+            raise InvalidRequest("choose.marker: only a majority reads final answers; leave it empty")
 
 
 def _check_ids(field: str, token_ids: Sequence[int], spec: ModelSpec, may_be_empty: bool = False) -> None:

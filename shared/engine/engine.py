@@ -20,40 +20,40 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine import admission
+from shared.engine.answering import Answering
 from shared.engine.arrival import GivenUp, Patience
-from shared.engine.forest import chunk_branch, fork, plant, runnable, uproot
-from shared.engine.jobs import Answer, BranchWork, ChunkWork, GenerateJob, Job, PrefillJob, Question, Sink
+from shared.engine.exploring import Exploring
+from shared.engine.forest import runnable, uproot
+from shared.engine.jobs import BranchWork, ChunkWork, ForestJob, GenerateJob, Job, Node, PrefillJob, Sink, emit
 from shared.engine.library import Library
-from shared.engine.loader import Checked, Loader, Saved
+from shared.engine.loader import Loader
 from shared.engine.model import LoadedModel
 from shared.engine.passes import PassRunner
+from shared.engine.prefilling import Prefilling
 from shared.engine.reading import Arriving, Loaded
 from shared.engine.residency import Entry
 from shared.engine.roster import Roster
-from shared.engine.sampling import sample
 from shared.engine.scheduler import Scheduler, Slice
 from shared.engine.source import NoSource, SegmentSource
 from shared.engine.text import Decode
 from shared.engine.types import (
-    BranchDoneEvent,
-    ChunkStoredEvent,
+    Command,
     DoneEvent,
     Event,
     FailedEvent,
-    FinishReason,
+    ForestRequest,
     GenerateRequest,
     PrefillRequest,
     ReuseMode,
-    TokenEvent,
 )
 from shared.engine_config import EngineConfig
 from shared.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, KvquiltError, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)
 
-_MAX_CHUNKS_IN_FLIGHT = 8
 _POLL_S = 0.1
 _SOON_S = 0.005
+_FAILED = "the engine failed on this request; the generator's log has the reason"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,16 @@ class Engine:
         self._stats = EngineStats()
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
-        self._decode = decode
+        self._has_text = decode is not None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         self._scheduler = Scheduler(self.config)
         self._passes = PassRunner(model, self.config)
         self._roster = Roster(self._scheduler)
         self._library = Library(model.spec, self.config, self._loader, self._roster.holders)
+        self._answering = Answering(model.spec, decode)
+        self._exploring = Exploring(model.spec, self.config, decode)
+        self._prefilling = Prefilling(model.spec, self._loader, self._roster, self._inbox.put, self._finish, self._fail)
         self._overlap_from_s = self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
         self._closed = False
         self._news = threading.Event()  # something happened that a pass should not let wait while it waits itself
@@ -100,7 +103,7 @@ class Engine:
 
     # --- from any thread -------------------------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest | PrefillRequest, sink: Sink) -> None:
+    def submit(self, request: GenerateRequest | PrefillRequest | ForestRequest, sink: Sink) -> None:
         """Hands a request over; its events go to ``sink``, on the engine's thread, the last one being done or failed.
 
         Raises:
@@ -108,7 +111,7 @@ class Engine:
             Overloaded: too many requests wait already.
             Unavailable: the engine is closed.
         """
-        admission.check(request, self.model.spec, self.config, has_text=self._decode is not None)
+        admission.check(request, self.model.spec, self.config, has_text=self._has_text)
         if self._closed:
             raise Unavailable("the engine is shutting down; retry")
         if len(self._roster.waiting) + self._inbox.qsize() >= self.config.max_waiting:
@@ -117,12 +120,20 @@ class Engine:
         if isinstance(request, GenerateRequest):
             job = GenerateJob(request, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token)
             self._prefetch(request)
+        elif isinstance(request, ForestRequest):
+            asked = GenerateRequest(*request.context, questions=(), reuse=request.reuse, deadline_s=request.deadline_s)
+            job = ForestJob(asked, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token, num_open=1)
+            self._prefetch(asked)
         else:
             works: dict[str, ChunkWork] = {}
             for index, chunk in enumerate(request.chunks):
                 works.setdefault(chunk.chunk_id, ChunkWork(chunk, [])).indices.append(index)
             job = PrefillJob(request, sink, works, num_open=len(works))
         self._post(lambda: self._arrive(job))
+
+    def command(self, request_id: str, command: Command) -> None:
+        """To a live forest; what became of it is told to the sink. A forest that has ended takes no notice."""
+        self._post(lambda: self._command(request_id, command))
 
     def cancel(self, request_id: str) -> None:
         """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are ignored."""
@@ -184,8 +195,9 @@ class Engine:
         self._expire()
         self._balance()
         self._library.start_missing()
-        self._start_prefills()
+        self._prefilling.start_chunks()
         self._start_placed()
+        self._obey_commands()
         passes = self._scheduler.pick(self._works() or self._start_arriving())
         for slices in passes:
             if not self._run_pass(slices):
@@ -231,7 +243,7 @@ class Engine:
     def _arrive(self, job: Job) -> None:
         request_id = job.request.request_id
         if self._roster.get(request_id) is not None:
-            _emit(job, FailedEvent(InvalidRequest(f"request_id {request_id!r} is in use by another request")))
+            emit(job, FailedEvent(InvalidRequest(f"request_id {request_id!r} is in use by another request")))
         else:
             self._roster.add(job)
 
@@ -254,9 +266,7 @@ class Engine:
         job.clock.admitted = time.monotonic()
         self._library.acquire_prefix(job)
         if isinstance(job, PrefillJob):
-            lens = {key: len(work.chunk.token_ids) for key, work in job.works.items()}
-            encoding = job.request.encoding
-            self._loader.verify(lens, lambda checked: self._inbox.put(lambda: self._on_checked(checked, job)), encoding)
+            self._prefilling.admit(job)
             return
         try:
             self._library.acquire_chunks(job, lambda event: self._on_loader(event, job))
@@ -272,45 +282,6 @@ class Engine:
         elif self.config.pipelined:
             self._inbox.put(lambda: self._library.on_arriving(event))
 
-    # --- prefill of chunks -----------------------------------------------------------------------------------------------
-
-    def _on_checked(self, checked: Checked, job: PrefillJob) -> None:
-        """A chunk of a prefill request was looked for in the store and, where found, read and verified."""
-        if job not in self._roster:
-            return
-        work = job.works[checked.key]
-        if checked.intact:
-            self._stored(job, work, existed=True)
-        else:
-            work.broken = checked.broken
-            job.to_compute.append(work)
-
-    def _on_saved(self, saved: Saved, job: PrefillJob) -> None:
-        if job not in self._roster:
-            return
-        work = job.in_flight.pop(saved.key)
-        if saved.error is not None:
-            self._fail(job, saved.error)
-        else:
-            self._stored(job, work, existed=False)
-
-    def _stored(self, job: PrefillJob, work: ChunkWork, existed: bool) -> None:
-        for index in work.indices:
-            _emit(job, ChunkStoredEvent(index, existed))
-        work.branch = None  # its KV returns now, not when the last chunk of a long request is stored
-        job.num_open -= 1
-        if job.num_open == 0:
-            self._finish(job)
-
-    def _start_prefills(self) -> None:
-        for job in self._roster.prefilling():
-            if job.prefix is not None and not job.prefix.ready:
-                continue
-            while job.to_compute and len(job.in_flight) < _MAX_CHUNKS_IN_FLIGHT:
-                work = job.to_compute.popleft()
-                work.branch = chunk_branch(self.model.spec, job.prefix, work.chunk.token_ids)
-                job.in_flight[work.chunk.chunk_id] = work
-
     # --- what can run ----------------------------------------------------------------------------------------------------
 
     def _start_placed(self) -> None:
@@ -321,11 +292,33 @@ class Engine:
     def _start(self, job: GenerateJob) -> None:
         job.clock.placed = time.monotonic()
         job.started = True
-        plant(job, self.model.spec)
+        if isinstance(job, ForestJob):
+            self._exploring.start(job)
+        else:
+            self._answering.start(job)
+
+    def _command(self, request_id: str, command: Command) -> None:
+        job = self._roster.get(request_id)
+        if isinstance(job, ForestJob):
+            job.commands.append(command)
+
+    def _obey_commands(self) -> None:
+        """Of forests that run: whose chunks are placed, and whose KV is on the device."""
+        for job in self._roster.generating():
+            if not isinstance(job, ForestJob) or not job.started:
+                continue
+            try:
+                self._exploring.obey(job)
+            except Exception:
+                log.exception("a command of request %s failed", job.request.request_id)
+                self._fail(job, InternalError(_FAILED))
+            else:
+                self._finish_if_complete(job)
 
     def _start_arriving(self) -> list[BranchWork]:
         """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request whose chunks arrive."""
-        arriving = (job for job in self._roster.generating() if not job.started and job.arriving)
+        generating = (job for job in self._roster.generating() if not isinstance(job, ForestJob))
+        arriving = (job for job in generating if not job.started and job.arriving)
         job = next((job for job in arriving if job.remaining_s >= self._overlap_from_s), None)
         if job is None:
             return []
@@ -337,8 +330,7 @@ class Engine:
         """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks of prefills."""
         works = self._library.works()
         for job in self._roster.generating():
-            owners: list[Question | Answer] = [*job.questions, *job.answers]
-            works += [BranchWork(o.branch, o, job) for o in owners if runnable(o.branch)]
+            works += [BranchWork(o.branch, o, job) for o in (*job.questions, *job.answers) if runnable(o.branch)]
         for prefill in self._roster.prefilling():
             works += [BranchWork(w.branch, w, prefill) for w in prefill.in_flight.values() if w.branch and w.branch.pending]
         return works
@@ -368,63 +360,30 @@ class Engine:
             self._library.on_computed(owner)
         elif isinstance(owner, ChunkWork):
             assert isinstance(job, PrefillJob)
-            assert owner.branch is not None
-            self._loader.save(
-                owner.chunk.chunk_id,
-                job.request.prefix_ids,
-                owner.chunk.token_ids,
-                owner.branch.segment,
-                owner.broken,
-                behind=False,
-                encoding=job.request.encoding,
-                done=lambda saved: self._inbox.put(lambda: self._on_saved(saved, job)),
-            )
-        elif logits_V is not None:
-            assert isinstance(job, GenerateJob)
-            self._on_logits(job, owner, logits_V)
-
-    def _on_logits(self, job: GenerateJob, owner: Question | Answer, logits_V: torch.Tensor) -> None:
-        if job not in self._roster:
-            return  # failed earlier in this very pass
-        answers = [owner] if isinstance(owner, Answer) else fork(job, owner, self.model.spec, self._decode)
-        for answer in answers:
-            self._next_token(job, answer, logits_V)
-
-    def _next_token(self, job: GenerateJob, answer: Answer, logits_V: torch.Tensor) -> None:
-        params = job.request.sampling
-        chosen = sample(logits_V, params, answer.sample, answer.num_generated)
-        ended = chosen.token_id in self.model.spec.eos_ids and not params.ignore_eos
-        text = "" if ended else answer.text.push(chosen.token_id)  # the end mark is no text, whatever the tokenizer makes of it
-        answer.num_generated += 1
-        job.generated += 1
-        _emit(job, TokenEvent(answer.question, answer.sample, chosen.token_id, text, chosen.logprob, chosen.top_logprobs))
-        if ended or answer.text.stopped:
-            self._end_answer(job, answer, FinishReason.STOP)
-        elif answer.num_generated >= params.max_tokens:
-            self._end_answer(job, answer, FinishReason.LENGTH)
-        else:
-            answer.branch.pending.append(chosen.token_id)
-
-    def _end_answer(self, job: GenerateJob, answer: Answer, reason: FinishReason) -> None:
-        rest = answer.text.finish()
-        if answer.text.stopped:
-            reason = FinishReason.STOP
-        _emit(job, BranchDoneEvent(answer.question, answer.sample, reason, rest, answer.num_generated))
-        job.answers.remove(answer)
-        job.num_open -= 1
-        if job.num_open == 0:
-            self._finish(job)
+            self._prefilling.on_computed(job, owner)
+        elif isinstance(job, GenerateJob) and job in self._roster:  # else it failed earlier in this very pass
+            if isinstance(job, ForestJob) and isinstance(owner, Node):
+                assert logits_V is not None
+                self._exploring.on_computed(job, owner, logits_V)
+            else:
+                assert not isinstance(owner, Node)
+                self._answering.on_computed(job, owner, logits_V)
+            self._finish_if_complete(job)
 
     # --- ends ------------------------------------------------------------------------------------------------------------
+
+    def _finish_if_complete(self, job: GenerateJob) -> None:
+        if job.num_open == 0:
+            self._finish(job)
 
     def _finish(self, job: Job) -> None:
         self._forget(job)
         now = time.monotonic()
         if isinstance(job, GenerateJob):
-            _emit(job, DoneEvent(job.usage(), job.clock.timings(now)))
+            emit(job, DoneEvent(job.usage(), job.clock.timings(now)))
         else:
             total = sum(len(c.token_ids) for c in job.request.chunks)
-            _emit(job, DoneEvent(admission.prefill_usage(total), job.clock.timings(now)))
+            emit(job, DoneEvent(admission.prefill_usage(total), job.clock.timings(now)))
 
     def _fail_by_id(self, request_id: str, error: KvquiltError) -> None:
         job = self._roster.get(request_id)
@@ -433,7 +392,7 @@ class Engine:
 
     def _fail(self, job: Job, error: KvquiltError) -> None:
         self._forget(job)
-        _emit(job, FailedEvent(error))
+        emit(job, FailedEvent(error))
 
     def _fail_works(self, works: list[BranchWork]) -> None:
         jobs: dict[str, Job] = {}
@@ -443,7 +402,7 @@ class Engine:
             elif work.job is not None:
                 jobs[work.job.request.request_id] = work.job
         for job in jobs.values():
-            self._fail(job, InternalError("the engine failed on this request; the generator's log has the reason"))
+            self._fail(job, InternalError(_FAILED))
 
     def _forget(self, job: Job) -> None:
         """Takes the request out and returns what it held."""
@@ -466,10 +425,3 @@ class Engine:
 def _move(job: GenerateJob, device: torch.device) -> None:
     for branch in job.branches():
         branch.segment.move(device)
-
-
-def _emit(job: Job, event: Event) -> None:
-    try:
-        job.sink(event)
-    except Exception:
-        log.exception("the receiver of request %s failed", job.request.request_id)

@@ -1,10 +1,8 @@
-"""The branches of a request: where its context stands, which questions grow on it, which samples grow on those."""
+"""The branches of a request: where its context stands, which questions grow on it, which answers grow on those."""
 
 from __future__ import annotations
 
-import time
-
-from shared.engine.jobs import Answer, BranchWork, GenerateJob, Question
+from shared.engine.jobs import Answer, Beam, BranchWork, GenerateJob, Node, Question
 from shared.engine.model import ModelSpec
 from shared.engine.residency import Entry
 from shared.engine.segment import Branch, Placement
@@ -62,8 +60,6 @@ def uproot(job: GenerateJob) -> None:
 def fork(job: GenerateJob, question: Question, spec: ModelSpec, decode: Decode | None) -> list[Answer]:
     """The samples of a question whose last token was just computed: branches on that token."""
     assert question.index is not None
-    job.clock.last_first_token = time.monotonic()
-    job.clock.first_token = job.clock.first_token or job.clock.last_first_token
     params, parent = job.request.sampling, question.branch
     capacity = min(params.max_tokens, 64)
     answers = [
@@ -87,9 +83,13 @@ def chunk_branch(spec: ModelSpec, prefix: Entry | None, token_ids: tuple[int, ..
 
 
 def runnable(branch: Branch) -> bool:
-    return bool(branch.pending) and (branch.parent is None or not branch.parent.pending)
+    """It has tokens to compute, and what it sees of its ancestors is computed."""
+    child, parent = branch, branch.parent
+    while parent is not None and parent.computed >= child.first:
+        child, parent = parent, parent.parent
+    return bool(branch.pending) and parent is None
 
 
 def needs_logits(work: BranchWork) -> bool:
     """Answers and questions continue with a token; contexts, prefixes and chunks do not."""
-    return isinstance(work.owner, Answer) or (isinstance(work.owner, Question) and work.owner.index is not None)
+    return isinstance(work.owner, (Answer, Beam, Node)) or (isinstance(work.owner, Question) and work.owner.index is not None)

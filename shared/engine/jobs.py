@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
+
+from shared.engine.beams import BeamSearch
+from shared.engine.choosing import Thought
 from shared.engine.residency import Entry
 from shared.engine.scheduler import Demand
-from shared.engine.segment import Branch
+from shared.engine.segment import Branch, Placement
 from shared.engine.text import TextStream
-from shared.engine.types import Chunk, Event, GenerateRequest, PrefillRequest, ReuseMode, Timings, Usage
+from shared.engine.tree import reachable
+from shared.engine.types import Chunk, Command, Event, GenerateRequest, PrefillRequest, ReuseMode, SamplingParams, Timings, Usage
+
+log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
 
@@ -21,7 +29,7 @@ class BranchWork:
     """One branch on its way through the steps. ``owner`` is told when its pending tokens are computed."""
 
     branch: Branch
-    owner: Question | Answer | ChunkWork | Entry
+    owner: Grower | ChunkWork | Entry
     job: GenerateJob | PrefillJob | None = None
 
     @property
@@ -49,7 +57,68 @@ class Answer:
     sample: int
     branch: Branch
     text: TextStream
+    whole_text: str = ""
     num_generated: int = 0
+    total_logprob: float = 0.0
+
+    @property
+    def score(self) -> float:
+        """Mean log-probability of its tokens."""
+        return self.total_logprob / self.num_generated
+
+    def add(self, text: str, logprob: float) -> None:
+        self.whole_text += text
+        self.num_generated += 1
+        self.total_logprob += logprob
+
+
+@dataclass(slots=True, eq=False)
+class Beam:
+    """One running beam: a branch on that of the beam it came from. ``logprobs_V``: of its next token, once they are known."""
+
+    group: BeamGroup
+    branch: Branch
+    logprobs_V: torch.Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class BeamGroup:
+    """The search of one question. It does not know its beams: they know it, and die with their KV when nobody else does."""
+
+    question: int
+    search: BeamSearch
+
+
+@dataclass(slots=True)
+class Growth:
+    """How a branch of a live forest grows at present."""
+
+    params: SamplingParams
+    text: TextStream
+    num_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A branch of a live forest: all its tokens behind the context. ``logits_V``: behind the last one, once it is computed.
+    ``num_exact``: so many of its tokens have exact KV, a merge placed that of the next one as it was; None: all have.
+    """
+
+    branch_id: int
+    branch: Branch
+    tokens: list[int]
+    logits_V: torch.Tensor | None = None
+    growth: Growth | None = None
+    num_exact: int | None = None
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        self.tokens += token_ids
+        self.branch.pending += token_ids
+        self.logits_V = None
+
+
+Grower = Question | Answer | Beam | Node
+"""Whose branch a generate request or a live forest grows."""
 
 
 @dataclass(slots=True)
@@ -61,6 +130,10 @@ class Clock:
     placed: float = 0.0
     first_token: float = 0.0
     last_first_token: float = 0.0
+
+    def tick_first_token(self) -> None:
+        self.last_first_token = time.monotonic()
+        self.first_token = self.first_token or self.last_first_token
 
     def timings(self, now: float) -> Timings:
         return Timings(
@@ -77,7 +150,8 @@ class Clock:
 @dataclass(slots=True, eq=False)
 class GenerateJob:
     """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had to look for in the
-    store; ``lost``: those that had to be recomputed.
+    store; ``lost``: those that had to be recomputed. ``questions`` are not computed yet, ``answers`` grow, ``thoughts`` are
+    complete (question → sample → thought); ``num_open`` answers are to come.
 
     ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are whole.
     """
@@ -90,7 +164,8 @@ class GenerateJob:
     fetched: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     questions: list[Question] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer | Beam | Node] = field(default_factory=list)
+    thoughts: defaultdict[int, dict[int, Thought]] = field(default_factory=lambda: defaultdict(dict))
     started: bool = False
     patient: bool = False
     num_open: int = 0
@@ -111,6 +186,11 @@ class GenerateJob:
         return not self.patient and all(entry.ready or entry.arriving for entry in self.held)
 
     @property
+    def idle(self) -> bool:
+        """It has nothing to do until its owner says more."""
+        return False
+
+    @property
     def remaining_s(self) -> float:
         """How long the last layer will probably take to come."""
         arrivals = (entry.segment.arrival for entry in self.held if entry.segment is not None)
@@ -121,11 +201,17 @@ class GenerateJob:
         full = self.request.reuse is ReuseMode.FULL
         return sum(map(len, self.request.questions)) + (sum(len(c.token_ids) for c in self.request.chunks) if full else 0)
 
+    def beams(self, group: BeamGroup) -> list[Beam]:
+        """In the order of ``group.search.running``."""
+        return [answer for answer in self.answers if isinstance(answer, Beam) and answer.group is group]
+
     def branches(self) -> list[Branch]:
-        return [q.branch for q in self.questions] + [a.branch for a in self.answers]
+        """Everything that grows, and what it sees of what has grown."""
+        owners: list[Grower] = [*self.questions, *self.answers]
+        return reachable(owner.branch for owner in owners)
 
     def demand(self) -> Demand:
-        count = len(self.request.questions) * self.request.sampling.n
+        count = self.request.num_branches
         if not self.started:
             return Demand(count, self.private_prompt_len * self.kv_bytes_per_token)
         return Demand(count, sum(branch.segment.num_bytes for branch in self.branches()))
@@ -143,6 +229,43 @@ class GenerateJob:
 
     def _num_tokens(self, keys: Iterable[str]) -> int:
         return sum(len(self.entries[key].token_ids) for key in keys)
+
+
+@dataclass(slots=True, eq=False)
+class ForestJob(GenerateJob):
+    """A live forest. ``context``: its placements, ``base``: under ``full`` the branch that holds the chunks instead, ``origin``:
+    position of its branches' first token; ``commands``: not obeyed yet, ``num_commands`` were."""
+
+    context: tuple[Placement, ...] = ()
+    base: Branch | None = None
+    origin: int = 0
+    nodes: dict[int, Node] = field(default_factory=dict)
+    commands: deque[Command] = field(default_factory=deque)
+    num_commands: int = 0
+    num_given: int = 0
+    closing: bool = False
+
+    def branches(self) -> list[Branch]:
+        bases = [self.base] if self.base is not None else []
+        return reachable([*bases, *(node.branch for node in self.nodes.values())])
+
+    @property
+    def idle(self) -> bool:
+        return self.started and not self.commands and not self.questions and not self._num_busy
+
+    @property
+    def _num_busy(self) -> int:
+        return sum(bool(node.branch.pending) or node.growth is not None for node in self.nodes.values())
+
+    def demand(self) -> Demand:
+        """At least one branch, whatever it is told next."""
+        return Demand(max(self._num_busy, 1), GenerateJob.demand(self).private_bytes)
+
+    def usage(self) -> Usage:
+        """Tokens that it was given count as prompt."""
+        usage = GenerateJob.usage(self)
+        prompt, recomputed = usage.prompt_tokens + self.num_given, usage.recomputed_tokens + self.num_given
+        return replace(usage, prompt_tokens=prompt, recomputed_tokens=recomputed)
 
 
 @dataclass(slots=True, eq=False)
@@ -177,3 +300,10 @@ class PrefillJob:
 
 
 Job = GenerateJob | PrefillJob
+
+
+def emit(job: Job, event: Event) -> None:
+    try:
+        job.sink(event)
+    except Exception:
+        log.exception("the receiver of request %s failed", job.request.request_id)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from shared.engine.arrival import Patience
-from shared.engine.attention import Lane, StepPlan, kernel_for
+from shared.engine.attention import Lane, StepPlan
+from shared.engine.backends import backend_for
 from shared.engine.forest import needs_logits
 from shared.engine.jobs import BranchWork
 from shared.engine.model import LoadedModel
-from shared.engine.rope import Rotation
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
 
@@ -21,8 +21,7 @@ class PassRunner:
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self._model = model
-        self._rotation = Rotation(model.spec.rope, model.spec.device)
-        self._kernel = kernel_for(config.backend, model.spec.device)
+        self._backend = backend_for(config, model.spec)
 
     def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[tuple[BranchWork, torch.Tensor | None]]:
         """The works that have nothing pending any more, with the logits [V] of their last row where those are wanted.
@@ -50,5 +49,5 @@ class PassRunner:
             branch.segment.reserve(piece.num_rows)
             lanes.append(Lane(branch, len(ids), piece.num_rows))
             ids += branch.pending[: piece.num_rows]
-        plan = StepPlan(lanes, self._rotation, self._kernel, device, patience)
+        plan = StepPlan(lanes, self._backend, patience)
         return self._model.forward(torch.tensor(ids, device=device), plan), lanes

@@ -5,9 +5,12 @@ Shapes: H heads, R rows, D head_dim, F = rotary_dim / 2 frequencies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,19 @@ class Rotation:
         self._cos_PF = torch.empty(0, self._half, device=device)
         self._sin_PF = torch.empty(0, self._half, device=device)
 
-    def angles(self, positions_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [R, F] of non-negative integer positions [R]."""
-        self._grow(int(positions_R.max()) + 1)
-        return self._cos_PF[positions_R], self._sin_PF[positions_R]
+    def table(self, num_positions: int) -> Angles:
+        """cos and sin [P, F] of positions 0 … P - 1, for some P that is at least ``num_positions``."""
+        self._grow(num_positions)
+        return self._cos_PF, self._sin_PF
 
-    def rotate(self, x_HRD: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def angles(self, positions_R: Sequence[int] | torch.Tensor) -> Angles:
+        """cos and sin [R, F] of non-negative integer positions [R]."""
+        index_R = torch.as_tensor(positions_R, dtype=torch.long)
+        self._grow(int(index_R.max()) + 1)
+        index_R = index_R.to(self._device)
+        return self._cos_PF[index_R], self._sin_PF[index_R]
+
+    def rotate(self, x_HRD: torch.Tensor, angles: Angles) -> torch.Tensor:
         """``x`` rotated row by row; one rounding to its own dtype at the end."""
         cos_RF, sin_RF = angles
         half = self._half

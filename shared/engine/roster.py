@@ -64,8 +64,8 @@ class Roster:
         return (job for job in self.admitted() if isinstance(job, GenerateJob) and entry.key in job.entries)
 
     def pause_overgrown(self) -> list[GenerateJob]:
-        """Pauses the youngest while private KV is above its budget."""
-        running = self.generating()
+        """While private KV is above its budget, pauses those that have nothing to do, then the youngest."""
+        running = sorted(self.generating(), key=lambda job: job.idle)
         paused = running[len(running) - self._scheduler.num_to_pause([job.demand() for job in running]) :]
         for job in paused:
             self.running.remove(job)
@@ -73,10 +73,11 @@ class Roster:
         return paused
 
     def resume_next(self) -> GenerateJob | None:
-        """Resumes the one paused longest, if there is room again."""
-        if not self.paused or not self._fits(self.paused[0]):
+        """Resumes the one paused longest that has something to do, if there is room again."""
+        job = next((job for job in self.paused if not job.idle), None)
+        if job is None or not self._fits(job):
             return None
-        job = self.paused.pop(0)
+        self.paused.remove(job)
         self.running.append(job)
         return job
 
@@ -84,7 +85,7 @@ class Roster:
         """Admits the oldest question there is room for, else the oldest prefill while few of them run."""
         question = next((job for job in self.waiting if isinstance(job, GenerateJob)), None)
         prefill = next((job for job in self.waiting if isinstance(job, PrefillJob)), None)
-        if question is not None and not self.paused and self._fits(question):
+        if question is not None and all(job.idle for job in self.paused) and self._fits(question):
             return self._admit(question)
         if prefill is not None and len(self.prefilling()) < _MAX_PREFILL_JOBS:
             return self._admit(prefill)
@@ -96,6 +97,8 @@ class Roster:
         for job in self.admitted():
             for branch in job.branches():
                 assert branch.segment.length <= branch.segment.capacity, "a branch outgrew its buffer"
+                seen = branch.seen() if branch.segment.length else []
+                assert all(p.num_tokens <= p.segment.length for p in seen), "a branch saw what was not computed yet"
 
     def _admit(self, job: Job) -> Job:
         self.waiting.remove(job)
@@ -103,4 +106,5 @@ class Roster:
         return job
 
     def _fits(self, job: GenerateJob) -> bool:
-        return self._scheduler.fits(job.demand(), (running.demand() for running in self.generating()))
+        """Those that have nothing to do make room."""
+        return self._scheduler.fits(job.demand(), (running.demand() for running in self.generating() if not running.idle))

@@ -19,6 +19,7 @@ class Sampled:
     token_id: int
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...]
+    watched: tuple[float, ...] = ()
 
 
 def sample(logits_V: torch.Tensor, params: SamplingParams, sample_index: int, position: int) -> Sampled:
@@ -32,7 +33,8 @@ def sample(logits_V: torch.Tensor, params: SamplingParams, sample_index: int, po
     else:
         noise_V = gumbel_noise(len(logits_V), params.seed, sample_index, position)
         token_id = int((truncate(logits_V / params.temperature, params.top_k, params.top_p).cpu() + noise_V).argmax())
-    return Sampled(token_id, float(logprobs_V[token_id]), _top(logprobs_V, params.top_logprobs))
+    watched = tuple(logprobs_V[list(params.watch_ids)].tolist()) if params.watch_ids else ()
+    return Sampled(token_id, float(logprobs_V[token_id]), top(logprobs_V, params.top_logprobs), watched)
 
 
 def truncate(logits_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
@@ -56,7 +58,8 @@ def gumbel_noise(size: int, seed: int, sample_index: int, position: int) -> torc
     return -exponential_V.clamp_min(1e-300).log().float()
 
 
-def _top(logprobs_V: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
+def top(logprobs_V: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The ``count`` best tokens with their log-probabilities, best first."""
     if not count:
         return ()
     values, ids = logprobs_V.topk(min(count, len(logprobs_V)))

@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shared.engine.arrival import Arrival
+from shared.engine.exclusion import Excluded
 from shared.engine.host_memory import host_tensors
 
 if TYPE_CHECKING:
@@ -26,16 +29,20 @@ class Segment:
     k[layer]  [K, capacity, D]
               |<-- length -->|<- room ->|
 
+    ``start``: local position of the first token. Not 0 for one that goes on where another is left: both then count from the same
+    origin, and can be joined without rotating anything.
     ``arrival``: of a segment that is being read, which layers are there; None: it is whole, or its owner computes it.
     """
 
-    def __init__(self, spec: ModelSpec, capacity: int) -> None:
+    def __init__(self, spec: ModelSpec, capacity: int, start: int = 0) -> None:
         self._spec = spec
+        self.start = start
         self.length = 0
         self.capacity = capacity
         self.arrival: Arrival | None = None
         self.k_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
         self.v_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
+        self._addresses: NDArray[np.int64] | None = None
 
     @classmethod
     def arriving(cls, spec: ModelSpec, num_tokens: int) -> Segment:
@@ -64,44 +71,75 @@ class Segment:
         needed = self.length + num_tokens
         if needed <= self.capacity:
             return
-        self.capacity = max(needed, min(2 * self.capacity, self.capacity + 1024), _GROWTH_TOKENS)
-        self.k_LKTD = [self._grown(k) for k in self.k_LKTD]
-        self.v_LKTD = [self._grown(v) for v in self.v_LKTD]
+        self._resize(max(needed, min(2 * self.capacity, self.capacity + 1024), _GROWTH_TOKENS))
 
-    def keys(self, layer: int, length: int) -> torch.Tensor:
-        return self.k_LKTD[layer][:, :length]
+    def truncate(self, length: int) -> None:
+        """Forgets what is behind ``length``; buffers that are mostly room afterwards shrink."""
+        self.length = length
+        if self.capacity - length > max(length, _GROWTH_TOKENS):
+            self._resize(length)
 
-    def values(self, layer: int, length: int) -> torch.Tensor:
-        return self.v_LKTD[layer][:, :length]
+    def join(self, tail: Segment) -> None:
+        """Takes over the tokens of ``tail``, which goes on where this one ends."""
+        assert tail.start == self.start + self.length, "segments that do not meet"
+        self.reserve(tail.length)
+        room = slice(self.length, self.length + tail.length)
+        for ours, theirs in ((self.k_LKTD, tail.k_LKTD), (self.v_LKTD, tail.v_LKTD)):
+            for to_KTD, from_KTD in zip(ours, theirs, strict=True):
+                to_KTD[:, room] = from_KTD[:, : tail.length]
+        self.length += tail.length
 
     def move(self, device: torch.device) -> None:
         """To host memory when its request is paused, and back."""
         self.k_LKTD = [k.to(device) for k in self.k_LKTD]
         self.v_LKTD = [v.to(device) for v in self.v_LKTD]
+        self._addresses = None
+
+    def addresses(self) -> NDArray[np.int64]:
+        """Where in memory each layer's keys and then each layer's values begin, [2 · L]; until other buffers take their place."""
+        if self._addresses is None:
+            self._addresses = np.array([x.data_ptr() for x in (*self.k_LKTD, *self.v_LKTD)], dtype=np.int64)
+        return self._addresses
 
     def _buffer(self, capacity: int) -> torch.Tensor:
         spec = self._spec
         return torch.empty(spec.num_kv_heads, capacity, spec.head_dim, dtype=spec.dtype, device=spec.device)
 
-    def _grown(self, old_KTD: torch.Tensor) -> torch.Tensor:
-        new_KTD = self._buffer(self.capacity)
-        new_KTD[:, : self.length] = old_KTD[:, : self.length]
-        return new_KTD
+    def _resize(self, capacity: int) -> None:
+        def resized(old_KTD: torch.Tensor) -> torch.Tensor:
+            new_KTD = self._buffer(capacity)
+            new_KTD[:, : self.length] = old_KTD[:, : self.length]
+            return new_KTD
+
+        self.capacity = capacity
+        self.k_LKTD = [resized(k) for k in self.k_LKTD]
+        self.v_LKTD = [resized(v) for v in self.v_LKTD]
+        self._addresses = None
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A segment whose key ``j`` stands at position ``offset + j`` for this request."""
+    """A segment whose key at local position ``j`` stands at position ``offset + j`` for this request. ``length``: only its first
+    so many tokens are seen; None: all of them. ``excluded``: those that are not seen although they are among these."""
 
     segment: Segment
     offset: int
+    length: int | None = None
+    excluded: Excluded | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.segment.length if self.length is None else self.length
 
 
 class Branch:
     """A private, growing run of tokens: a question, a generated answer, or a chunk that is being computed.
 
-    Its rows see the placements of its context, all its ancestors' tokens, and its own tokens up to themselves. ``pending`` are
-    tokens whose KV is not computed yet; the branch ends at position ``offset + segment.length + len(pending)``.
+    Its rows see the placements of its context, of each ancestor the tokens in front of the place where it was forked, and its own
+    tokens up to themselves. An ancestor may grow on behind that place. ``pending`` are tokens whose KV is not computed yet::
+
+        parent  [first …        fork …        end)
+        branch                  [first … end)          both count from ``offset`` if ``fork`` made it
     """
 
     def __init__(
@@ -112,22 +150,49 @@ class Branch:
         context: tuple[Placement, ...] = (),
         parent: Branch | None = None,
         capacity: int = 0,
+        start: int = 0,
     ) -> None:
         self.parent = parent
         self.context: tuple[Placement, ...] = parent.context if parent else context
         self.offset = offset
         self.pending = list(pending)
-        self.segment = Segment(spec, capacity or len(pending))
+        self.segment = Segment(spec, capacity or len(pending), start)
+
+    @property
+    def first(self) -> int:
+        """Position of its first token."""
+        return self.offset + self.segment.start
+
+    @property
+    def computed(self) -> int:
+        """Position behind its last token whose KV is there."""
+        return self.first + self.segment.length
 
     @property
     def end(self) -> int:
-        return self.offset + self.segment.length + len(self.pending)
+        """Position behind its last token."""
+        return self.computed + len(self.pending)
 
     def seen(self) -> list[Placement]:
         """Everything its rows see as a whole: context in order, then ancestors from the root on."""
         ancestors: list[Placement] = []
-        node = self.parent
+        child, node = self, self.parent
         while node is not None:
-            ancestors.append(Placement(node.segment, node.offset))
-            node = node.parent
-        return [p for p in (*self.context, *reversed(ancestors)) if p.segment.length]
+            ancestors.append(Placement(node.segment, node.offset, child.first - node.first))
+            child, node = node, node.parent
+        return [p for p in (*self.context, *reversed(ancestors)) if p.num_tokens]
+
+    def fork(self, spec: ModelSpec, pending: tuple[int, ...] = (), num_seen: int | None = None, capacity: int = 0) -> Branch:
+        """A branch on the first ``num_seen`` computed tokens of this one (None: on all). Nothing is copied."""
+        start = self.segment.start + (self.segment.length if num_seen is None else num_seen)
+        return Branch(spec, pending, self.offset, parent=self, capacity=capacity, start=start)
+
+    def absorb_parent(self) -> None:
+        """Becomes one with a parent by ``fork`` that nobody else sees any more: the few tokens of its own move behind those that
+        it sees of the parent."""
+        assert self.parent is not None
+        parent, own = self.parent, self.segment
+        self.segment = parent.segment
+        self.segment.truncate(own.start - parent.segment.start)
+        self.segment.join(own)
+        self.parent = parent.parent

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shared.engine.attention import Lane, StepPlan, matmul_kernel
+from shared.engine.attention import Lane, StepPlan
+from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.rope import Rotation
 from shared.engine.segment import Branch, Placement
 from shared.errors import ModelUnsupported
@@ -92,7 +93,7 @@ def _check_forward(model: LoadedModel, rotation: Rotation, distance: int) -> Non
 
 def _run(model: LoadedModel, branch: Branch, rotation: Rotation) -> torch.Tensor:
     rows = len(branch.pending)
-    plan = StepPlan([Lane(branch, 0, rows)], rotation, matmul_kernel, model.spec.device)
+    plan = StepPlan([Lane(branch, 0, rows)], ReferenceBackend(rotation, model.spec.device))
     logits_RV: torch.Tensor = model.logits(model.forward(torch.tensor(branch.pending, device=model.spec.device), plan))
     branch.segment.length += rows
     return logits_RV

@@ -11,6 +11,7 @@ from shared.errors import InvalidRequest, KvquiltError
 
 MAX_TOP_LOGPROBS = 64
 MAX_SAMPLES = 64
+MAX_LENGTH_PENALTY = 10.0
 
 
 class ReuseMode(enum.Enum):
@@ -36,7 +37,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a branch continues. Ranges are checked here, so that every caller gets the same answer.
+    """How a branch continues. Ranges are checked here, so that every caller gets the same answer. ``watch_ids``: tokens whose
+    log-probabilities are told at every step, whether they are chosen or not.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -51,22 +53,69 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int = 0
+    watch_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
-        _check("temperature", self.temperature, math.isfinite(self.temperature) and self.temperature >= 0, "finite and at least 0")
-        _check("top_k", self.top_k, self.top_k >= 0, "at least 0")
-        _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
-        _check("seed", self.seed, 0 <= self.seed < 2**64, "a 64-bit unsigned number")
-        _check("n", self.n, 1 <= self.n <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}")
-        _check("top_logprobs", self.top_logprobs, 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS, f"0 to {MAX_TOP_LOGPROBS}")
+        _check("sampling.max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _check(
+            "sampling.temperature",
+            self.temperature,
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            "finite and at least 0",
+        )
+        _check("sampling.top_k", self.top_k, self.top_k >= 0, "at least 0")
+        _check("sampling.top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
+        _check("sampling.seed", self.seed, 0 <= self.seed < 2**64, "a 64-bit unsigned number")
+        _check("sampling.n", self.n, 1 <= self.n <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}")
+        _check("sampling.top_logprobs", self.top_logprobs, 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS, f"0 to {MAX_TOP_LOGPROBS}")
         if any(not s for s in self.stop):
             raise InvalidRequest("sampling.stop: a stop string is empty")
 
 
+class EarlyStopping(enum.Enum):
+    """When a beam search ends once it has ``width`` hypotheses; see ``shared.engine.beams``."""
+
+    FIRST = "first"
+    ESTIMATE = "estimate"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """Beam search instead of sampling: ``width`` beams per question, of which the best ``sampling.n`` are answers.
+
+    Raises:
+        InvalidRequest: names the field and its range.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.ESTIMATE
+
+    def __post_init__(self) -> None:
+        _check("beams.width", self.width, 1 <= self.width <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}")
+        possible = abs(self.length_penalty) <= MAX_LENGTH_PENALTY  # False for NaN
+        _check("beams.length_penalty", self.length_penalty, possible, f"{-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}")
+
+
+class ChoiceRule(enum.Enum):
+    MEAN_LOGPROB = "mean-logprob"
+    MAJORITY = "majority"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of the ``sampling.n`` thoughts on each question one is chosen: the one whose tokens have the best mean log-probability, or
+    one whose final answer, the text behind the last ``marker``, most thoughts share; see ``shared.engine.choosing``."""
+
+    rule: ChoiceRule
+    marker: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Every question is a branch over the same context (prefix, then chunks in order), with ``sampling.n`` samples each.
+    """Every question is a branch over the same context (prefix, then chunks in order), with ``sampling.n`` answers each: samples,
+    with ``choose`` one of them chosen, or under ``beams`` the best beams.
 
     ``deadline_s`` is an instant of ``time.monotonic()``, or None.
     """
@@ -78,6 +127,13 @@ class GenerateRequest:
     reuse: ReuseMode = ReuseMode.REORDERED
     sampling: SamplingParams = field(default_factory=SamplingParams)
     deadline_s: float | None = None
+    beams: Beams | None = None
+    choose: Choice | None = None
+
+    @property
+    def num_branches(self) -> int:
+        """How many decode at once."""
+        return len(self.questions) * (self.beams.width if self.beams else self.sampling.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +148,92 @@ class PrefillRequest:
     chunks: tuple[Chunk, ...]
     deadline_s: float | None = None
     encoding: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForestRequest:
+    """A forest over a context (prefix, then chunks in order) that lives until it is closed, cancelled, or late."""
+
+    request_id: str
+    prefix_ids: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    reuse: ReuseMode = ReuseMode.REORDERED
+    deadline_s: float | None = None
+
+    @property
+    def context(self) -> tuple[str, tuple[int, ...], tuple[Chunk, ...]]:
+        return self.request_id, self.prefix_ids, self.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A new branch on the context. Ids of branches are the caller's choice."""
+
+    branch: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A new branch with the first ``length`` tokens of ``source`` (None: all); what ``source`` still grows, it does not."""
+
+    branch: int
+    source: int
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """Takes the last tokens of a branch away. If it was growing, it rests."""
+
+    branch: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Ends a branch; what no other branch sees of it is freed at once."""
+
+    branch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Continues a resting branch with these tokens."""
+
+    branch: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Continues a resting branch by sampling. Noise is a function of (seed, branch, number of tokens in the branch)."""
+
+    branch: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A new branch: the whole first source, then what the others have behind the first ``length`` tokens, which all share (None: as
+    many as all begin with, and have more). Sources rest, and live on.
+
+    ``placed``: the others' KV is moved there as it was computed, an approximation; False: their tokens are computed again, exactly.
+    """
+
+    branch: int
+    sources: tuple[int, ...]
+    length: int | None = None
+    placed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Ends the forest as soon as every branch rests: ``DoneEvent``."""
+
+
+Edit = Start | Fork | Rewind | Prune | Append | Grow | Merge
+Command = Edit | Close
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +269,30 @@ class TokenEvent:
     text: str
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    watched: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BranchDoneEvent:
+    """``score``: mean log-probability of the generated tokens, the end mark included; of a beam the score it was ranked by."""
+
     question: int
     sample: int
     finish_reason: FinishReason
     text: str
     generated_tokens: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenEvent:
+    """All thoughts on a question are complete and ``sample`` is the chosen one. ``answer`` and ``votes``: what the majority says
+    and how many say it; of a choice by log-probability empty and 0."""
+
+    question: int
+    sample: int
+    answer: str = ""
+    votes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +301,50 @@ class ChunkStoredEvent:
 
     index: int
     existed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedEvent:
+    """The command with this number, counted from 0, was applied; the branch that it names has ``num_tokens`` now.
+
+    ``approximate``: the branch, or what it was forked from, holds KV that a merge placed as it was.
+    """
+
+    command: int
+    num_tokens: int
+    approximate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedEvent:
+    """The command with this number was refused. The forest is as it was."""
+
+    command: int
+    error: KvquiltError
+
+
+@dataclass(frozen=True, slots=True)
+class GrownEvent:
+    """A branch of a live forest has one token more; an end mark is told, but not kept in the branch."""
+
+    branch: int
+    token_id: int
+    text: str
+    logprob: float
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestedEvent:
+    """A branch has grown as far as it was told to; it may be told to do something else. ``text``: what was held back."""
+
+    branch: int
+    finish_reason: FinishReason
+    text: str
+    num_tokens: int
+
+
+ForestEvent = AppliedEvent | RefusedEvent | GrownEvent | RestedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +362,7 @@ class FailedEvent:
     error: KvquiltError
 
 
-Event = TokenEvent | BranchDoneEvent | ChunkStoredEvent | DoneEvent | FailedEvent
+Event = TokenEvent | BranchDoneEvent | ChosenEvent | ChunkStoredEvent | ForestEvent | DoneEvent | FailedEvent
 
 
 def total_len(pieces: Sequence[Sequence[int]]) -> int:
@@ -170,4 +371,4 @@ def total_len(pieces: Sequence[Sequence[int]]) -> int:
 
 def _check(name: str, value: object, ok: bool, rule: str) -> None:
     if not ok:
-        raise InvalidRequest(f"sampling.{name}: {value!r} is out of range; it must be {rule}")
+        raise InvalidRequest(f"{name}: {value!r} is out of range; it must be {rule}")

@@ -31,8 +31,8 @@ class Stack:
     def target(self) -> str:
         return self.state.target
 
-    def cli(self, *args: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
-        return cli(self.data_dir, *args, timeout_s=timeout_s)
+    def cli(self, *args: str, timeout_s: float = 180.0, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return cli(self.data_dir, *args, timeout_s=timeout_s, stdin=stdin)
 
     def replica_pid(self, application: str) -> int:
         """The process that serves ``application`` now."""
@@ -51,12 +51,13 @@ def start(data_dir: Path, **values: object) -> Stack:
     return Stack(data_dir, launcher.start(load_quilt({"data_dir": str(data_dir), **ports, **values}, {})))
 
 
-def cli(data_dir: Path, *args: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+def cli(data_dir: Path, *args: str, timeout_s: float = 180.0, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """`kvquilt`, from a directory that has nothing to do with the project."""
     return subprocess.run(
         command(data_dir, *args),
         cwd=data_dir.parent,
         env=environment(),
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout_s,

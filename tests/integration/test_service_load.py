@@ -25,7 +25,7 @@ NUM_UNLOADED = 13  # two to warm up, five one at a time, three rounds of two str
 
 
 @dataclass
-class PromptGenerator:
+class PromptGenerator(generation_pb2_grpc.GenerationServicer):
     """Answers every request after a moment. Under load every ``overloaded``-th is refused; with ``breaks`` streams end without
     ``done``."""
 

@@ -11,7 +11,7 @@ import pytest
 from protos.kvquilt.v1 import common_pb2
 from shared.errors import ContextTooLong, InternalError, KvquiltError, StorageFull
 from shared.request import RequestContext
-from shared.rpc import server_stream
+from shared.rpc import both_streams, server_stream
 from shared.status import DETAILS_KEY, STATUS_OF, from_status, with_code
 
 
@@ -22,6 +22,12 @@ class Numbers:
     @server_stream
     async def Count(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> AsyncIterator[int]:
         yield 1
+        raise self._error
+
+    @both_streams
+    async def Follow(self, requests: AsyncIterator[common_pb2.HealthRequest]) -> AsyncIterator[int]:
+        async for _ in requests:
+            yield 1
         raise self._error
 
 
@@ -58,6 +64,19 @@ async def test_under_serve_a_failing_stream_raises_and_its_details_name_the_erro
     error = from_status("INVALID_ARGUMENT", context.status["details"], None)
     assert isinstance(error, ContextTooLong)
     assert error.detail == "8 positions"
+
+
+async def test_so_does_one_that_follows_a_stream_of_requests() -> None:
+    async def requests() -> AsyncIterator[common_pb2.HealthRequest]:
+        for _ in range(2):
+            yield common_pb2.HealthRequest()
+
+    context = ServeContext()
+    stream = Numbers(ContextTooLong("8 positions")).Follow(requests(), context)
+    assert [await anext(stream), await anext(stream)] == [1, 1]
+    with pytest.raises(ContextTooLong):
+        await anext(stream)
+    assert isinstance(from_status("INVALID_ARGUMENT", context.status["details"], None), ContextTooLong)
 
 
 async def test_under_serve_an_unexpected_error_tells_nothing_of_itself() -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/kvquilt/v1/common.proto\x12\nkvquilt.v1\"F\n\x0bRequestMeta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\"6\n\rHealthRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"\xa4\x01\n\x0eHealthResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x34\n\x05\x66\x61\x63ts\x18\x04 \x03(\x0b\x32%.kvquilt.v1.HealthResponse.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa2\x01\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\t\n\x01n\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\t \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\r\x12\x15\n\rloaded_tokens\x18\x05 \x01(\r\"\xaa\x01\n\x07Timings\x12\x13\n\x0bretrieve_ms\x18\x01 \x01(\x01\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x0f\n\x07load_ms\x18\x03 \x01(\x01\x12\x12\n\nprefill_ms\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x05 \x01(\x01\x12\x11\n\tdecode_ms\x18\x06 \x01(\x01\x12\x10\n\x08total_ms\x18\x07 \x01(\x01\x12\x16\n\x0e\x65ngine_ttft_ms\x18\x08 \x01(\x01*p\n\tReuseMode\x12\x1a\n\x16REUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fREUSE_MODE_FULL\x10\x01\x12\x18\n\x14REUSE_MODE_REORDERED\x10\x02\x12\x18\n\x14REUSE_MODE_COMPOSITE\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotos/kvquilt/v1/common.proto\x12\nkvquilt.v1\"F\n\x0bRequestMeta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\r\"6\n\rHealthRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"\xa4\x01\n\x0eHealthResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x34\n\x05\x66\x61\x63ts\x18\x04 \x03(\x0b\x32%.kvquilt.v1.HealthResponse.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa2\x01\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\t\n\x01n\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\t \x01(\r\"y\n\x05\x42\x65\x61ms\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x31\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x19.kvquilt.v1.EarlyStoppingB\x11\n\x0f_length_penalty\">\n\x06\x43hoice\x12$\n\x04rule\x18\x01 \x01(\x0e\x32\x16.kvquilt.v1.ChoiceRule\x12\x0e\n\x06marker\x18\x02 \x01(\t\"\x85\x01\n\x08\x44\x65\x63oding\x12\"\n\x05\x62\x65\x61ms\x18\x01 \x01(\x0b\x32\x11.kvquilt.v1.BeamsH\x00\x12$\n\x06\x63hoose\x18\x02 \x01(\x0b\x32\x12.kvquilt.v1.ChoiceH\x00\x12$\n\x07margins\x18\x03 \x01(\x0b\x32\x13.kvquilt.v1.MarginsB\t\n\x07\x61nswers\"^\n\x07Margins\x12\x13\n\x0binstruction\x18\x01 \x01(\t\x12\x11\n\trelevance\x18\x02 \x01(\t\x12\x0b\n\x03yes\x18\x03 \x01(\t\x12\n\n\x02no\x18\x04 \x01(\t\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\"<\n\x0bMarginToken\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"\\\n\x06Margin\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04kept\x18\x03 \x01(\x08\x12\x13\n\x0byes_logprob\x18\x04 \x01(\x02\x12\x12\n\nno_logprob\x18\x05 \x01(\x02\"I\n\x06\x43hosen\x12\x10\n\x08question\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\t\x12\r\n\x05votes\x18\x04 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rreused_tokens\x18\x02 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\r\x12\x15\n\rloaded_tokens\x18\x05 \x01(\r\"\xaa\x01\n\x07Timings\x12\x13\n\x0bretrieve_ms\x18\x01 \x01(\x01\x12\x10\n\x08queue_ms\x18\x02 \x01(\x01\x12\x0f\n\x07load_ms\x18\x03 \x01(\x01\x12\x12\n\nprefill_ms\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_token_ms\x18\x05 \x01(\x01\x12\x11\n\tdecode_ms\x18\x06 \x01(\x01\x12\x10\n\x08total_ms\x18\x07 \x01(\x01\x12\x16\n\x0e\x65ngine_ttft_ms\x18\x08 \x01(\x01*p\n\tReuseMode\x12\x1a\n\x16REUSE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fREUSE_MODE_FULL\x10\x01\x12\x18\n\x14REUSE_MODE_REORDERED\x10\x02\x12\x18\n\x14REUSE_MODE_COMPOSITE\x10\x03*\x80\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x01\x12\x1b\n\x17\x45\x41RLY_STOPPING_ESTIMATE\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*a\n\nChoiceRule\x12\x1b\n\x17\x43HOICE_RULE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x43HOICE_RULE_MEAN_LOGPROB\x10\x01\x12\x18\n\x14\x43HOICE_RULE_MAJORITY\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HEALTHRESPONSE_FACTSENTRY']._loaded_options = None
   _globals['_HEALTHRESPONSE_FACTSENTRY']._serialized_options = b'8\001'
-  _globals['_REUSEMODE']._serialized_start=862
-  _globals['_REUSEMODE']._serialized_end=974
-  _globals['_FINISHREASON']._serialized_start=976
-  _globals['_FINISHREASON']._serialized_end=1071
+  _globals['_REUSEMODE']._serialized_start=1512
+  _globals['_REUSEMODE']._serialized_end=1624
+  _globals['_EARLYSTOPPING']._serialized_start=1627
+  _globals['_EARLYSTOPPING']._serialized_end=1755
+  _globals['_CHOICERULE']._serialized_start=1757
+  _globals['_CHOICERULE']._serialized_end=1854
+  _globals['_FINISHREASON']._serialized_start=1856
+  _globals['_FINISHREASON']._serialized_end=1951
   _globals['_REQUESTMETA']._serialized_start=46
   _globals['_REQUESTMETA']._serialized_end=116
   _globals['_HEALTHREQUEST']._serialized_start=118
@@ -47,10 +51,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEALTHRESPONSE_FACTSENTRY']._serialized_end=339
   _globals['_SAMPLING']._serialized_start=342
   _globals['_SAMPLING']._serialized_end=504
-  _globals['_TOKENLOGPROB']._serialized_start=506
-  _globals['_TOKENLOGPROB']._serialized_end=555
-  _globals['_USAGE']._serialized_start=558
-  _globals['_USAGE']._serialized_end=687
-  _globals['_TIMINGS']._serialized_start=690
-  _globals['_TIMINGS']._serialized_end=860
+  _globals['_BEAMS']._serialized_start=506
+  _globals['_BEAMS']._serialized_end=627
+  _globals['_CHOICE']._serialized_start=629
+  _globals['_CHOICE']._serialized_end=691
+  _globals['_DECODING']._serialized_start=694
+  _globals['_DECODING']._serialized_end=827
+  _globals['_MARGINS']._serialized_start=829
+  _globals['_MARGINS']._serialized_end=923
+  _globals['_MARGINTOKEN']._serialized_start=925
+  _globals['_MARGINTOKEN']._serialized_end=985
+  _globals['_MARGIN']._serialized_start=987
+  _globals['_MARGIN']._serialized_end=1079
+  _globals['_CHOSEN']._serialized_start=1081
+  _globals['_CHOSEN']._serialized_end=1154
+  _globals['_TOKENLOGPROB']._serialized_start=1156
+  _globals['_TOKENLOGPROB']._serialized_end=1205
+  _globals['_USAGE']._serialized_start=1208
+  _globals['_USAGE']._serialized_end=1337
+  _globals['_TIMINGS']._serialized_start=1340
+  _globals['_TIMINGS']._serialized_end=1510
 # @@protoc_insertion_point(module_scope)

@@ -14,6 +14,19 @@ class ReuseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REUSE_MODE_REORDERED: _ClassVar[ReuseMode]
     REUSE_MODE_COMPOSITE: _ClassVar[ReuseMode]
 
+class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EARLY_STOPPING_UNSPECIFIED: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_FIRST: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_ESTIMATE: _ClassVar[EarlyStopping]
+    EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
+
+class ChoiceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHOICE_RULE_UNSPECIFIED: _ClassVar[ChoiceRule]
+    CHOICE_RULE_MEAN_LOGPROB: _ClassVar[ChoiceRule]
+    CHOICE_RULE_MAJORITY: _ClassVar[ChoiceRule]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -23,6 +36,13 @@ REUSE_MODE_UNSPECIFIED: ReuseMode
 REUSE_MODE_FULL: ReuseMode
 REUSE_MODE_REORDERED: ReuseMode
 REUSE_MODE_COMPOSITE: ReuseMode
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping
+EARLY_STOPPING_FIRST: EarlyStopping
+EARLY_STOPPING_ESTIMATE: EarlyStopping
+EARLY_STOPPING_NEVER: EarlyStopping
+CHOICE_RULE_UNSPECIFIED: ChoiceRule
+CHOICE_RULE_MEAN_LOGPROB: ChoiceRule
+CHOICE_RULE_MAJORITY: ChoiceRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -83,6 +103,84 @@ class Sampling(_message.Message):
     ignore_eos: bool
     top_logprobs: int
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+
+class Beams(_message.Message):
+    __slots__ = ("width", "length_penalty", "early_stopping")
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    width: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("rule", "marker")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    MARKER_FIELD_NUMBER: _ClassVar[int]
+    rule: ChoiceRule
+    marker: str
+    def __init__(self, rule: _Optional[_Union[ChoiceRule, str]] = ..., marker: _Optional[str] = ...) -> None: ...
+
+class Decoding(_message.Message):
+    __slots__ = ("beams", "choose", "margins")
+    BEAMS_FIELD_NUMBER: _ClassVar[int]
+    CHOOSE_FIELD_NUMBER: _ClassVar[int]
+    MARGINS_FIELD_NUMBER: _ClassVar[int]
+    beams: Beams
+    choose: Choice
+    margins: Margins
+    def __init__(self, beams: _Optional[_Union[Beams, _Mapping]] = ..., choose: _Optional[_Union[Choice, _Mapping]] = ..., margins: _Optional[_Union[Margins, _Mapping]] = ...) -> None: ...
+
+class Margins(_message.Message):
+    __slots__ = ("instruction", "relevance", "yes", "no", "max_tokens")
+    INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
+    RELEVANCE_FIELD_NUMBER: _ClassVar[int]
+    YES_FIELD_NUMBER: _ClassVar[int]
+    NO_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    instruction: str
+    relevance: str
+    yes: str
+    no: str
+    max_tokens: int
+    def __init__(self, instruction: _Optional[str] = ..., relevance: _Optional[str] = ..., yes: _Optional[str] = ..., no: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+
+class MarginToken(_message.Message):
+    __slots__ = ("chunk", "token_id", "text")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    token_id: int
+    text: str
+    def __init__(self, chunk: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Margin(_message.Message):
+    __slots__ = ("chunk", "text", "kept", "yes_logprob", "no_logprob")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    YES_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    NO_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    text: str
+    kept: bool
+    yes_logprob: float
+    no_logprob: float
+    def __init__(self, chunk: _Optional[int] = ..., text: _Optional[str] = ..., kept: _Optional[bool] = ..., yes_logprob: _Optional[float] = ..., no_logprob: _Optional[float] = ...) -> None: ...
+
+class Chosen(_message.Message):
+    __slots__ = ("question", "sample", "answer", "votes")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    VOTES_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    sample: int
+    answer: str
+    votes: int
+    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., answer: _Optional[str] = ..., votes: _Optional[int] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")

@@ -56,30 +56,38 @@ class PrefillResponse(_message.Message):
     def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., existed: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling")
+    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
     REUSE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
     questions: _containers.RepeatedCompositeFieldContainer[Piece]
     reuse: _common_pb2.ReuseMode
     sampling: _common_pb2.Sampling
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ...) -> None: ...
+    decoding: _common_pb2.Decoding
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token", "branch_done", "done")
+    __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     BRANCH_DONE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
     token: GeneratedToken
     branch_done: BranchDone
     done: GenerateDone
-    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ...) -> None: ...
+    chosen: _common_pb2.Chosen
+    margin_token: _common_pb2.MarginToken
+    margin: _common_pb2.Margin
+    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("question", "sample", "token_id", "text", "logprob", "top_logprobs")
@@ -98,18 +106,20 @@ class GeneratedToken(_message.Message):
     def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class BranchDone(_message.Message):
-    __slots__ = ("question", "sample", "finish_reason", "text", "generated_tokens")
+    __slots__ = ("question", "sample", "finish_reason", "text", "generated_tokens", "score")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     question: int
     sample: int
     finish_reason: _common_pb2.FinishReason
     text: str
     generated_tokens: int
-    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
+    score: float
+    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., generated_tokens: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
 
 class GenerateDone(_message.Message):
     __slots__ = ("usage", "timings", "chunk_ids")
@@ -120,6 +130,158 @@ class GenerateDone(_message.Message):
     timings: _common_pb2.Timings
     chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, usage: _Optional[_Union[_common_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ExploreRequest(_message.Message):
+    __slots__ = ("open", "start", "fork", "rewind", "prune", "append", "grow", "merge")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
+    REWIND_FIELD_NUMBER: _ClassVar[int]
+    PRUNE_FIELD_NUMBER: _ClassVar[int]
+    APPEND_FIELD_NUMBER: _ClassVar[int]
+    GROW_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    open: ForestOpen
+    start: ForestStart
+    fork: ForestFork
+    rewind: ForestRewind
+    prune: ForestPrune
+    append: ForestAppend
+    grow: ForestGrow
+    merge: ForestMerge
+    def __init__(self, open: _Optional[_Union[ForestOpen, _Mapping]] = ..., start: _Optional[_Union[ForestStart, _Mapping]] = ..., fork: _Optional[_Union[ForestFork, _Mapping]] = ..., rewind: _Optional[_Union[ForestRewind, _Mapping]] = ..., prune: _Optional[_Union[ForestPrune, _Mapping]] = ..., append: _Optional[_Union[ForestAppend, _Mapping]] = ..., grow: _Optional[_Union[ForestGrow, _Mapping]] = ..., merge: _Optional[_Union[ForestMerge, _Mapping]] = ...) -> None: ...
+
+class ForestOpen(_message.Message):
+    __slots__ = ("meta", "prefix", "chunks", "reuse")
+    META_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    prefix: Piece
+    chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
+    reuse: _common_pb2.ReuseMode
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ...) -> None: ...
+
+class ForestStart(_message.Message):
+    __slots__ = ("branch", "piece")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    piece: Piece
+    def __init__(self, branch: _Optional[int] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+
+class ForestFork(_message.Message):
+    __slots__ = ("branch", "source", "length")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    source: int
+    length: int
+    def __init__(self, branch: _Optional[int] = ..., source: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class ForestRewind(_message.Message):
+    __slots__ = ("branch", "num_tokens")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    num_tokens: int
+    def __init__(self, branch: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class ForestPrune(_message.Message):
+    __slots__ = ("branch",)
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    def __init__(self, branch: _Optional[int] = ...) -> None: ...
+
+class ForestAppend(_message.Message):
+    __slots__ = ("branch", "piece")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    piece: Piece
+    def __init__(self, branch: _Optional[int] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+
+class ForestGrow(_message.Message):
+    __slots__ = ("branch", "sampling")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    sampling: _common_pb2.Sampling
+    def __init__(self, branch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ...) -> None: ...
+
+class ForestMerge(_message.Message):
+    __slots__ = ("branch", "sources", "length", "placed")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    sources: _containers.RepeatedScalarFieldContainer[int]
+    length: int
+    placed: bool
+    def __init__(self, branch: _Optional[int] = ..., sources: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ..., placed: _Optional[bool] = ...) -> None: ...
+
+class ExploreResponse(_message.Message):
+    __slots__ = ("applied", "refused", "grown", "rested", "done")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    GROWN_FIELD_NUMBER: _ClassVar[int]
+    RESTED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    applied: ForestApplied
+    refused: ForestRefused
+    grown: ForestGrown
+    rested: ForestRested
+    done: GenerateDone
+    def __init__(self, applied: _Optional[_Union[ForestApplied, _Mapping]] = ..., refused: _Optional[_Union[ForestRefused, _Mapping]] = ..., grown: _Optional[_Union[ForestGrown, _Mapping]] = ..., rested: _Optional[_Union[ForestRested, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ...) -> None: ...
+
+class ForestApplied(_message.Message):
+    __slots__ = ("command", "num_tokens", "approximate")
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    APPROXIMATE_FIELD_NUMBER: _ClassVar[int]
+    command: int
+    num_tokens: int
+    approximate: bool
+    def __init__(self, command: _Optional[int] = ..., num_tokens: _Optional[int] = ..., approximate: _Optional[bool] = ...) -> None: ...
+
+class ForestRefused(_message.Message):
+    __slots__ = ("command", "code", "detail")
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    command: int
+    code: str
+    detail: str
+    def __init__(self, command: _Optional[int] = ..., code: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class ForestGrown(_message.Message):
+    __slots__ = ("branch", "token_id", "text", "logprob", "top_logprobs")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    token_id: int
+    text: str
+    logprob: float
+    top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
+    def __init__(self, branch: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class ForestRested(_message.Message):
+    __slots__ = ("branch", "finish_reason", "text", "num_tokens")
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    branch: int
+    finish_reason: _common_pb2.FinishReason
+    text: str
+    num_tokens: int
+    def __init__(self, branch: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class DescribeModelRequest(_message.Message):
     __slots__ = ("meta",)

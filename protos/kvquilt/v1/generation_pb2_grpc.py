@@ -47,6 +47,11 @@ class GenerationStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Explore = channel.stream_stream(
+                '/kvquilt.v1.Generation/Explore',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.ExploreRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.ExploreResponse.FromString,
+                _registered_method=True)
         self.DescribeModel = channel.unary_unary(
                 '/kvquilt.v1.Generation/DescribeModel',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.DescribeModelRequest.SerializeToString,
@@ -79,6 +84,15 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explore(self, request_iterator, context):
+        """A live forest: branches over one context that the caller starts, forks, rewinds, prunes, continues and merges while they run. The
+        first message opens it, every further one is a command; closing the request stream ends it, with `done`, as soon as every branch
+        rests. It lives as long as the call, at most until its deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeModel(self, request, context):
         """What is being served: identity of model, tokenizer and template, and limits.
         """
@@ -104,6 +118,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Explore': grpc.stream_stream_rpc_method_handler(
+                    servicer.Explore,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.ExploreRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_generation__pb2.ExploreResponse.SerializeToString,
             ),
             'DescribeModel': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeModel,
@@ -172,6 +191,33 @@ class Generation:
             '/kvquilt.v1.Generation/Generate',
             protos_dot_kvquilt_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explore(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/kvquilt.v1.Generation/Explore',
+            protos_dot_kvquilt_dot_v1_dot_generation__pb2.ExploreRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_generation__pb2.ExploreResponse.FromString,
             options,
             channel_credentials,
             insecure,

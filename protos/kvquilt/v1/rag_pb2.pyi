@@ -19,50 +19,60 @@ class RetrievalOptions(_message.Message):
     def __init__(self, k: _Optional[int] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[_retrieval_pb2.Filter, _Mapping]]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("meta", "collection", "question", "reuse", "sampling", "retrieval")
+    __slots__ = ("meta", "collection", "question", "reuse", "sampling", "retrieval", "decoding")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REUSE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     question: str
     reuse: _common_pb2.ReuseMode
     sampling: _common_pb2.Sampling
     retrieval: RetrievalOptions
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., question: _Optional[str] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ...) -> None: ...
+    decoding: _common_pb2.Decoding
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., question: _Optional[str] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ...) -> None: ...
 
 class AnswerManyRequest(_message.Message):
-    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval")
+    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval", "decoding")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
     REUSE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     questions: _containers.RepeatedScalarFieldContainer[str]
     reuse: _common_pb2.ReuseMode
     sampling: _common_pb2.Sampling
     retrieval: RetrievalOptions
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ...) -> None: ...
+    decoding: _common_pb2.Decoding
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ...) -> None: ...
 
 class AnswerEvent(_message.Message):
-    __slots__ = ("retrieved", "token", "answer", "usage", "done")
+    __slots__ = ("retrieved", "token", "answer", "usage", "done", "chosen", "margin_token", "margin")
     RETRIEVED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
     retrieved: Retrieved
     token: AnswerToken
     answer: AnswerText
     usage: AnswerUsage
     done: AnswerDone
-    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[AnswerToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ...) -> None: ...
+    chosen: _common_pb2.Chosen
+    margin_token: _common_pb2.MarginToken
+    margin: _common_pb2.Margin
+    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[AnswerToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ...) -> None: ...
 
 class Retrieved(_message.Message):
     __slots__ = ("hits", "mode")
@@ -89,18 +99,20 @@ class AnswerToken(_message.Message):
     def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class AnswerText(_message.Message):
-    __slots__ = ("question", "sample", "text", "finish_reason", "citations")
+    __slots__ = ("question", "sample", "text", "finish_reason", "citations", "score")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     CITATIONS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     question: int
     sample: int
     text: str
     finish_reason: _common_pb2.FinishReason
     citations: _containers.RepeatedCompositeFieldContainer[Citation]
-    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ...) -> None: ...
+    score: float
+    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Citation(_message.Message):
     __slots__ = ("document_id", "title", "chunk_id", "hit", "heading")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from cluster.ask_command import ask, decoding_of, sampling_of
 from cluster.asking import collect, show, show_json
 from cluster.cli import main
 from cluster.ingesting import ingest_files
@@ -18,7 +21,8 @@ from cluster.session import exit_code
 from cluster.sources import SourceFile
 from shared import errors
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, Retrieved
-from shared.clients.generation import GeneratedToken, Timings, Usage
+from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins
+from shared.clients.generation import GeneratedToken, Sampling, Timings, Usage
 from shared.documents import SourceDocument, Stage, UpsertProgress
 from shared.search import IndexedChunk, SearchHit, SearchMode
 
@@ -45,13 +49,13 @@ def whole(*texts: AnswerText, tokens: Sequence[str] = ()) -> list[AnswerEvent]:
     return [Retrieved((HIT,), SearchMode.DENSE), *told, *texts, COST, AnswerDone("r1")]
 
 
-async def shown(events: list[AnswerEvent], questions: list[str], live: bool) -> str:
+async def shown(events: list[AnswerEvent], questions: list[str], live: bool, per_question: int = 1) -> str:
     out = io.StringIO()
-    await show(Console(file=out, width=100), stream(*events), questions, len(questions), live)
+    await show(Console(file=out, width=100), stream(*events), questions, per_question, live)
     return out.getvalue()
 
 
-@pytest.mark.parametrize("command", ["", "up", "down", "status", "ingest", "ask", "documents", "delete", "demo"])
+@pytest.mark.parametrize("command", ["", "up", "down", "status", "ingest", "ask", "explore", "documents", "delete", "demo"])
 def test_every_command_explains_itself(command: str) -> None:
     code, output = invoke(*filter(None, [command]), "--help")
     assert code == 0
@@ -63,6 +67,12 @@ def test_every_command_explains_itself(command: str) -> None:
     [
         (["status"], 3, "start it with `kvquilt up`"),
         (["ask", "-c", "x"], 2, "give a QUESTION"),
+        (["ask", "-q", "?", "-q", "!", "-c", "x", "--margins"], 2, "one question"),
+        (["ask", "?", "-c", "x", "--choose", "majority"], 2, "--choose belongs to --thoughts"),
+        (["ask", "?", "-c", "x", "--length-penalty", "2"], 2, "--length-penalty belongs to --beams"),
+        (["ask", "?", "-c", "x", "--beams", "2", "--thoughts", "2"], 2, "exclude each other"),
+        (["explore", "?", "-c", "x"], 3, "start it with `kvquilt up`"),
+        (["ask", "?", "-c", "x", "--samples", "2", "--thoughts", "2"], 2, "give one"),
         (["ingest", "-c", "x"], 2, "PATHS"),
         (["ingest", "nowhere", "-c", "x"], 2, "nowhere: no such file"),
         (["delete", "-c", "x"], 2, "DOCUMENT_IDS"),
@@ -96,6 +106,45 @@ async def test_a_streamed_answer_is_written_once_with_sources_and_cost() -> None
 async def test_several_answers_each_follow_their_question() -> None:
     output = await shown(whole(text(1, "in 1874"), text(0, "Orla")), ["Who?", "When?"], live=True)
     assert output.index("When?") < output.index("in 1874") < output.index("Who?") < output.index("Orla")
+
+
+async def test_thoughts_are_numbered_and_the_chosen_one_is_named() -> None:
+    thoughts = [dataclasses.replace(text(0, words), sample=i, score=-0.5 - i) for i, words in enumerate(("42", "41", "42"))]
+    events = whole(*thoughts)
+    events.insert(-2, Chosen(0, 2, "42", 2))
+    output = await shown(events, ["How many?"], live=True, per_question=3)
+    assert output.index("[1 of 3, score -0.500]") < output.index("[3 of 3, score -2.500]") < output.index("chosen: 3 (2 say “42”)")
+    answers = json.loads(show_json(await collect(stream(*events)), ["How many?"]))["answers"]
+    assert [a["chosen"] for a in answers] == [False, False, True]
+    assert (answers[2]["votes"], answers[2]["score"]) == (2, -2.5)
+
+
+async def test_margins_are_shown_with_the_document_they_are_written_on() -> None:
+    events = whole(text(0, "Orla"))
+    events.insert(1, Margin(0, " Orla built it", True, -0.1, -3.0))
+    assert "margin on bridge.txt, kept: Orla built it" in await shown(events, ["Who?"], live=True)
+    assert json.loads(show_json(await collect(stream(*events)), ["Who?"]))["margins"][0]["kept"] is True
+
+
+@pytest.mark.parametrize(
+    ("args", "sampling", "decoding"),
+    [
+        ({}, Sampling(temperature=0.0), Decoding()),
+        ({"samples": 3, "temperature": 0.5}, Sampling(temperature=0.5, n=3), Decoding()),
+        ({"beams": 4, "samples": 2}, Sampling(n=2), Decoding(beams=Beams(4))),
+        ({"beams": 4, "length_penalty": 0.5, "early_stopping": "first"}, Sampling(), Decoding(beams=Beams(4, 0.5, "first"))),
+        ({"margins": True, "beams": 2}, Sampling(), Decoding(beams=Beams(2), margins=Margins())),
+        ({"thoughts": 5}, Sampling(n=5, temperature=0.7), Decoding(choose=Choice("mean-logprob"))),
+        (
+            {"thoughts": 5, "choose": "majority", "marker": "A:", "temperature": 1.0},
+            Sampling(n=5, temperature=1.0),
+            Decoding(choose=Choice("majority", "A:")),
+        ),
+    ],
+)
+def test_options_of_ask_become_what_is_asked_for(args: dict[str, Any], sampling: Sampling, decoding: Decoding) -> None:
+    options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "marker": ""} | args
+    assert (sampling_of(options), decoding_of(options)) == (sampling, decoding)
 
 
 async def test_an_answer_that_breaks_off_is_an_error_not_an_answer() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+from shared.clients.decoding import Chosen, Decoding
 from shared.clients.generation import (
     BranchDone,
     ChunkRef,
@@ -75,6 +76,8 @@ class FakeGenerator:
     closed: int = 0
     hang_after: int | None = None
     describe_after: asyncio.Event | None = None
+    decoding: Decoding | None = None
+    chosen: Chosen | None = None
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         if self.describe_after:
@@ -88,7 +91,10 @@ class FakeGenerator:
         questions: Sequence[str],
         reuse: Reuse | None,
         sampling: Sampling | None,
+        *,
+        decoding: Decoding | None,
     ) -> AsyncGenerator[GenerationEvent, None]:
+        self.decoding = decoding
         self.asked.append((tuple(chunks), tuple(questions), reuse, sampling))
         failure = self.failures.pop(0) if self.failures else None
         try:
@@ -111,5 +117,6 @@ class FakeGenerator:
                 if step < len(ws)
             ]
         events += [BranchDone(i, 0, "stop", "", len(ws)) for i, ws in words.items()]
+        events += [self.chosen] if self.chosen else []
         num_tokens = sum(map(len, words.values()))
         return [*events, GenerationDone(Usage(100, 90, 10, num_tokens), Timings(queue_ms=1.0, prefill_ms=5.0, engine_ttft_ms=4.0))]

@@ -8,11 +8,14 @@ from contextlib import aclosing
 
 import pytest
 
+from protos.kvquilt.v1 import common_pb2
 from services.gateway.config import GatewayConfig
 from services.gateway.pipeline import Inquiry, Pipeline
 from services.gateway.prefetching import Prefetching
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
+from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins, MarginToken, decoding_of, decoding_to_pb
 from shared.clients.generation import ChunkRef, GeneratedToken, Sampling
+from shared.clients.rag import event_of, event_to_pb
 from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, KvquiltError, ModelMismatch, NotFound, Unavailable
 from shared.request import RequestContext
 from shared.search import Filter, FilterOp, SearchMode
@@ -240,3 +243,40 @@ async def test_answers_that_reuse_nothing_fetch_nothing_in_advance() -> None:
     assert fetcher.asked == []
     await ask(pipeline(fetcher=fetcher, reuse="full"), inquiry(reuse="composite"))
     assert len(fetcher.asked) == 1
+
+
+async def test_what_is_asked_of_decoding_reaches_the_generator_and_its_choice_the_caller() -> None:
+    generator = FakeGenerator({WHO: "Orla Venn"}, chosen=Chosen(0, 0, "orla venn", 1))
+    decoding = Decoding(choose=Choice("majority"))
+    events = await ask(pipeline(generator), inquiry(decoding=decoding))
+    assert generator.decoding == decoding
+    assert [type(event) for event in events[-4:]] == [AnswerText, Chosen, AnswerUsage, AnswerDone]
+
+
+@pytest.mark.parametrize(
+    "decoding",
+    [
+        Decoding(margins=Margins("a", "b", "c", "d", 5)),
+        Decoding(),
+        Decoding(beams=Beams(3, 0.0, "never")),
+        Decoding(choose=Choice("majority", "A:")),
+    ],
+)
+def test_decoding_survives_the_wire(decoding: Decoding) -> None:
+    assert decoding_of(decoding_to_pb(decoding)) == decoding
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Chosen(1, 2, "x", 3), AnswerText(0, 1, "t", "stop", (), -0.5), MarginToken(2, 7, "x"), Margin(2, "x", True, -0.5, -2.0)],
+)
+def test_events_survive_the_wire(event: AnswerEvent) -> None:
+    assert event_of(event_to_pb(event)) == event
+
+
+def test_a_rule_that_is_not_set_or_not_known_is_named() -> None:
+    with pytest.raises(InvalidRequest, match=r"decoding\.choose\.rule"):
+        decoding_of(common_pb2.Decoding(choose=common_pb2.Choice()))
+    with pytest.raises(InvalidRequest, match=r"decoding\.beams\.early_stopping"):
+        decoding_of(common_pb2.Decoding(beams=common_pb2.Beams(width=2, early_stopping=9)))  # type: ignore[arg-type]
+    assert decoding_of(common_pb2.Decoding(beams=common_pb2.Beams(width=2, length_penalty=0.0))).beams == Beams(2, 0.0)

@@ -1,0 +1,209 @@
+"""Writing in the Margins (arXiv 2408.14906): notes on every chunk, then the answer with the useful ones in context.
+
+    chunk 0 ──► margin ──► relevant? ──┐
+    chunk 1 ──► margin ──► relevant? ──┼──► all chunks, kept margins, question ──► answer
+    chunk 2 ──► margin ──► relevant? ──┘
+
+Each margin sees the prefix and its own chunk. All are requests of their own to the engine, which decodes them in the same steps and
+shares the chunks' resident KV with the answer that follows. A margin is relevant if the model, asked so, finds ``yes`` more likely
+than ``no``: by the log-probabilities of the first token in which the two differ. The kept margins stand, as chunks
+would, in front of the question, in the order of their chunks; their text is prefilled with the question, so the answer is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from services.generator.prompts import IdsPiece, TextPiece
+from services.generator.serving import GenerationOrder, Generator
+from shared.engine.types import BranchDoneEvent, DoneEvent, Event, SamplingParams, TokenEvent, Usage
+from shared.errors import InvalidRequest
+from shared.prompt import PromptTokenizer
+from shared.request import RequestContext
+
+INSTRUCTION = "Note what the text says that helps to answer: {question}"
+RELEVANCE = "Does the note “{margin}” help to answer “{question}”? Say yes or no."
+YES, NO = " yes", " no"
+MAX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MarginsOrder:
+    """``{question}`` and, in ``relevance``, ``{margin}`` are replaced; both texts go through the model's question template."""
+
+    instruction: str = INSTRUCTION
+    relevance: str = RELEVANCE
+    yes: str = YES
+    no: str = NO
+    max_tokens: int = MAX_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class MarginTokenEvent:
+    """A token of the margin on the context's chunk ``chunk``."""
+
+    chunk: int
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarginEvent:
+    """A margin is complete and judged. An empty one is never kept; its log-probabilities are 0."""
+
+    chunk: int
+    text: str
+    kept: bool
+    yes_logprob: float = 0.0
+    no_logprob: float = 0.0
+
+
+class MarginWriter:
+    """Answers one order whose ``question`` is text."""
+
+    def __init__(self, generator: Generator, ctx: RequestContext, order: GenerationOrder, margins: MarginsOrder) -> None:
+        """
+        Raises:
+            InvalidRequest: names the field.
+        """
+        if generator.tokenizer is None:
+            raise InvalidRequest("decoding.margins: margins are text, and this model has no tokenizer")
+        if len(order.questions) != 1 or not isinstance(order.questions[0], TextPiece):
+            raise InvalidRequest("decoding.margins: give one question, as text")
+        if not order.chunks:
+            raise InvalidRequest("decoding.margins: there are no chunks to write margins on")
+        for name, text, slot in (("instruction", margins.instruction, "{question}"), ("relevance", margins.relevance, "{margin}")):
+            if slot not in text:
+                raise InvalidRequest(f"decoding.margins.{name}: must contain {slot}")
+        if margins.max_tokens > generator.config.max_tokens_limit:
+            raise InvalidRequest(
+                f"decoding.margins.max_tokens: {margins.max_tokens} is more than the {generator.config.max_tokens_limit} allowed"
+            )
+        self._generator = generator
+        self._tokenizer: PromptTokenizer = generator.tokenizer
+        self._ctx = ctx
+        self._order = order
+        self._margins = margins
+        self._question = order.questions[0].text
+        self._shared_ids, self._yes_id, self._no_id = _first_difference(self._tokenizer, margins.yes, margins.no)
+        self._usage = Usage(0, 0, 0, 0)
+
+    async def answer(self) -> AsyncGenerator[Event | MarginTokenEvent | MarginEvent, None]:
+        """Margins as they come, then the answer's events. Usage is that of everything, times are the answer's, its first token and
+        its end from the beginning of the margins."""
+        begun = time.monotonic()
+        notes: list[MarginEvent] = []
+        async with aclosing(_merged([self._margin(i) for i in range(len(self._order.chunks))])) as events:
+            async for event in events:
+                yield event
+                if isinstance(event, MarginEvent) and event.kept:
+                    notes.append(event)
+        before = time.monotonic() - begun
+        final = self._generator.plan(self._ctx, replace(self._order, questions=(self._annotated(notes),)))
+        async with aclosing(self._generator.generate(self._ctx, final)) as answer:
+            async for told in answer:
+                if isinstance(told, DoneEvent):
+                    times = told.timings
+                    timings = replace(times, first_token_s=times.first_token_s + before, total_s=times.total_s + before)
+                    yield DoneEvent(_sum(self._usage, told.usage), timings)
+                else:
+                    yield told
+
+    def _annotated(self, notes: Sequence[MarginEvent]) -> IdsPiece:
+        ordered = sorted(notes, key=lambda note: note.chunk)
+        noted = [token for note in ordered for token in self._tokenizer.encode_chunk(note.text.strip())]
+        return IdsPiece((*noted, *self._tokenizer.encode_question(self._question)))
+
+    async def _margin(self, chunk: int) -> AsyncGenerator[MarginTokenEvent | MarginEvent, None]:
+        text = ""
+        asked = self._margins.instruction.replace("{question}", self._question)
+        sampling = SamplingParams(max_tokens=self._margins.max_tokens)
+        async with aclosing(self._ask(chunk, self._tokenizer.encode_question(asked), sampling)) as events:
+            async for event in events:
+                if isinstance(event, TokenEvent):
+                    text += event.text
+                    yield MarginTokenEvent(chunk, event.token_id, event.text)
+                elif isinstance(event, BranchDoneEvent):
+                    text += event.text
+        if not text.strip():
+            yield MarginEvent(chunk, text, kept=False)
+            return
+        yes, no = await self._judge(chunk, text.strip())
+        yield MarginEvent(chunk, text, yes > no, yes, no)
+
+    async def _judge(self, chunk: int, margin: str) -> tuple[float, float]:
+        """Log-probabilities of yes and no."""
+        # The margin last: its text may contain the other slot.
+        asked = self._margins.relevance.replace("{question}", self._question).replace("{margin}", margin)
+        ids = (*self._tokenizer.encode_question(asked), *self._shared_ids)
+        sampling = SamplingParams(max_tokens=1, watch_ids=(self._yes_id, self._no_id))
+        async with aclosing(self._ask(chunk, ids, sampling)) as events:
+            (token,) = [event async for event in events if isinstance(event, TokenEvent)]
+        yes, no = token.watched
+        return yes, no
+
+    async def _ask(self, chunk: int, question_ids: tuple[int, ...], sampling: SamplingParams) -> AsyncGenerator[Event, None]:
+        order = GenerationOrder(
+            self._order.prefix,
+            (self._order.chunks[chunk],),
+            (IdsPiece(question_ids),),
+            self._order.reuse,
+            sampling.max_tokens,
+            sampling,
+        )
+        async with aclosing(self._generator.generate(self._ctx, self._generator.plan(self._ctx, order))) as events:
+            async for event in events:
+                if isinstance(event, DoneEvent):
+                    self._usage = _sum(self._usage, event.usage)
+                yield event
+
+
+def _first_difference(tokenizer: PromptTokenizer, yes: str, no: str) -> tuple[tuple[int, ...], int, int]:
+    """Ids that both begin with, and the first in which they differ."""
+    yes_ids, no_ids = tokenizer.encode(yes), tokenizer.encode(no)
+    for place, (a, b) in enumerate(zip(yes_ids, no_ids, strict=False)):
+        if a != b:
+            return yes_ids[:place], a, b
+    raise InvalidRequest(f"decoding.margins.yes, no: {yes!r} and {no!r} must be two texts of which neither begins with the other")
+
+
+def _sum(a: Usage, b: Usage) -> Usage:
+    return Usage(
+        a.prompt_tokens + b.prompt_tokens,
+        a.reused_tokens + b.reused_tokens,
+        a.recomputed_tokens + b.recomputed_tokens,
+        a.generated_tokens + b.generated_tokens,
+        a.loaded_tokens + b.loaded_tokens,
+    )
+
+
+async def _merged(
+    streams: Sequence[AsyncGenerator[MarginTokenEvent | MarginEvent, None]],
+) -> AsyncGenerator[MarginTokenEvent | MarginEvent, None]:
+    """Values as they come. The first error ends all streams; so does closing it."""
+    values: asyncio.Queue[MarginTokenEvent | MarginEvent | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[MarginTokenEvent | MarginEvent, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for value in stream:
+                    values.put_nowait(value)
+        finally:
+            values.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        for _ in tasks:
+            while (value := await values.get()) is not None:
+                yield value
+            for task in tasks:
+                if task.done():
+                    task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,62 @@
+"""The slow twin: for every branch one softmax over all that it sees, with the rule of sight written out as a mask.
+
+It knows nothing of pieces, stacks, splits or merging. Shapes: H query heads, K kv heads, R rows, S rows of one branch, T tokens,
+D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shared.engine.attention import Lane
+from shared.engine.rope import Rotation
+from shared.engine.segment import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceBackend:
+    rotation: Rotation
+    device: torch.device
+
+    def plan(self, lanes: Sequence[Lane]) -> ReferenceAttention:
+        return ReferenceAttention(lanes, self.rotation, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAttention:
+    lanes: Sequence[Lane]
+    rotation: Rotation
+    device: torch.device
+
+    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+        outs = [
+            self._attend(lane, layer, q_HRD[:, lane.rows], k_KRD[:, lane.rows], v_KRD[:, lane.rows], scale) for lane in self.lanes
+        ]
+        return torch.cat(outs, dim=1).to(q_HRD.dtype)
+
+    def _attend(
+        self, lane: Lane, layer: int, q_HSD: torch.Tensor, k_KSD: torch.Tensor, v_KSD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        branch, old = lane.branch, lane.branch.segment.length
+        position_S = torch.arange(branch.computed, branch.computed + lane.num_rows, device=self.device)
+        own = Placement(branch.segment, branch.offset, old + lane.num_rows)
+        own_angles = self.rotation.angles(position_S - branch.offset)
+        branch.segment.k_LKTD[layer][:, old : old + lane.num_rows] = self.rotation.rotate(k_KSD, own_angles)
+        branch.segment.v_LKTD[layer][:, old : old + lane.num_rows] = v_KSD
+        scores, values = [], []
+        for placement in (*branch.seen(), own):
+            segment, length = placement.segment, placement.num_tokens
+            group = q_HSD.shape[0] // k_KSD.shape[0]
+            k_HTD = segment.k_LKTD[layer][:, :length].float().repeat_interleave(group, 0)
+            values.append(segment.v_LKTD[layer][:, :length].float().repeat_interleave(group, 0))
+            angles = self.rotation.angles((position_S - placement.offset).clamp_min(0))
+            position_T = placement.offset + torch.arange(segment.start, segment.start + length, device=self.device)
+            seen_ST = position_T < position_S[:, None] + (placement is own)
+            if placement.excluded is not None:
+                seen_ST = seen_ST & ~placement.excluded.hidden(layer, 0, length)
+            scores_HST = self.rotation.rotate(q_HSD, angles).float() @ k_HTD.transpose(1, 2) * scale
+            scores.append(scores_HST.masked_fill(~seen_ST, float("-inf")))
+        return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, 1)

@@ -1,0 +1,142 @@
+"""A step's pieces as the tables of numbers that the Triton kernels read. Pure numpy, nothing of it depends on a device.
+
+A query row of the step, times the query heads of a kv head's group, makes a piece's *flat rows*; a *tile* is ``block_rows`` of
+them. Keys are cut into *splits* of ``split_len``. An *item*, the work of one program, is a tile of a piece and a split of its keys;
+for every row in it, it fills one *slot* with a partial output. A row's slots lie side by side, in the order of its own path and of
+the splits, so that merging them adds up in an order which no company can change::
+
+    slots   | row 0: piece a split 0 | piece a split 1 | own split 0 | row 1: ...
+    first_slot[0]                                       first_slot[1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.engine.attention import Lane, Piece
+
+Int32: TypeAlias = NDArray[np.int32]
+Int64: TypeAlias = NDArray[np.int64]
+_SPLIT_LENS = (256, 512, 1024, 2048, 4096, 8192)
+BLOCK_KEYS = 64  # that a program takes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """``block_rows`` flat rows and ``split_len`` keys (a multiple of ``BLOCK_KEYS``) make an item."""
+
+    block_rows: int
+    split_len: int
+
+
+FIXED = Tiling(64, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Columns: items (piece, first flat row, first key, end of keys) · pieces (first look, looks, capacity in tokens) · looks, one
+    per piece and row that sees it (row, distance, keys seen, first slot, words of exclusions per layer) · hidden: per look the
+    address of its words or 0 · first_slot: per row and one more · own: per row (its piece, its token in it, local position)."""
+
+    items_I4: Int32
+    pieces_P3: Int32
+    looks_N5: Int32
+    hidden_N: Int64
+    first_slot_R: Int32
+    own_R3: Int32
+    num_slots: int
+    num_positions: int
+    excludes: bool
+
+
+def num_flat_rows(piece: Piece, group: int) -> int:
+    return group * sum(visit.num_rows for visit in piece.visits)
+
+
+def choose_tiling(pieces: Sequence[Piece], group: int, num_kv_heads: int, num_processors: int) -> Tiling:
+    """Tiles as high as the highest stack fills, splits as long as still keep every processor busy."""
+    flat = [num_flat_rows(piece, group) for piece in pieces]
+    block_rows = 16 if max(flat) <= 16 else 64 if max(flat) <= 512 else 128
+    lengths = [max(visit.num_tokens for visit in piece.visits) for piece in pieces]
+    tiles = [num_kv_heads * -(-rows // block_rows) for rows in flat]
+    for split_len in reversed(_SPLIT_LENS):
+        num_programs = sum(n * -(-length // split_len) for n, length in zip(tiles, lengths, strict=True))
+        if num_programs >= 2 * num_processors:
+            break
+    return Tiling(block_rows, split_len)
+
+
+def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, tiling: Tiling) -> Tables:
+    visits = [(p, visit) for p, piece in enumerate(pieces) for visit in piece.visits]
+    start, counts, distance, num_tokens, nth = (
+        np.array(column, dtype=np.int64)
+        for column in zip(*((v.start, v.num_rows, v.distance, v.num_tokens, v.nth) for _, v in visits), strict=True)
+    )
+    visit_of, step = _runs(counts)
+    piece_of = np.array([p for p, _ in visits], dtype=np.int64)[visit_of]
+    row, look_distance = start[visit_of] + step, distance[visit_of] + step
+    sight = np.array([piece.own - piece.segment.start for piece in pieces], dtype=np.int64)
+    seen = np.minimum(num_tokens[visit_of], look_distance + sight[piece_of])
+
+    num_splits = -(-seen // tiling.split_len)
+    order = np.lexsort((nth[visit_of], row))
+    slot = np.empty_like(row)
+    slot[order] = np.cumsum(num_splits[order]) - num_splits[order]
+    num_rows = sum(lane.num_rows for lane in lanes)
+    per_row = np.bincount(row, weights=num_splits, minlength=num_rows).astype(np.int64)
+
+    words = [v.excluded.words_LW if v.excluded else None for _, v in visits]
+    num_words = np.array([0 if w is None else w.shape[1] for w in words], dtype=np.int64)
+    addresses = np.array([0 if w is None else w.data_ptr() for w in words], dtype=np.int64)
+    looks_per_piece = np.bincount(piece_of, minlength=len(pieces))
+    first_look = np.cumsum(looks_per_piece) - looks_per_piece
+    return Tables(
+        items_I4=_items(first_look, looks_per_piece, seen, group, tiling),
+        pieces_P3=_columns(first_look, looks_per_piece, np.array([piece.segment.capacity for piece in pieces])),
+        looks_N5=_columns(row, look_distance, seen, slot, num_words[visit_of]),
+        hidden_N=addresses[visit_of],
+        first_slot_R=np.concatenate(([0], np.cumsum(per_row))).astype(np.int32),
+        own_R3=_own(lanes, len(pieces)),
+        num_slots=int(num_splits.sum()),
+        num_positions=int(look_distance.max()) + 1,
+        excludes=bool(num_words.any()),
+    )
+
+
+def _items(first_look: Int64, num_looks: Int64, seen_N: Int64, group: int, tiling: Tiling) -> Int32:
+    """Programs that read the same keys stand side by side, so that they meet in the cache."""
+    flat_rows = num_looks * group
+    piece, tile = _runs(-(-flat_rows // tiling.block_rows))
+    flat = tile * tiling.block_rows
+    first = first_look[piece] + flat // group
+    last = first_look[piece] + (np.minimum(flat + tiling.block_rows, flat_rows[piece]) - 1) // group
+    bounds = np.stack((first, last + 1), axis=1).ravel()
+    most_seen = np.maximum.reduceat(np.append(seen_N, 0), bounds)[::2]  # by any row of the tile
+    tile_of, split = _runs(-(-most_seen // tiling.split_len))
+    begin = split * tiling.split_len
+    end = np.minimum(begin + tiling.split_len, most_seen[tile_of])
+    order = np.lexsort((flat[tile_of], begin, piece[tile_of]))
+    return _columns(piece[tile_of], flat[tile_of], begin, end)[order]
+
+
+def _own(lanes: Sequence[Lane], num_pieces: int) -> Int32:
+    """Where each row's key and value go."""
+    lane_of, step = _runs(np.array([lane.num_rows for lane in lanes], dtype=np.int64))
+    old, first = np.array([(lane.branch.segment.length, lane.branch.segment.start) for lane in lanes], dtype=np.int64).T
+    token = old[lane_of] + step
+    return _columns(num_pieces - len(lanes) + lane_of, token, first[lane_of] + token)
+
+
+def _runs(counts: Int64) -> tuple[Int64, Int64]:
+    """[2, 3] → which run ([0, 0, 1, 1, 1]) and which of the run ([0, 1, 0, 1, 2])."""
+    run = np.repeat(np.arange(len(counts)), counts)
+    return run, np.arange(len(run)) - (np.cumsum(counts) - counts)[run]
+
+
+def _columns(*columns: Int64) -> Int32:
+    return np.stack(columns, axis=1).astype(np.int32)

@@ -1,0 +1,89 @@
+"""The life of prefill requests: which chunks are stored already, which are computed, when all are durable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.engine.forest import chunk_branch
+from shared.engine.jobs import ChunkWork, Job, PrefillJob, emit
+from shared.engine.loader import Checked, Loader, Saved
+from shared.engine.model import ModelSpec
+from shared.engine.roster import Roster
+from shared.engine.types import ChunkStoredEvent
+from shared.errors import KvquiltError
+
+_MAX_CHUNKS_IN_FLIGHT = 8
+
+
+class Prefilling:
+    """``post`` brings the loader's news to the engine's thread; ``finish`` and ``fail`` end a request there."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        loader: Loader,
+        roster: Roster,
+        post: Callable[[Callable[[], None]], None],
+        finish: Callable[[Job], None],
+        fail: Callable[[Job, KvquiltError], None],
+    ) -> None:
+        self._spec = spec
+        self._loader = loader
+        self._roster = roster
+        self._post = post
+        self._finish = finish
+        self._fail = fail
+
+    def admit(self, job: PrefillJob) -> None:
+        lens = {key: len(work.chunk.token_ids) for key, work in job.works.items()}
+        self._loader.verify(lens, lambda checked: self._post(lambda: self._on_checked(checked, job)), job.request.encoding)
+
+    def start_chunks(self) -> None:
+        for job in self._roster.prefilling():
+            if job.prefix is not None and not job.prefix.ready:
+                continue
+            while job.to_compute and len(job.in_flight) < _MAX_CHUNKS_IN_FLIGHT:
+                work = job.to_compute.popleft()
+                work.branch = chunk_branch(self._spec, job.prefix, work.chunk.token_ids)
+                job.in_flight[work.chunk.chunk_id] = work
+
+    def on_computed(self, job: PrefillJob, work: ChunkWork) -> None:
+        assert work.branch is not None
+        self._loader.save(
+            work.chunk.chunk_id,
+            job.request.prefix_ids,
+            work.chunk.token_ids,
+            work.branch.segment,
+            work.broken,
+            behind=False,
+            encoding=job.request.encoding,
+            done=lambda saved: self._post(lambda: self._on_saved(saved, job)),
+        )
+
+    def _on_checked(self, checked: Checked, job: PrefillJob) -> None:
+        """A chunk was looked for in the store and, where found, read and verified."""
+        if job not in self._roster:
+            return
+        work = job.works[checked.key]
+        if checked.intact:
+            self._stored(job, work, existed=True)
+        else:
+            work.broken = checked.broken
+            job.to_compute.append(work)
+
+    def _on_saved(self, saved: Saved, job: PrefillJob) -> None:
+        if job not in self._roster:
+            return
+        work = job.in_flight.pop(saved.key)
+        if saved.error is not None:
+            self._fail(job, saved.error)
+        else:
+            self._stored(job, work, existed=False)
+
+    def _stored(self, job: PrefillJob, work: ChunkWork, existed: bool) -> None:
+        for index in work.indices:
+            emit(job, ChunkStoredEvent(index, existed))
+        work.branch = None  # its KV returns now, not when the last chunk of a long request is stored
+        job.num_open -= 1
+        if job.num_open == 0:
+            self._finish(job)
