@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from torch.profiler import ProfilerActivity, profile
@@ -52,7 +52,8 @@ def _print(what: str, work: Callable[[], float], num_rows: int) -> None:
         started = time.perf_counter()
         work()
         profiled_s = time.perf_counter() - started
-    seconds, calls = Counter[str](), Counter[str]()
+    seconds: dict[str, float] = defaultdict(float)
+    calls: Counter[str] = Counter()
     for event in profiler.key_averages():
         seconds[event.key] += event.self_cpu_time_total / 1e6
         calls[event.key] += event.count
@@ -62,7 +63,7 @@ def _print(what: str, work: Callable[[], float], num_rows: int) -> None:
     shares[PYTHON] = max(0.0, profiled_s - sum(seconds.values()))
     for kind, spent_s in shares.items():
         print(f"  {kind:22} {spent_s:8.3f} s {spent_s / profiled_s:6.0%}")
-    for name, spent_s in seconds.most_common(num_rows):
+    for name, spent_s in sorted(seconds.items(), key=lambda item: -item[1])[:num_rows]:
         print(f"    {name:52} {spent_s:8.3f} s {calls[name]:8} calls")
 
 
