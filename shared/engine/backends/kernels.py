@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 
 _NOTHING = float("-inf")
+_WIDE_ROWS = 64
+_HAS_AMX = bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
 
 
 class Kernel(Protocol):
@@ -50,16 +52,21 @@ def fused_cpu_kernel(
     q_HSD: torch.Tensor, k_KTD: torch.Tensor, v_KTD: torch.Tensor, scale: float, causal: bool, hidden_T: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's fused CPU kernel. It kills the process on zero rows or keys, which pieces never have; its log-sum-exp of a row
-    that sees nothing is 0, which would weigh as much as a token, and is corrected here."""
+    that sees nothing is 0, which would weigh as much as a token, and is corrected here.
+
+    Without matrix units for bf16, that kernel is several times slower in bf16 than in float32, the conversion included, as soon as
+    there are more than a few rows."""
     num_heads, num_rows, dim = q_HSD.shape
     num_kv_heads, num_tokens, _ = k_KTD.shape
     group = num_heads // num_kv_heads
+    if q_HSD.dtype is not torch.float32 and not _HAS_AMX and group * num_rows >= _WIDE_ROWS:
+        q_HSD, k_KTD, v_KTD = q_HSD.float(), k_KTD.float(), v_KTD.float()
     if causal:  # kv heads as batch, a group's query heads as heads over one expanded (not copied) kv head
-        q = q_HSD.view(num_kv_heads, group, num_rows, dim)
+        q = q_HSD.reshape(num_kv_heads, group, num_rows, dim)
         k = k_KTD[:, None].expand(num_kv_heads, group, num_tokens, dim)
         v = v_KTD[:, None].expand(num_kv_heads, group, num_tokens, dim)
     else:  # a group's query heads folded into rows: each kv head is read once
-        q = q_HSD.view(1, num_kv_heads, group * num_rows, dim)
+        q = q_HSD.reshape(1, num_kv_heads, group * num_rows, dim)
         k, v = k_KTD[None], v_KTD[None]
     mask = None if hidden_T is None else torch.zeros_like(hidden_T, dtype=q.dtype).masked_fill_(hidden_T, _NOTHING)[None]
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
 from shared.engine.attention import Lane, Piece, Visit, pieces_of
 from shared.engine.backends.kernels import Kernel
 from shared.engine.exclusion import Excluded
-from shared.engine.rope import Angles, Rotation
+from shared.engine.rope import Rotation
 from shared.engine.segment import Segment
 
 
@@ -35,31 +35,61 @@ class _Call:
     segment: Segment
     begin: int
     end: int
-    rows: slice | torch.Tensor
-    angles: Angles
+    visits: Sequence[Visit]
     causal: bool
     excluded: Excluded | None
 
+    def rows(self) -> list[int]:
+        return [row for v in self.visits for row in range(v.start, v.start + v.num_rows)]
+
+    def distances(self) -> list[int]:
+        return [d for v in self.visits for d in range(v.distance, v.distance + v.num_rows)]
+
 
 class PiecewiseAttention:
+    """Per layer, the queries of all calls are rotated together; a decoding step would else spend its time on tiny operations."""
+
     def __init__(self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel, device: torch.device) -> None:
         self._lanes = lanes
         self._rotation = rotation
         self._kernel = kernel
-        self._device = device
         self._key_angles = rotation.angles([p for lane in lanes for p in own_positions(lane)])
         self._calls = [call for piece in pieces_of(lanes) for call in self._calls_of(piece)]
+        rows = [call.rows() for call in self._calls]
+        self._rows_Q = torch.tensor([row for of_call in rows for row in of_call], device=device)
+        self._angles = rotation.angles([d for call in self._calls for d in call.distances()])
+        self._targets = [_rows(of_call, device) for of_call in rows]
+        ends = [0, *accumulate(map(len, rows))]
+        self._stacked = [slice(begin, end) for begin, end in pairwise(ends)]
 
     def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
         append(self._lanes, layer, self._rotation.rotate(k_KRD, self._key_angles), v_KRD)
-        merged = _Merge(q_HRD)
-        for call in self._calls:
-            q_HSD = self._rotation.rotate(q_HRD[:, call.rows], call.angles)
-            k_KTD = call.segment.k_LKTD[layer][:, call.begin : call.end]
-            v_KTD = call.segment.v_LKTD[layer][:, call.begin : call.end]
+        q_HQD = self._rotation.rotate(q_HRD.index_select(1, self._rows_Q), self._angles)
+        parts = []
+        for call, stacked in zip(self._calls, self._stacked, strict=True):
+            k_KTD = _between(call.segment.k_LKTD[layer], call.begin, call.end)
+            v_KTD = _between(call.segment.v_LKTD[layer], call.begin, call.end)
             hidden_T = call.excluded.hidden(layer, call.begin, call.end) if call.excluded else None
-            merged.add(call.rows, *self._kernel(q_HSD, k_KTD, v_KTD, scale, call.causal, hidden_T))
-        return merged.result()
+            parts.append(self._kernel(q_HQD[:, stacked], k_KTD, v_KTD, scale, call.causal, hidden_T))
+        return self._merged(q_HRD, parts)
+
+    def _merged(self, q_HRD: torch.Tensor, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Exact combination of partial attentions: softmax over the union is the mean of the parts, weighted by their sums. Every
+        row sees itself at least, so no sum of weights is 0."""
+        if len(parts) == 1:
+            return parts[0][0].to(q_HRD.dtype)
+        lse_PHR = torch.full((len(parts), *q_HRD.shape[:2]), float("-inf"), device=q_HRD.device)
+        for p, (rows, (_, lse_HS)) in enumerate(zip(self._targets, parts, strict=True)):
+            lse_PHR[p, :, rows] = lse_HS
+        weights_PHR = lse_PHR.softmax(0)
+        out_HRD = torch.zeros(q_HRD.shape, dtype=torch.float32, device=q_HRD.device)
+        for p, (rows, (out_HSD, _)) in enumerate(zip(self._targets, parts, strict=True)):
+            weights_HS1 = weights_PHR[p, :, rows, None]
+            if isinstance(rows, slice):
+                out_HRD[:, rows].addcmul_(out_HSD, weights_HS1)
+            else:
+                out_HRD[:, rows] += out_HSD * weights_HS1
+        return out_HRD.to(q_HRD.dtype)
 
     def _calls_of(self, piece: Piece) -> Iterator[_Call]:
         """::
@@ -77,23 +107,14 @@ class PiecewiseAttention:
             triangle = 0 if sight == visit.num_tokens or visit.num_rows == 1 else min(visit.num_rows, visit.num_tokens - sight + 1)
             if triangle:
                 head = _part(visit, 0, triangle)
-                yield self._call(piece, sight - 1, sight - 1 + triangle, [head], causal=True)
+                yield _Call(piece.segment, sight - 1, sight - 1 + triangle, [head], True, head.excluded)
                 stack.append((sight - 1, head))
             if visit.num_rows > triangle:
                 stack.append((visit.num_tokens if triangle else sight, _part(visit, triangle, visit.num_rows)))
         for stack in stacks.values():
             for begin, end in pairwise(sorted({0, *(end for end, _ in stack)})):
-                yield self._call(piece, begin, end, [visit for whole, visit in stack if whole >= end], causal=False)
-
-    def _call(self, piece: Piece, begin: int, end: int, visits: Sequence[Visit], causal: bool) -> _Call:
-        distances = [d for v in visits for d in range(v.distance, v.distance + v.num_rows)]
-        angles = self._rotation.angles(distances)
-        return _Call(piece.segment, begin, end, self._rows(visits), angles, causal, visits[0].excluded)
-
-    def _rows(self, visits: Sequence[Visit]) -> slice | torch.Tensor:
-        if all(a.start + a.num_rows == b.start for a, b in pairwise(visits)):
-            return slice(visits[0].start, visits[-1].start + visits[-1].num_rows)
-        return torch.cat([torch.arange(v.start, v.start + v.num_rows, device=self._device) for v in visits])
+                visits = [visit for whole, visit in stack if whole >= end]
+                yield _Call(piece.segment, begin, end, visits, False, visits[0].excluded)
 
 
 def own_positions(lane: Lane) -> range:
@@ -114,21 +135,11 @@ def _part(visit: Visit, begin: int, end: int) -> Visit:
     return replace(visit, start=visit.start + begin, num_rows=end - begin, distance=visit.distance + begin)
 
 
-class _Merge:
-    """Exact combination of partial attentions: softmax over the union is the LSE-weighted mean of the parts."""
+def _rows(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:
+    if rows[-1] - rows[0] + 1 == len(rows):  # each row is there once, in ascending order
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=device)
 
-    def __init__(self, q_HRD: torch.Tensor) -> None:
-        self._dtype = q_HRD.dtype
-        self._out_HRD = torch.zeros(q_HRD.shape, dtype=torch.float32, device=q_HRD.device)
-        # Not −∞: less −∞, which a row that sees nothing of a piece has there, that would be no number.
-        self._lse_HR = torch.full(q_HRD.shape[:2], torch.finfo(torch.float32).min, device=q_HRD.device)
 
-    def add(self, rows: slice | torch.Tensor, out_HSD: torch.Tensor, lse_HS: torch.Tensor) -> None:
-        old_HS = self._lse_HR[:, rows]
-        new_HS = torch.logaddexp(old_HS, lse_HS)
-        kept_HS, added_HS = (old_HS - new_HS).exp_(), (lse_HS - new_HS).exp_()
-        self._out_HRD[:, rows] = torch.addcmul(self._out_HRD[:, rows] * kept_HS[..., None], out_HSD.float(), added_HS[..., None])
-        self._lse_HR[:, rows] = new_HS
-
-    def result(self) -> torch.Tensor:
-        return self._out_HRD.to(self._dtype)
+def _between(x_KTD: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    return x_KTD if begin == 0 and end == x_KTD.shape[1] else x_KTD[:, begin:end]
