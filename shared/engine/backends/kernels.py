@@ -10,8 +10,6 @@ from typing import Protocol
 import torch
 
 _NOTHING = float("-inf")
-_WIDE_ROWS = 64
-_HAS_AMX = bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
 
 
 class Kernel(Protocol):
@@ -52,15 +50,10 @@ def fused_cpu_kernel(
     q_HSD: torch.Tensor, k_KTD: torch.Tensor, v_KTD: torch.Tensor, scale: float, causal: bool, hidden_T: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's fused CPU kernel. It kills the process on zero rows or keys, which pieces never have; its log-sum-exp of a row
-    that sees nothing is 0, which would weigh as much as a token, and is corrected here.
-
-    Without matrix units for bf16, that kernel is several times slower in bf16 than in float32, the conversion included, as soon as
-    there are more than a few rows."""
+    that sees nothing is 0, which would weigh as much as a token, and is corrected here."""
     num_heads, num_rows, dim = q_HSD.shape
     num_kv_heads, num_tokens, _ = k_KTD.shape
     group = num_heads // num_kv_heads
-    if q_HSD.dtype is not torch.float32 and not _HAS_AMX and group * num_rows >= _WIDE_ROWS:
-        q_HSD, k_KTD, v_KTD = q_HSD.float(), k_KTD.float(), v_KTD.float()
     if causal:  # kv heads as batch, a group's query heads as heads over one expanded (not copied) kv head
         q = q_HSD.reshape(num_kv_heads, group, num_rows, dim)
         k = k_KTD[:, None].expand(num_kv_heads, group, num_tokens, dim)
