@@ -76,7 +76,7 @@ class TestInTheEngine:
             assert [one.finish(question, s).score for s in range(5)] == pytest.approx(means, abs=1e-5)
 
     def test_thoughts_are_the_samples_they_would_be_without_a_choice(self) -> None:
-        engine = engine_of("qwen2")
+        engine = engine_of("qwen2", batch_invariant=True)
         request = Prompts(engine, 2).request(temperature=0.9, seed=3, n=4, ignore_eos=False)
         plain, thinking = run(engine, request, replace(request, request_id="thoughts", choose=LIKELIEST))
         assert plain.branches() == thinking.branches()
