@@ -21,7 +21,7 @@ help: ## this list
 
 venv: $(STAMP) ## create .venv with everything pinned (once)
 
-$(STAMP): constraints.txt pyproject.toml
+$(STAMP): constraints.txt pyproject.toml setup.py $(wildcard shared/engine/backends/native*.[ch])
 	@test -n "$(PYTHON)" || { echo "kvquilt needs Python 3.11 or newer on PATH"; exit 1; }
 	@if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); fi
 	@echo "installing the pinned packages (about 6 GB, two minutes on a fast line)"

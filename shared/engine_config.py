@@ -16,8 +16,8 @@ class EngineConfig:
     """
     dtype: of weights and KV; ``auto`` takes the checkpoint's.
     device: a torch device, ``cpu`` or ``cuda``.
-    backend: of attention. ``auto`` is ``triton`` on a GPU and ``torch`` (fused kernels) elsewhere; ``flash_attn`` (GPU, the extra
-        gpu) suits offline prefill; ``reference`` is the slow twin of all.
+    backend: of attention. ``auto`` is ``triton`` on a GPU and ``native`` (C kernels) on a CPU, where these work, else ``torch``;
+        ``flash_attn`` (GPU, the extra gpu) suits offline prefill; ``reference`` is the slow twin of all.
     batch_invariant: fixed tiles and split order, so that no request's bits depend on its company. Slower.
     max_step_tokens: most rows of one step, over all requests.
     max_running_branches: requests beyond this many branches wait.
@@ -33,7 +33,7 @@ class EngineConfig:
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     device: str = "cpu"
-    backend: Literal["auto", "torch", "triton", "flash_attn", "reference"] = "auto"
+    backend: Literal["auto", "native", "torch", "triton", "flash_attn", "reference"] = "auto"
     batch_invariant: bool = False
     max_step_tokens: int = 2048
     max_running_branches: int = 64

@@ -1,8 +1,8 @@
 """The kernel ceiling: how long a step's kernels take when each runs alone, at its own shapes, over and over.
 
 Everything between it and the arithmetic limit is the kernels' own; everything between it and the measured time is the engine's.
-Kernels are recorded from a real step: matrix products and attention. What merely moves or merges numbers is no kernel here, so it
-counts against the engine; so does attention by Triton, which torch does not see.
+Kernels are recorded from a real step: matrix products and attention. What merely moves numbers is no kernel here, so it counts
+against the engine; so does attention by Triton, which torch does not see.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from load_tests.rates import synchronize
+from shared.engine.backends.native import NativeAttention
 
 REPEATS = 5
-_KERNELS = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward")
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, str]
+_KERNELS = ("mm", "addmm", "bmm", "_linear_pointwise", "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward")
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A weight in oneDNN's own order."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +55,57 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def ceiling_of(work: Callable[[], object]) -> Ceiling:
     """``work`` runs once, recorded, on this thread."""
-    with _Recorder() as recorder:
+    with _Recorder() as recorder, _recorded_steps() as steps:
         work()
     with torch.inference_mode():
         seconds = sum(count * _best_s(func, args, dict(kwargs)) for (func, args, kwargs), count in recorder.calls.items())
-    return Ceiling(seconds, sum(recorder.calls.values()), len(recorder.calls))
+        seconds += sum(step.num_layers * _best_time(step.layer) for step in steps)
+    num_kernels = sum(recorder.calls.values()) + sum(step.num_layers for step in steps)
+    return Ceiling(seconds, num_kernels, len(recorder.calls) + len(steps))
+
+
+@dataclass(slots=True)
+class _NativeStep:
+    """A step whose attention is one call of the native backend per layer. ``layer`` computes one of them once more."""
+
+    layer: Callable[[], object]
+    num_layers: int = 1
+
+
+@contextmanager
+def _recorded_steps() -> Iterator[list[_NativeStep]]:
+    """Torch does not see the native kernels."""
+    steps: dict[int, _NativeStep] = {}
+    run = NativeAttention.run
+
+    def recording(attention: Any, layer: int, *args: Any) -> torch.Tensor:
+        out = run(attention, layer, *args)
+        if id(attention) in steps:
+            steps[id(attention)].num_layers += 1
+        else:
+            steps[id(attention)] = _NativeStep(lambda: run(attention, layer, *args))  # which keeps it, and so its id
+        return out
+
+    NativeAttention.run = recording  # type: ignore[method-assign, assignment]
+    try:
+        recorded: list[_NativeStep] = []
+        yield recorded
+    finally:
+        NativeAttention.run = run  # type: ignore[method-assign]
+        recorded += steps.values()
 
 
 def _layout(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor) and argument.is_mkldnn:
+        return _Packed(tuple(argument.shape), argument.dtype)
     if isinstance(argument, torch.Tensor):
         return tuple(argument.shape), argument.stride(), argument.dtype, str(argument.device)
-    return argument
+    return tuple(argument) if isinstance(argument, list) else argument
 
 
 def _tensor(layout: Any) -> Any:
+    if isinstance(layout, _Packed):
+        return torch.ops.mkldnn._reorder_linear_weight(torch.randn(layout.shape).to(layout.dtype), None)
     if not (isinstance(layout, tuple) and len(layout) == 4 and isinstance(layout[2], torch.dtype)):
         return layout
     shape, stride, dtype, device = layout
@@ -70,11 +116,15 @@ def _tensor(layout: Any) -> Any:
 def _best_s(func: Any, layouts: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     args = [_tensor(layout) for layout in layouts]
     device = next((str(a.device) for a in args if isinstance(a, torch.Tensor)), "cpu")
+    return _best_time(lambda: func(*args, **kwargs), device)
+
+
+def _best_time(work: Callable[[], object], device: str = "cpu") -> float:
     best = math.inf
     for _ in range(REPEATS):
         synchronize(device)
         started = time.perf_counter()
-        func(*args, **kwargs)
+        work()
         synchronize(device)
         best = min(best, time.perf_counter() - started)
     return best

@@ -21,6 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from shared.engine.attention import StepPlan
+from shared.engine.packing import can_pack, pack_linears
 from shared.engine.rope import RopeSpec
 from shared.errors import InvalidRequest, ModelUnsupported
 
@@ -80,6 +81,11 @@ class LoadedModel:
             digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         return digest.hexdigest()[:32]
 
+    def pack(self) -> None:
+        """From now on the model's weights are for its products alone: nothing else reads them."""
+        _ = self.fingerprint
+        pack_linears(self.hf_model)
+
     def forward(self, token_ids_R: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Runs the rows through all layers; their KV is appended to their segments. Returns hidden states [R, E]."""
         hidden = self._decoder.embed_tokens(token_ids_R[None])
@@ -130,6 +136,8 @@ def wrap_model(hf_model: Any) -> LoadedModel:
     model = LoadedModel(hf_model, spec)
     with torch.inference_mode():
         check_model(model)
+        if can_pack(spec.device, spec.dtype):
+            model.pack()
     return model
 
 

@@ -20,6 +20,7 @@ from shared.engine.backends import backend_for
 from shared.engine.backends.check import BackendBroken, check_backend
 from shared.engine.backends.flash import kernel_of
 from shared.engine.backends.kernels import fused_cpu_kernel, matmul_kernel
+from shared.engine.backends.native import LEVELS, NativeBackend, best_level
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.tables import FIXED, Tiling, build_tables, choose_tiling
 from shared.engine.exclusion import Excluded
@@ -119,6 +120,66 @@ class TestPiecewiseEqualsTheReference:
         assert_same_step(Step(case).run(piecewise(case.shape, counting)), Step(case).run(reference(case.shape)), torch.float32)
         own = 61 + 6 + 8 + 10
         assert sum(read) == 60 + 5 + own
+
+
+LEVEL = pytest.mark.parametrize("level", [1, 2], ids=["avx2", "avx512"])
+
+
+def native(shape: Shape, tiling: Tiling | None, level: int) -> Backend:
+    if best_level() < level:
+        pytest.skip(f"this processor has no {LEVELS[level]}")
+    return NativeBackend(spec_of(shape), tiling, level)
+
+
+@LEVEL
+class TestNativeEqualsTheReference:
+    @PROPERTY
+    @given(case=cases(), tiling=st.sampled_from((None, FIXED, Tiling(16, 64))))
+    def test_any_forest_of_branches_over_any_placements(self, level: int, case: Case, tiling: Tiling | None) -> None:
+        ours = Step(case).run(native(case.shape, tiling, level))
+        assert_same_step(ours, Step(case).run(reference(case.shape)), case.shape.dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(
+        ("head_dim", "rotated"), [(512, 1.0), (256, 1.0), (128, 1.0), (96, 0.5), (80, 0.4), (66, 1.0), (6, 1.0)]
+    )
+    def test_every_head_size(self, level: int, dtype: torch.dtype, head_dim: int, rotated: float) -> None:
+        placed = (PlacementCase(0, 5), PlacementCase(1, 95, 0.3), PlacementCase(0, 165))
+        branches = (BranchCase(255, 0, 11, placed), BranchCase(400, 33, 1, placed[1:]), BranchCase(0, 3, 2, parent=1, forked=20))
+        case = Case(Shape(dtype, 2, 3, head_dim, rotated), (90, 70), branches)
+        assert_same_step(Step(case).run(native(case.shape, None, level)), Step(case).run(reference(case.shape)), dtype)
+
+    def test_a_row_that_excludes_everything_but_itself_and_one_far_away(self, level: int) -> None:
+        placed = (PlacementCase(0, 0, 1.0), PlacementCase(1, 130, 1.0))
+        for branches in (
+            (BranchCase(194, 0, 5, placed), BranchCase(194, 0, 1)),
+            (BranchCase(250_000, 0, 3, (PlacementCase(0, 0),)),),
+        ):
+            case = Case(Shape(), (130, 64), branches)
+            assert_same_step(Step(case).run(native(case.shape, None, level)), Step(case).run(reference(case.shape)), torch.float32)
+
+    @PROPERTY
+    @given(case=cases())
+    def test_with_fixed_tiles_neither_company_nor_threads_change_a_bit(self, level: int, case: Case) -> None:
+        backend = native(case.shape, FIXED, level)
+        torch.set_num_threads(2)
+        together = Step(case).run(backend)
+        torch.set_num_threads(1)
+        step = Step(case)
+        for i, lane in enumerate(step.lanes):
+            alone = Step(case).run(backend, only=[i])
+            assert torch.equal(together.out_HRD[:, lane.rows], alone.out_HRD)
+            assert torch.equal(together.keys[i], alone.keys[0])
+
+    def test_what_lies_behind_a_segments_tokens_is_never_taken_in(self, level: int) -> None:
+        """Room that was never written may hold anything."""
+        case = Case(Shape(torch.bfloat16), (70,), (BranchCase(100, 7, 3, (PlacementCase(0, 0),)),))
+        ours, theirs = Step(case), Step(case)
+        for segment in (ours.branches[0].segment, ours.branches[0].context[0].segment):
+            for kv in (segment.k_LKTD, segment.v_LKTD):
+                for layer in kv:
+                    layer[:, segment.length :] = float("nan")
+        assert_same_step(ours.run(native(case.shape, None, level)), theirs.run(reference(case.shape)), torch.bfloat16)
 
 
 class TestPlan:
@@ -226,10 +287,23 @@ class TestExclusionBitmaps:
 
 
 class TestChoice:
-    def test_auto_on_a_cpu_is_the_fused_kernel(self) -> None:
+    def test_auto_on_a_cpu_is_the_c_kernels(self) -> None:
+        assert isinstance(backend_for(EngineConfig(), spec_of(Shape())), NativeBackend)
+
+    def test_auto_without_them_is_the_fused_kernel_and_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("shared.engine.backends.native.library", lambda: None)
         backend = backend_for(EngineConfig(), spec_of(Shape()))
         assert isinstance(backend, PiecewiseBackend)
         assert backend.kernel is fused_cpu_kernel
+        assert "'native' was not compiled with this installation" in caplog.text
+
+    def test_c_kernels_refuse_what_they_do_not_know(self) -> None:
+        with pytest.raises(ConfigError, match="even head_dim up to 512, not 514; set it to 'torch'"):
+            backend_for(EngineConfig(backend="native"), spec_of(Shape(head_dim=514)))
+        with pytest.raises(ConfigError, match="'native' needs a CPU with AVX2; set the backend to 'auto'"):
+            backend_for(EngineConfig(backend="native"), spec_of(Shape(), torch.device("cuda")))
 
     @pytest.mark.parametrize("name", ["triton", "flash_attn"])
     def test_a_gpu_backend_without_a_gpu_says_so(self, name: Any) -> None:

@@ -2,12 +2,13 @@
 
 | name | where | what |
 | --- | --- | --- |
+| ``native`` | CPU with AVX2 | one call of the C kernels per layer for the whole step |
 | ``torch`` | any device | one kernel call per segment: the fused CPU kernel, elsewhere plain float32 matmuls |
 | ``triton`` | GPU | three launches per layer for the whole step |
 | ``flash_attn`` | GPU, the extra ``gpu`` | one call of that library per segment; for ordinary dense prefill |
 | ``reference`` | any device | the rule of sight as it is written down, row by row: the slow twin of all others |
 
-``auto`` is ``triton`` on a GPU where it works, else ``torch``.
+``auto`` is ``triton`` on a GPU and ``native`` on a CPU where they work, else ``torch``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from shared.engine.attention import Backend
 from shared.engine.backends.check import BackendBroken, check_backend
 from shared.engine.backends.flash import flash_kernel
 from shared.engine.backends.kernels import fused_cpu_kernel, matmul_kernel
+from shared.engine.backends.native import NativeBackend
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.reference import ReferenceBackend
+from shared.engine.backends.tables import FIXED
 from shared.engine.model import ModelSpec
 from shared.engine.rope import Rotation
 from shared.engine_config import EngineConfig
@@ -38,18 +41,16 @@ def backend_for(config: EngineConfig, spec: ModelSpec) -> Backend:
     """
     if config.backend != "auto":
         return _tried(config.backend, config, spec)
-    if spec.device.type != "cuda":
-        return _torch(config, spec)
     try:
-        return _tried("triton", config, spec)
+        return _tried("triton" if spec.device.type == "cuda" else "native", config, spec)
     except ConfigError as error:
-        log.warning("backend auto: %s; torch serves in its place, many times slower", error.detail)
+        log.warning("backend auto: %s; torch serves in its place, slower", error.detail)
         return _torch(config, spec)
 
 
 def _tried(name: str, config: EngineConfig, spec: ModelSpec) -> Backend:
     backend = _BACKENDS[name](config, spec)
-    if name in ("triton", "flash_attn"):
+    if name in ("native", "triton", "flash_attn"):
         try:
             check_backend(backend, spec)
         except BackendBroken as error:
@@ -62,6 +63,10 @@ def _torch(config: EngineConfig, spec: ModelSpec) -> Backend:
     return PiecewiseBackend(Rotation(spec.rope, spec.device), kernel, spec.device)
 
 
+def _native(config: EngineConfig, spec: ModelSpec) -> Backend:
+    return NativeBackend(spec, FIXED if config.batch_invariant else None)
+
+
 def _reference(config: EngineConfig, spec: ModelSpec) -> Backend:
     return ReferenceBackend(Rotation(spec.rope, spec.device), spec.device)
 
@@ -69,7 +74,6 @@ def _reference(config: EngineConfig, spec: ModelSpec) -> Backend:
 def _triton(config: EngineConfig, spec: ModelSpec) -> Backend:
     if importlib.util.find_spec("triton") is None:
         raise ConfigError("engine.backend: 'triton' is not installed here (pip install triton); or set it to 'torch'")
-    from shared.engine.backends.tables import FIXED
     from shared.engine.backends.triton import TritonBackend
 
     return TritonBackend(spec, FIXED if config.batch_invariant else None)
@@ -81,6 +85,7 @@ def _flash_attn(config: EngineConfig, spec: ModelSpec) -> Backend:
 
 
 _BACKENDS: dict[str, Callable[[EngineConfig, ModelSpec], Backend]] = {
+    "native": _native,
     "torch": _torch,
     "reference": _reference,
     "triton": _triton,

@@ -1,0 +1,116 @@
+/* A layer's attention over all segments of a step, on a CPU: append, attend, merge. The tables are those of backends/tables.py, the
+ * numbers those of the Triton kernels: products in the model's type with float32 sums, logarithms to base 2, results rounded once.
+ *
+ * Plain C behind a C interface, so that the library fits every torch and Python. The kernels are compiled for several processors
+ * (native_kernels.h) and chosen when the library is asked which one serves. Threads are OpenMP's, whose pool torch shares.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCK_KEYS 64 /* as in tables.py */
+
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+
+/* What stays the same from layer to layer. Mirrored by a ctypes.Structure in native.py. */
+typedef struct {
+    const int32_t *items;        /* [items, 4]: piece, first flat row, first key, end of keys */
+    const int32_t *pieces;       /* [pieces, 3]: first look, number of looks, capacity */
+    const int32_t *looks;        /* [looks, 5]: row, distance, keys seen, first slot, words of exclusions per layer */
+    const int64_t *hidden;       /* [looks]: address of exclusion words, or 0 */
+    const int32_t *first_slot;   /* [rows + 1] */
+    const int32_t *own;          /* [rows, 3]: piece, token in it, local position */
+    const int64_t *addresses;    /* [pieces, 2, layers]: where K and V begin */
+    const float *cos, *sin;      /* [positions, half] */
+    float *out;                  /* [slots, heads, dim] */
+    float *lse;                  /* [slots, heads] */
+    char *workspace;             /* workspace_bytes() for every thread */
+    int64_t workspace_bytes;
+    int32_t num_items, num_rows, num_layers, num_heads, num_kv_heads, head_dim, half, split_len, block_rows, dtype, num_threads;
+} Step;
+
+/* Rows of the step: [heads, rows, dim] by strides in elements, the last one 1. */
+typedef struct {
+    const void *data;
+    int64_t head, row;
+} Rows;
+
+typedef struct {
+    void (*append)(const Step *, int layer, Rows k, Rows v, int row, int kv_head);
+    void (*attend)(const Step *, int layer, Rows q, float scale, int item, int kv_head, char *workspace);
+    void (*merge)(const Step *, void *merged, int row, int head);
+    int64_t (*workspace)(int block_rows, int head_dim);
+} Kernels;
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#define NAME(name) name##_avx2
+#define LANES 8
+#define COLUMNS 2 /* vectors side by side, and … */
+#define STACK 6   /* … rows one above the other that a product keeps in registers */
+#define PAIRS 0
+#include "native_kernels.h"
+#undef NAME
+#undef LANES
+#undef COLUMNS
+#undef STACK
+#undef PAIRS
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
+#define NAME(name) name##_avx512
+#define LANES 16
+#define COLUMNS 4
+#define STACK 6
+#define PAIRS 1 /* products of bfloat16 take two numbers of each row at a time */
+#include "native_kernels.h"
+#pragma GCC pop_options
+
+static const Kernels *const KERNELS[] = {0, &kernels_avx2, &kernels_avx512};
+#else
+static const Kernels *const KERNELS[] = {0, 0, 0};
+#endif
+
+/* The best kernels that this processor runs: 2 AVX-512 with bfloat16, 1 AVX2, 0 none. */
+int kvquilt_level(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+        && __builtin_cpu_supports("avx512dq"))
+        return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        return 1;
+#endif
+    return 0;
+}
+
+int64_t kvquilt_workspace_bytes(int level, int block_rows, int head_dim) { return KERNELS[level]->workspace(block_rows, head_dim); }
+
+/* q, k, v: [heads, rows, dim] by strides; merged: [rows, heads, dim], contiguous. */
+void kvquilt_run(int level, const Step *s, int layer, Rows q, Rows k, Rows v, void *merged, float scale) {
+    const Kernels *kernels = KERNELS[level];
+    const int num_appends = s->num_rows * s->num_kv_heads;
+    const int num_attends = s->num_items * s->num_kv_heads;
+    const int num_merges = s->num_rows * s->num_heads;
+#pragma omp parallel num_threads(s->num_threads)
+    {
+        char *workspace = s->workspace;
+#ifdef _OPENMP
+        extern int omp_get_thread_num(void);
+        workspace += s->workspace_bytes * omp_get_thread_num();
+#endif
+#pragma omp for schedule(static)
+        for (int i = 0; i < num_appends; i++)
+            kernels->append(s, layer, k, v, i / s->num_kv_heads, i % s->num_kv_heads);
+#pragma omp for schedule(dynamic, 1)
+        for (int i = 0; i < num_attends; i++)
+            kernels->attend(s, layer, q, scale, i / s->num_kv_heads, i % s->num_kv_heads, workspace);
+#pragma omp for schedule(static)
+        for (int i = 0; i < num_merges; i++)
+            kernels->merge(s, merged, i / s->num_heads, i % s->num_heads);
+    }
+}

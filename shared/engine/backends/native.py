@@ -1,0 +1,161 @@
+"""All segments of a step in one call per layer, on a CPU, by the C kernels of ``native.c``.
+
+Tables, tiles and slots are those of the Triton backend (``backends.tables``). The library is compiled when the package is built;
+where there was no compiler it is missing, and ``torch`` serves. Shapes: H query heads, K kv heads, R rows, D head_dim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import math
+from collections.abc import Sequence
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+
+import numpy as np
+import torch
+
+from shared.engine.attention import Lane, Piece, pieces_of
+from shared.engine.backends.tables import Tables, Tiling, build_tables, choose_tiling
+from shared.engine.model import ModelSpec
+from shared.engine.rope import Rotation
+from shared.errors import ConfigError
+
+LIBRARY = "shared.engine.backends._native"
+LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16"}
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_MAX_HEAD_DIM = 512
+_LOG2_E = math.log2(math.e)
+
+
+class _Step(ctypes.Structure):
+    """``Step`` of native.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("items", "pieces", "looks", "hidden", "first_slot", "own", "addresses", "cos", "sin")),
+        *((name, c_void_p) for name in ("out", "lse", "workspace")),
+        ("workspace_bytes", c_int64),
+        *((name, c_int32) for name in ("num_items", "num_rows", "num_layers", "num_heads", "num_kv_heads", "head_dim", "half")),
+        *((name, c_int32) for name in ("split_len", "block_rows", "dtype", "num_threads")),
+    )
+
+
+class _Rows(ctypes.Structure):
+    """``Rows`` of native.c."""
+
+    _fields_ = (("data", c_void_p), ("head", c_int64), ("row", c_int64))
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """None: this installation has none."""
+    found = importlib.util.find_spec(LIBRARY)
+    if found is None or found.origin is None:
+        return None
+    loaded = ctypes.CDLL(found.origin)
+    loaded.kvquilt_level.restype = c_int
+    loaded.kvquilt_workspace_bytes.restype = c_int64
+    loaded.kvquilt_workspace_bytes.argtypes = (c_int, c_int, c_int)
+    loaded.kvquilt_run.restype = None
+    loaded.kvquilt_run.argtypes = (c_int, POINTER(_Step), c_int, _Rows, _Rows, _Rows, c_void_p, c_float)
+    return loaded
+
+
+def best_level() -> int:
+    """Of ``LEVELS``, what this processor runs; 0: nothing, or there is no library."""
+    found = library()
+    return 0 if found is None else int(found.kvquilt_level())
+
+
+class NativeBackend:
+    """``tiling``: of every step, so that no row's bits depend on its company (``FIXED``); None chooses for each step. ``level``: of
+    ``LEVELS``, None for the best one here."""
+
+    def __init__(self, spec: ModelSpec, tiling: Tiling | None = None, level: int | None = None) -> None:
+        """
+        Raises:
+            ConfigError: there is no library, or the processor or the model is not one that it knows.
+        """
+        loaded, self._level = library(), best_level() if level is None else level
+        if loaded is None:
+            raise ConfigError(
+                "engine.backend: 'native' was not compiled with this installation; reinstall kvquilt where gcc is on PATH, "
+                "or set the backend to 'torch'"
+            )
+        if not self._level or spec.device.type != "cpu":
+            raise ConfigError("engine.backend: 'native' needs a CPU with AVX2; set the backend to 'auto'")
+        if spec.head_dim % 2 or spec.head_dim > _MAX_HEAD_DIM:
+            raise ConfigError(
+                f"engine.backend: 'native' knows even head_dim up to {_MAX_HEAD_DIM}, not {spec.head_dim}; set it to 'torch'"
+            )
+        self._library = loaded
+        self._spec = spec
+        self._rotation = Rotation(spec.rope, spec.device)
+        self._tiling = tiling
+        self._workspace = torch.empty(0, dtype=torch.uint8)
+
+    def plan(self, lanes: Sequence[Lane]) -> NativeAttention:
+        spec, pieces, num_threads = self._spec, pieces_of(lanes), torch.get_num_threads()
+        tiling = self._tiling or choose_tiling(pieces, spec.num_heads // spec.num_kv_heads, spec.num_kv_heads, num_threads)
+        num_bytes = int(self._library.kvquilt_workspace_bytes(self._level, tiling.block_rows, spec.head_dim))
+        if len(self._workspace) < num_bytes * num_threads:
+            self._workspace = torch.empty(num_bytes * num_threads, dtype=torch.uint8)
+        tables = build_tables(pieces, lanes, spec.num_heads // spec.num_kv_heads, tiling)
+        cos_PF, sin_PF = self._rotation.table(tables.num_positions)
+        return NativeAttention(
+            self._library, self._level, spec, pieces, tables, tiling, (cos_PF, sin_PF), self._workspace, num_bytes, num_threads
+        )
+
+
+class NativeAttention:
+    def __init__(
+        self,
+        loaded: ctypes.CDLL,
+        level: int,
+        spec: ModelSpec,
+        pieces: Sequence[Piece],
+        tables: Tables,
+        tiling: Tiling,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        workspace: torch.Tensor,
+        workspace_bytes: int,
+        num_threads: int,
+    ) -> None:
+        addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
+        out = torch.empty(tables.num_slots, spec.num_heads, spec.head_dim)
+        lse = torch.empty(tables.num_slots, spec.num_heads)
+        self._run, self._level, self._num_heads = loaded.kvquilt_run, level, spec.num_heads
+        self._keeps = (pieces, tables, addresses, angles, out, lse, workspace)  # alive: what the step points to
+        arrays = (
+            tables.items_I4,
+            tables.pieces_P3,
+            tables.looks_N5,
+            tables.hidden_N,
+            tables.first_slot_R,
+            tables.own_R3,
+            addresses,
+        )
+        self._step = _Step(
+            *(array.ctypes.data for array in arrays),
+            *(x.data_ptr() for x in (*angles, out, lse, workspace)),
+            workspace_bytes,
+            len(tables.items_I4),
+            len(tables.own_R3),
+            spec.num_layers,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            len(spec.rope.inv_freq),
+            tiling.split_len,
+            tiling.block_rows,
+            _DTYPES[spec.dtype],
+            num_threads,
+        )
+
+    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+        q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
+        merged_RHD = torch.empty(q_HRD.shape[1], self._num_heads, q_HRD.shape[2], dtype=q_HRD.dtype)
+        rows = (_Rows(x.data_ptr(), *x.stride()[:2]) for x in (q_HRD, k_KRD, v_KRD))
+        self._run(self._level, self._step, layer, *rows, merged_RHD.data_ptr(), scale * _LOG2_E)
+        return merged_RHD.transpose(0, 1)

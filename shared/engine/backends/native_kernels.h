@@ -1,0 +1,427 @@
+/* The kernels, for one kind of processor: native.c includes this once for each. NAME, LANES, COLUMNS, STACK and PAIRS say which.
+ *
+ * Both products of attention are C[STACK rows, columns] += A[rows, depth] · B[depth, columns], with numbers of 32 bits: a float, or
+ * (PAIRS, bfloat16) two neighbours along the depth. A row's sums never depend on the rows beside it.
+ */
+
+#define INLINE static inline __attribute__((always_inline))
+#define USES_PAIRS(dtype) (PAIRS && (dtype) == BFLOAT16)
+
+typedef float NAME(Floats) __attribute__((vector_size(4 * LANES)));
+typedef int32_t NAME(Ints) __attribute__((vector_size(4 * LANES)));
+#define Floats NAME(Floats)
+#define Ints NAME(Ints)
+
+INLINE Floats NAME(load)(const float *from) {
+    Floats x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+INLINE void NAME(store)(float *to, Floats x) { memcpy(to, &x, sizeof x); }
+INLINE Floats NAME(splat)(float x) { return x - (Floats){}; }
+INLINE Ints NAME(splat_int)(int32_t x) { return x - (Ints){}; }
+INLINE Floats NAME(choose)(Ints condition, Floats yes, Floats no) {
+    return (Floats)((condition & (Ints)yes) | (~condition & (Ints)no));
+}
+INLINE Floats NAME(larger)(Floats x, Floats y) { return NAME(choose)(x > y, x, y); }
+INLINE Ints NAME(lane)(void) {
+    Ints lane;
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    return lane;
+}
+INLINE float NAME(largest)(Floats x) {
+    for (int step = LANES / 2; step; step /= 2) x = NAME(larger)(x, __builtin_shuffle(x, NAME(lane)() ^ step));
+    return x[0];
+}
+INLINE float NAME(sum)(Floats x) {
+    for (int step = LANES / 2; step; step /= 2) x = x + __builtin_shuffle(x, NAME(lane)() ^ step);
+    return x[0];
+}
+
+/* 2^x for x ≤ 0, 0 below 2^-125. */
+INLINE Floats NAME(power_of_2)(Floats x) {
+    const Floats rounder = NAME(splat)(12582912.0f); /* 1.5 · 2^23: sums with it have no fraction */
+    const Ints tiny = x < NAME(splat)(-125.0f);
+    x = NAME(larger)(x, NAME(splat)(-126.0f));
+    const Floats whole = (x + rounder) - rounder, f = x - whole;
+    Floats y = f * 1.5403530e-4f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.0f;
+    y = y * (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
+    return (Floats)(~tiny & (Ints)y);
+}
+
+INLINE uint16_t NAME(to_bfloat16)(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return (uint16_t)(bits >> 16 | 64);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+INLINE float NAME(from_bfloat16)(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+INLINE float NAME(get)(const void *x, int64_t i, const int dtype) {
+    if (dtype == FLOAT32) return ((const float *)x)[i];
+    if (dtype == BFLOAT16) return NAME(from_bfloat16)(((const uint16_t *)x)[i]);
+    return _cvtsh_ss(((const uint16_t *)x)[i]);
+}
+INLINE void NAME(put)(void *x, int64_t i, float value, const int dtype) {
+    if (dtype == FLOAT32) ((float *)x)[i] = value;
+    else if (dtype == BFLOAT16) ((uint16_t *)x)[i] = NAME(to_bfloat16)(value);
+    else ((uint16_t *)x)[i] = _cvtss_sh(value, 0);
+}
+INLINE const void *NAME(at)(const void *x, int64_t i, const int dtype) {
+    return (const char *)x + i * (dtype == FLOAT32 ? 4 : 2);
+}
+
+/* A row at ``x`` rotated to ``position``: dimension d < half turns with d + half, what lies behind them passes. */
+INLINE void NAME(rotate)(const Step *s, const void *x, int position, void *to, const int dtype) {
+    const float *cos = s->cos + (int64_t)position * s->half, *sin = s->sin + (int64_t)position * s->half;
+    for (int d = 0; d < s->half; d++) {
+        const float x1 = NAME(get)(x, d, dtype), x2 = NAME(get)(x, d + s->half, dtype);
+        NAME(put)(to, d, x1 * cos[d] - x2 * sin[d], dtype);
+        NAME(put)(to, d + s->half, x2 * cos[d] + x1 * sin[d], dtype);
+    }
+    for (int d = 2 * s->half; d < s->head_dim; d++) NAME(put)(to, d, NAME(get)(x, d, dtype), dtype);
+}
+
+/* The key of a row, rotated to its local position, and its value go into the row's private segment. */
+INLINE void NAME(append_as)(const Step *s, int layer, Rows k, Rows v, int row, int kv_head, const int dtype) {
+    const int32_t *own = s->own + row * 3;
+    const int64_t *begin = s->addresses + (int64_t)own[0] * 2 * s->num_layers + layer;
+    const int64_t to = ((int64_t)kv_head * s->pieces[own[0] * 3 + 2] + own[1]) * s->head_dim;
+    NAME(rotate)(s, NAME(at)(k.data, row * k.row + kv_head * k.head, dtype), own[2], (void *)NAME(at)((void *)begin[0], to, dtype), dtype);
+    memcpy((void *)NAME(at)((void *)begin[s->num_layers], to, dtype), NAME(at)(v.data, row * v.row + kv_head * v.head, dtype),
+           s->head_dim * (dtype == FLOAT32 ? 4 : 2));
+}
+
+/* C = A·B + ``before`` · C for STACK rows and ``columns`` vectors. */
+INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
+                          const float *before, const int columns, const int pairs) {
+    Floats sums[STACK][COLUMNS];
+#pragma GCC unroll 8
+    for (int r = 0; r < STACK; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < columns; n++)
+            sums[r][n] = before ? before[r] * NAME(load)(c + r * row_c + n * LANES) : NAME(splat)(0);
+    for (int i = 0; i < depth; i++) {
+        Floats across[COLUMNS];
+#pragma GCC unroll 8
+        for (int n = 0; n < columns; n++) across[n] = NAME(load)(b + i * row_b + n * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < STACK; r++) {
+            const Floats down = NAME(splat)(a[r * row_a + i]);
+#pragma GCC unroll 8
+            for (int n = 0; n < columns; n++) {
+#if PAIRS
+                if (pairs) sums[r][n] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][n], (__m512bh)down, (__m512bh)across[n]);
+                else
+#endif
+                    sums[r][n] += down * across[n];
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < STACK; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < columns; n++) NAME(store)(c + r * row_c + n * LANES, sums[r][n]);
+}
+
+INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
+                           const float *before, int columns, const int pairs) {
+    int n = 0;
+    for (; n + COLUMNS <= columns; n += COLUMNS)
+        NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, before, COLUMNS, pairs);
+    for (; n < columns; n++) NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, before, 1, pairs);
+}
+
+#if PAIRS
+/* 16 rows of 16 numbers of 32 bits, transposed. */
+INLINE void NAME(transpose)(const char *from, int64_t row_bytes, float *to, int64_t row_to) {
+    __m512i r[16], t[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from + i * row_bytes);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; i++) {
+        _mm512_storeu_si512(to + i * row_to, _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
+        _mm512_storeu_si512(to + (i + 8) * row_to, _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
+        _mm512_storeu_si512(to + (i + 4) * row_to, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
+        _mm512_storeu_si512(to + (i + 12) * row_to, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
+    }
+}
+#endif
+
+/* Keys [T, dim] become [dim, BLOCK_KEYS], zero beyond the last one. ``dim`` in numbers of 32 bits. */
+INLINE void NAME(pack_keys)(const void *k, int num_keys, int head_dim, float *to, const int dtype) {
+#if PAIRS
+    if (dtype == BFLOAT16 && num_keys == BLOCK_KEYS && head_dim % 32 == 0) {
+        for (int key = 0; key < BLOCK_KEYS; key += 16)
+            for (int d = 0; d < head_dim; d += 32)
+                NAME(transpose)((const char *)k + ((int64_t)key * head_dim + d) * 2, head_dim * 2, to + d / 2 * BLOCK_KEYS + key,
+                                BLOCK_KEYS);
+        return;
+    }
+#endif
+    const int step = USES_PAIRS(dtype) ? 2 : 1;
+    for (int key = 0; key < BLOCK_KEYS; key++)
+        for (int d = 0; d < head_dim; d += step) {
+            float *place = to + d / step * BLOCK_KEYS + key;
+            if (key >= num_keys) *place = 0;
+            else if (USES_PAIRS(dtype)) memcpy(place, (const uint16_t *)k + (int64_t)key * head_dim + d, 4);
+            else *place = NAME(get)(k, (int64_t)key * head_dim + d, dtype);
+        }
+}
+
+/* Values [T, dim] become [BLOCK_KEYS, wide], or pairs of them [BLOCK_KEYS / 2, wide]; zero beyond the last one and beyond dim. */
+INLINE void NAME(pack_values)(const void *v, int num_keys, int head_dim, int wide, float *to, const int dtype) {
+    if (!USES_PAIRS(dtype)) {
+        memset(to, 0, sizeof(float) * BLOCK_KEYS * wide);
+        for (int key = 0; key < num_keys; key++)
+            for (int d = 0; d < head_dim; d++) to[(int64_t)key * wide + d] = NAME(get)(v, (int64_t)key * head_dim + d, dtype);
+        return;
+    }
+    const uint16_t *from = v;
+    uint16_t *pairs = (uint16_t *)to;
+    int key = 0;
+#if PAIRS
+    if (head_dim % 32 == 0) {
+        Ints first;
+        for (int i = 0; i < LANES; i++) first[i] = i | (i + 32) << 16;
+        const __m512i low = (__m512i)first, high = (__m512i)(first + (16 | 16 << 16));
+        for (; key + 2 <= num_keys; key += 2)
+            for (int d = 0; d < head_dim; d += 32) {
+                const __m512i one = _mm512_loadu_si512(from + (int64_t)key * head_dim + d);
+                const __m512i two = _mm512_loadu_si512(from + (int64_t)(key + 1) * head_dim + d);
+                _mm512_storeu_si512(pairs + (int64_t)key * wide + 2 * d, _mm512_permutex2var_epi16(one, low, two));
+                _mm512_storeu_si512(pairs + (int64_t)key * wide + 2 * d + 32, _mm512_permutex2var_epi16(one, high, two));
+            }
+    }
+#endif
+    memset(pairs + (int64_t)key * wide, 0, sizeof(uint16_t) * (BLOCK_KEYS - key) * wide);
+    for (; key < num_keys; key++)
+        for (int d = 0; d < head_dim; d++)
+            pairs[(int64_t)(key / 2) * 2 * wide + 2 * d + key % 2] = from[(int64_t)key * head_dim + d];
+}
+
+/* A thread's room. Rows are padded to a multiple of STACK, dimensions to one of LANES. */
+typedef struct {
+    float *q, *out, *best, *total, *before, *keys, *values, *scores, *weights;
+    int rows, wide;
+} NAME(Room);
+
+INLINE float *NAME(take)(char **room, int64_t count) {
+    float *taken = (float *)*room;
+    *room += (count * 4 + 63) / 64 * 64;
+    return taken;
+}
+
+static int64_t NAME(lay_out)(char *workspace, int block_rows, int head_dim, NAME(Room) *room) {
+    const int rows = (block_rows + STACK - 1) / STACK * STACK, wide = (head_dim + LANES - 1) / LANES * LANES;
+    char *end = workspace;
+    room->rows = rows, room->wide = wide;
+    room->q = NAME(take)(&end, (int64_t)rows * wide);
+    room->out = NAME(take)(&end, (int64_t)rows * wide);
+    room->best = NAME(take)(&end, rows);
+    room->total = NAME(take)(&end, (int64_t)rows * LANES);
+    room->before = NAME(take)(&end, STACK);
+    room->keys = NAME(take)(&end, (int64_t)wide * BLOCK_KEYS);
+    room->values = NAME(take)(&end, (int64_t)wide * BLOCK_KEYS);
+    room->scores = NAME(take)(&end, STACK * BLOCK_KEYS);
+    room->weights = NAME(take)(&end, STACK * BLOCK_KEYS);
+    return end - workspace;
+}
+
+static int64_t NAME(workspace)(int block_rows, int head_dim) {
+    NAME(Room) room;
+    return NAME(lay_out)(0, block_rows, head_dim, &room);
+}
+
+/* Bit i: the look does not see key first + i. */
+INLINE uint64_t NAME(hidden_keys)(const Step *s, int layer, int look, int first) {
+    const int32_t *facts = s->looks + (int64_t)look * 5;
+    const int num_seen = facts[2] - first;
+    uint64_t hidden = num_seen >= BLOCK_KEYS ? 0 : num_seen <= 0 ? ~0ull : ~0ull << num_seen;
+    if (facts[4]) {
+        const uint32_t *words = (const uint32_t *)s->hidden[look] + (int64_t)layer * facts[4];
+        for (int i = 0; i < BLOCK_KEYS / 32; i++)
+            if (first / 32 + i < facts[4]) hidden |= (uint64_t)words[first / 32 + i] << (32 * i);
+    }
+    return hidden;
+}
+
+/* One row of a block: its scores become weights; how much that lessens what it has gathered so far is returned. */
+INLINE float NAME(weigh)(const float *scores, float scale, uint64_t hidden, float *best, float *total, float *weights, const int pairs) {
+    enum { N = BLOCK_KEYS / LANES };
+    Floats x[N], most = NAME(splat)(*best);
+    Ints out_of_sight[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) {
+        x[n] = NAME(load)(scores + n * LANES) * scale;
+        if (hidden) {
+            out_of_sight[n] = -(NAME(splat_int)((int32_t)(hidden >> (n * LANES) & ((1u << LANES) - 1))) >> NAME(lane)() & 1);
+            x[n] = NAME(choose)(out_of_sight[n], NAME(splat)(-__builtin_inff()), x[n]);
+        }
+        most = NAME(larger)(most, x[n]);
+    }
+    const float new_best = NAME(largest)(most), base = new_best == -__builtin_inff() ? 0 : new_best;
+    float before = 1;
+    if (new_best != *best) before = *best == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(*best - base))[0];
+    Floats sum = NAME(load)(total) * before;
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) {
+        x[n] = NAME(power_of_2)(x[n] - base);
+        if (hidden) x[n] = (Floats)(~out_of_sight[n] & (Ints)x[n]);
+        sum += x[n];
+    }
+    NAME(store)(total, sum);
+    *best = new_best;
+#if PAIRS
+    if (pairs) {
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n += 2)
+            _mm512_storeu_si512(weights + n * LANES / 2, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[n + 1], (__m512)x[n]));
+        return before;
+    }
+#endif
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) NAME(store)(weights + n * LANES, x[n]);
+    return before;
+}
+
+/* The item's flat rows, rotated to their distance, over the item's keys; fills their slots. A row that sees nothing of the split but
+ * what it excludes has 0 and −∞. */
+INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int item, int kv_head, char *workspace, const int dtype) {
+    const int32_t *facts = s->items + (int64_t)item * 4, *piece = s->pieces + (int64_t)facts[0] * 3;
+    const int group = s->num_heads / s->num_kv_heads, begin = facts[2], end = facts[3], dim = s->head_dim;
+    const int num_flat = facts[1] + s->block_rows < piece[1] * group ? s->block_rows : piece[1] * group - facts[1];
+    const int pairs = USES_PAIRS(dtype), depth = pairs ? dim / 2 : dim, item_bytes = dtype == FLOAT32 ? 4 : 2;
+    NAME(Room) room;
+    NAME(lay_out)(workspace, s->block_rows, dim, &room);
+    const int wide = room.wide, rows = (num_flat + STACK - 1) / STACK * STACK;
+    for (int i = 0; i < rows; i++) {
+        float *to = room.q + (int64_t)i * depth;
+        room.best[i] = -__builtin_inff();
+        if (i >= num_flat) {
+            memset(to, 0, sizeof(float) * depth);
+            continue;
+        }
+        const int flat = facts[1] + i, head = kv_head * group + flat % group;
+        const int32_t *look = s->looks + (int64_t)(piece[0] + flat / group) * 5;
+        const void *from = NAME(at)(q.data, look[0] * q.row + head * q.head, dtype);
+        if (pairs || dtype == FLOAT32) NAME(rotate)(s, from, look[1], to, dtype);
+        else { /* rounded to the model's type, then widened */
+            uint16_t rounded[512];
+            NAME(rotate)(s, from, look[1], rounded, dtype);
+            for (int d = 0; d < dim; d++) to[d] = NAME(get)(rounded, d, dtype);
+        }
+    }
+    memset(room.out, 0, sizeof(float) * rows * wide);
+    memset(room.total, 0, sizeof(float) * rows * LANES);
+
+    const int64_t *address = s->addresses + (int64_t)facts[0] * 2 * s->num_layers + layer, base = (int64_t)kv_head * piece[2] * dim;
+    const char *k = (const char *)address[0] + base * item_bytes, *v = (const char *)address[s->num_layers] + base * item_bytes;
+    for (int first = begin; first < end; first += BLOCK_KEYS) {
+        const int num_keys = end - first < BLOCK_KEYS ? end - first : BLOCK_KEYS;
+        NAME(pack_keys)(k + (int64_t)first * dim * item_bytes, num_keys, dim, room.keys, dtype);
+        NAME(pack_values)(v + (int64_t)first * dim * item_bytes, num_keys, dim, wide, room.values, dtype);
+        for (int top = 0; top < rows; top += STACK) {
+            NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, depth, room.scores, BLOCK_KEYS, 0,
+                           BLOCK_KEYS / LANES, pairs);
+            for (int r = 0; r < STACK; r++) {
+                const int i = top + r;
+                const uint64_t hidden = i < num_flat ? NAME(hidden_keys)(s, layer, piece[0] + (facts[1] + i) / group, first) : ~0ull;
+                room.before[r] = NAME(weigh)(room.scores + r * BLOCK_KEYS, scale, hidden, room.best + i, room.total + (int64_t)i * LANES,
+                                             room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
+            }
+            NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS,
+                           room.out + (int64_t)top * wide, wide, room.before, wide / LANES, pairs);
+        }
+    }
+
+    for (int i = 0; i < num_flat; i++) {
+        const int flat = facts[1] + i, head = kv_head * group + flat % group;
+        const int32_t *look = s->looks + (int64_t)(piece[0] + flat / group) * 5;
+        if (begin >= look[2]) continue;
+        const int64_t place = ((int64_t)look[3] + begin / s->split_len) * s->num_heads + head;
+        const float total = NAME(sum)(NAME(load)(room.total + (int64_t)i * LANES));
+        s->lse[place] = room.best[i] + (total > 0 ? __builtin_log2f(total) : 0);
+        for (int d = 0; d < dim; d++) s->out[place * dim + d] = room.out[(int64_t)i * wide + d] / (total > 0 ? total : 1);
+    }
+}
+
+/* Softmax over the union of a row's slots is the weighted mean of them. */
+INLINE void NAME(merge_as)(const Step *s, void *merged, int row, int head, const int dtype) {
+    const int first = s->first_slot[row], end = s->first_slot[row + 1], dim = s->head_dim;
+    float best = -__builtin_inff(), total = 0, mean[512] = {0};
+    for (int slot = first; slot < end; slot++) {
+        const float lse = s->lse[(int64_t)slot * s->num_heads + head];
+        best = lse > best ? lse : best;
+    }
+    for (int slot = first; slot < end; slot++) {
+        const int64_t place = (int64_t)slot * s->num_heads + head;
+        const float weight = best == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(s->lse[place] - best))[0];
+        total += weight;
+        if (weight > 0)
+            for (int d = 0; d < dim; d++) mean[d] += weight * s->out[place * dim + d];
+    }
+    for (int d = 0; d < dim; d++)
+        NAME(put)(merged, ((int64_t)row * s->num_heads + head) * dim + d, mean[d] / (total > 0 ? total : 1), dtype);
+}
+
+#define BY_TYPE(call)                                          \
+    switch (s->dtype) {                                        \
+        case FLOAT32: call(FLOAT32); break;                    \
+        case BFLOAT16: call(BFLOAT16); break;                  \
+        default: call(FLOAT16); break;                         \
+    }
+
+static void NAME(append)(const Step *s, int layer, Rows k, Rows v, int row, int kv_head) {
+#define CALL(dtype) NAME(append_as)(s, layer, k, v, row, kv_head, dtype)
+    BY_TYPE(CALL)
+#undef CALL
+}
+
+static void NAME(attend)(const Step *s, int layer, Rows q, float scale, int item, int kv_head, char *workspace) {
+#define CALL(dtype) NAME(attend_as)(s, layer, q, scale, item, kv_head, workspace, dtype)
+    BY_TYPE(CALL)
+#undef CALL
+}
+
+static void NAME(merge)(const Step *s, void *merged, int row, int head) {
+#define CALL(dtype) NAME(merge_as)(s, merged, row, head, dtype)
+    BY_TYPE(CALL)
+#undef CALL
+}
+
+static const Kernels NAME(kernels) = {NAME(append), NAME(attend), NAME(merge), NAME(workspace)};
+
+#undef INLINE
+#undef USES_PAIRS
+#undef Floats
+#undef Ints
+#undef BY_TYPE
