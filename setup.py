@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the engine's CPU kernels. Where they do not compile the package is built without them, and torch's serve."""
+"""What pyproject.toml cannot say: the engine's CPU kernels. Where they do not compile they are left out, and torch's serve."""
 
 from setuptools import Extension, setup
 
