@@ -9,6 +9,7 @@
 
 typedef float NAME(Floats) __attribute__((vector_size(4 * LANES)));
 typedef int32_t NAME(Ints) __attribute__((vector_size(4 * LANES)));
+typedef uint16_t NAME(Shorts) __attribute__((vector_size(2 * LANES)));
 #define Floats NAME(Floats)
 #define Ints NAME(Ints)
 
@@ -23,11 +24,17 @@ INLINE Ints NAME(splat_int)(int32_t x) { return x - (Ints){}; }
 INLINE Floats NAME(choose)(Ints condition, Floats yes, Floats no) {
     return (Floats)((condition & (Ints)yes) | (~condition & (Ints)no));
 }
-INLINE Floats NAME(larger)(Floats x, Floats y) { return NAME(choose)(x > y, x, y); }
+#if PAIRS
+INLINE Floats NAME(larger)(Floats x, Floats y) { return (Floats)_mm512_max_ps((__m512)x, (__m512)y); }
+#else
+INLINE Floats NAME(larger)(Floats x, Floats y) { return (Floats)_mm256_max_ps((__m256)x, (__m256)y); }
+#endif
 INLINE Ints NAME(lane)(void) {
-    Ints lane;
-    for (int i = 0; i < LANES; i++) lane[i] = i;
-    return lane;
+#if LANES == 16
+    return (Ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+    return (Ints){0, 1, 2, 3, 4, 5, 6, 7};
+#endif
 }
 INLINE float NAME(largest)(Floats x) {
     for (int step = LANES / 2; step; step /= 2) x = NAME(larger)(x, __builtin_shuffle(x, NAME(lane)() ^ step));
@@ -38,27 +45,32 @@ INLINE float NAME(sum)(Floats x) {
     return x[0];
 }
 
-/* 2^x for x ≤ 0, 0 below 2^-125. */
+/* 2^x for x ≤ 0. What is far below the smallest float may be 0 or 2^-126; of −∞ it is no number. */
 INLINE Floats NAME(power_of_2)(Floats x) {
-    const Floats rounder = NAME(splat)(12582912.0f); /* 1.5 · 2^23: sums with it have no fraction */
-    const Ints tiny = x < NAME(splat)(-125.0f);
+#if PAIRS
+    const Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, 8), f = x - whole;
+#else
     x = NAME(larger)(x, NAME(splat)(-126.0f));
-    const Floats whole = (x + rounder) - rounder, f = x - whole;
+    const Floats whole = (Floats)_mm256_round_ps((__m256)x, 8), f = x - whole;
+#endif
     Floats y = f * 1.5403530e-4f + 1.3333558e-3f;
     y = y * f + 9.6181291e-3f;
     y = y * f + 5.5504109e-2f;
     y = y * f + 2.4022651e-1f;
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.0f;
-    y = y * (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
-    return (Floats)(~tiny & (Ints)y);
+#if PAIRS
+    return (Floats)_mm512_scalef_ps((__m512)y, (__m512)whole);
+#else
+    return y * (Floats)((__builtin_convertvector(whole, Ints) + 127) << 23);
+#endif
 }
 
 INLINE uint16_t NAME(to_bfloat16)(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    if (x != x) return (uint16_t)(bits >> 16 | 64);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+    return (uint16_t)((x != x ? bits | 1 << 22 : rounded) >> 16);
 }
 INLINE float NAME(from_bfloat16)(uint16_t x) {
     const uint32_t bits = (uint32_t)x << 16;
@@ -76,19 +88,56 @@ INLINE void NAME(put)(void *x, int64_t i, float value, const int dtype) {
     else if (dtype == BFLOAT16) ((uint16_t *)x)[i] = NAME(to_bfloat16)(value);
     else ((uint16_t *)x)[i] = _cvtss_sh(value, 0);
 }
+/* LANES of them at once. */
+INLINE Floats NAME(get_all)(const void *x, int64_t i, const int dtype) {
+    if (dtype == FLOAT32) return NAME(load)((const float *)x + i);
+    NAME(Shorts) bits;
+    memcpy(&bits, (const uint16_t *)x + i, sizeof bits);
+    if (dtype == BFLOAT16) return (Floats)(__builtin_convertvector(bits, Ints) << 16);
+#if LANES == 16
+    return (Floats)_mm512_cvtph_ps((__m256i)bits);
+#else
+    return (Floats)_mm256_cvtph_ps((__m128i)bits);
+#endif
+}
+INLINE void NAME(put_all)(void *x, int64_t i, Floats values, const int dtype) {
+    if (dtype == FLOAT32) {
+        NAME(store)((float *)x + i, values);
+        return;
+    }
+    NAME(Shorts) bits;
+    if (dtype == BFLOAT16) {
+        const Ints whole = (Ints)values, rounded = whole + 0x7fff + (whole >> 16 & 1);
+        bits = __builtin_convertvector((Ints)NAME(choose)(values != values, (Floats)(whole | 1 << 22), (Floats)rounded) >> 16, NAME(Shorts));
+    } else
+#if LANES == 16
+        bits = (NAME(Shorts))_mm512_cvtps_ph((__m512)values, 0);
+#else
+        bits = (NAME(Shorts))_mm256_cvtps_ph((__m256)values, 0);
+#endif
+    memcpy((uint16_t *)x + i, &bits, sizeof bits);
+}
 INLINE const void *NAME(at)(const void *x, int64_t i, const int dtype) {
     return (const char *)x + i * (dtype == FLOAT32 ? 4 : 2);
 }
 
 /* A row at ``x`` rotated to ``position``: dimension d < half turns with d + half, what lies behind them passes. */
 INLINE void NAME(rotate)(const Step *s, const void *x, int position, void *to, const int dtype) {
-    const float *cos = s->cos + (int64_t)position * s->half, *sin = s->sin + (int64_t)position * s->half;
-    for (int d = 0; d < s->half; d++) {
-        const float x1 = NAME(get)(x, d, dtype), x2 = NAME(get)(x, d + s->half, dtype);
-        NAME(put)(to, d, x1 * cos[d] - x2 * sin[d], dtype);
-        NAME(put)(to, d + s->half, x2 * cos[d] + x1 * sin[d], dtype);
+    const int half = s->half;
+    const float *cos = s->cos + (int64_t)position * half, *sin = s->sin + (int64_t)position * half;
+    int pair = 0;
+    for (; pair + LANES <= half; pair += LANES) {
+        const Floats x1 = NAME(get_all)(x, pair, dtype), x2 = NAME(get_all)(x, pair + half, dtype);
+        const Floats c = NAME(load)(cos + pair), across = NAME(load)(sin + pair);
+        NAME(put_all)(to, pair, x1 * c - x2 * across, dtype);
+        NAME(put_all)(to, pair + half, x2 * c + x1 * across, dtype);
     }
-    for (int d = 2 * s->half; d < s->head_dim; d++) NAME(put)(to, d, NAME(get)(x, d, dtype), dtype);
+    for (; pair < half; pair++) {
+        const float x1 = NAME(get)(x, pair, dtype), x2 = NAME(get)(x, pair + half, dtype);
+        NAME(put)(to, pair, x1 * cos[pair] - x2 * sin[pair], dtype);
+        NAME(put)(to, pair + half, x2 * cos[pair] + x1 * sin[pair], dtype);
+    }
+    for (int d = 2 * half; d < s->head_dim; d++) NAME(put)(to, d, NAME(get)(x, d, dtype), dtype);
 }
 
 /* The key of a row, rotated to its local position, and its value go into the row's private segment. */
@@ -210,9 +259,8 @@ INLINE void NAME(pack_values)(const void *v, int num_keys, int head_dim, int wid
     int key = 0;
 #if PAIRS
     if (head_dim % 32 == 0) {
-        Ints first;
-        for (int i = 0; i < LANES; i++) first[i] = i | (i + 32) << 16;
-        const __m512i low = (__m512i)first, high = (__m512i)(first + (16 | 16 << 16));
+        const Ints first = NAME(lane)() * 0x10001 + (32 << 16); /* number i of one row, then number i of the other */
+        const __m512i low = (__m512i)first, high = (__m512i)(first + 16 * 0x10001);
         for (; key + 2 <= num_keys; key += 2)
             for (int d = 0; d < head_dim; d += 32) {
                 const __m512i one = _mm512_loadu_si512(from + (int64_t)key * head_dim + d);
@@ -384,7 +432,7 @@ INLINE void NAME(merge_as)(const Step *s, void *merged, int row, int head, const
     }
     for (int slot = first; slot < end; slot++) {
         const int64_t place = (int64_t)slot * s->num_heads + head;
-        const float weight = best == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(s->lse[place] - best))[0];
+        const float weight = s->lse[place] == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(s->lse[place] - best))[0];
         total += weight;
         if (weight > 0)
             for (int d = 0; d < dim; d++) mean[d] += weight * s->out[place * dim + d];
