@@ -15,7 +15,7 @@ from load_tests.rates import Rates
 from shared.engine import wrap_model
 from shared.engine.model import LoadedModel
 
-MAX_POSITIONS = 32_768
+MAX_POSITIONS = 131_072
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """The engine against stock transformers at a public model's shape, with random weights, in one run.
 
     python -m load_tests.engine --shape qwen2-0.5b --context 4096,8192 --question 128 --json build/engine.json
+    python -m load_tests.engine --device cuda --shape qwen2-7b --context 8192 --json build/engine.json
 
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine with the chunks' KV
 resident (in another order each time) and in files. Decoding: one question, and eight over one context. Sharing: many requests over
-mostly the same chunks. Each beside this machine's physical limit (measured matrix products and memory reads) and, for the first
-token, the ceiling of the kernels (each alone at its shapes). Only ratios of one run mean anything.
+mostly the same chunks. What ``batch_invariant`` costs. On a GPU, elsewhere by --parts: steps of many branches over one context, and
+batches of requests with their KV resident or brought from host memory (TurboRAG, Table 4). Each beside this machine's limit
+(measured matrix products and memory reads) and, for the first token, the kernels' ceiling (each alone at its shapes). Only
+ratios of one run mean anything.
 """
 
 from __future__ import annotations
@@ -19,23 +22,31 @@ from pathlib import Path
 import torch
 
 from load_tests.engine.case import Case
-from load_tests.engine.compare import Runs, compare, compare_disk, compare_sharing
+from load_tests.engine.compare import (
+    Runs,
+    compare,
+    compare_batches,
+    compare_branches,
+    compare_disk,
+    compare_invariant,
+    compare_sharing,
+)
 from load_tests.engine.plot import write_plot
 from load_tests.engine.sharing import Crowd
 from load_tests.rates import Rates, measure_rates
 from load_tests.report import Measurement, write_report
 from load_tests.shapes import SHAPES
 
-PARTS = ("compare", "disk", "sharing")
+PARTS = ("compare", "disk", "sharing", "invariant", "branches", "batches")
+CPU_PARTS = ("compare", "disk", "sharing", "invariant")  # unless asked for: the others take long there
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
+    args.parts = args.parts or (PARTS if args.device.startswith("cuda") else CPU_PARTS)
     try:
-        cases = [
-            Case(SHAPES[args.shape], context, args.question, args.decode, device=args.device, threads=args.threads)
-            for context in args.context
-        ]
+        cases = [_case(args, context, args.question) for context in args.context]
+        shared = [_case(args, context, 16) for context in args.shared]
     except ValueError as error:
         print(f"load_tests.engine: {error}", file=sys.stderr)
         return 2
@@ -48,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rates = measure_rates(args.device)
     print(f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s\n{'memory reads':34} {rates.bytes_per_s / 1e9:12.1f} GB/s")
     measurements = []
-    for measurement in _measure(cases, rates, Runs(args.cold_runs, args.runs), args):
+    for measurement in _measure(cases, shared, rates, Runs(args.cold_runs, args.runs), args):
         print(line(measurement), flush=True)
         measurements.append(measurement)
     if args.json:
@@ -58,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure(cases: Sequence[Case], rates: Rates, runs: Runs, args: argparse.Namespace) -> Iterator[Measurement]:
+def _measure(
+    cases: Sequence[Case], shared: Sequence[Case], rates: Rates, runs: Runs, args: argparse.Namespace
+) -> Iterator[Measurement]:
     if "compare" in args.parts:
         for case in cases:
             yield from compare(case, rates, runs, _say)
@@ -66,6 +79,18 @@ def _measure(cases: Sequence[Case], rates: Rates, runs: Runs, args: argparse.Nam
         yield compare_disk(cases[0], runs, _say)
     if "sharing" in args.parts:
         yield from compare_sharing(Crowd(cases[0].shape, threads=args.threads), rates, args.cold_runs, _say)
+    if "invariant" in args.parts:
+        yield from compare_invariant(cases[0], runs, _say)
+    if "branches" in args.parts:
+        for case in shared:
+            yield from compare_branches(case, args.branches, rates, runs, _say)
+    if "batches" in args.parts:
+        for case in cases:
+            yield from compare_batches(case, args.batches, rates, runs, _say)
+
+
+def _case(args: argparse.Namespace, context: int, question: int) -> Case:
+    return Case(SHAPES[args.shape], context, question, args.decode, device=args.device, threads=args.threads)
 
 
 def line(m: Measurement) -> str:
@@ -102,7 +127,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=_numbers, default=[4096], help="tokens in chunks of 512; several: 4096,8192")
     parser.add_argument("--question", type=int, default=128, help="tokens after the context (default: %(default)s)")
     parser.add_argument("--decode", type=int, default=32, help="tokens to decode for the rates (default: %(default)s)")
-    parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)} (default: all)")
+    parser.add_argument("--parts", type=_parts, help=f"some of {','.join(PARTS)} (default: {','.join(CPU_PARTS)}; with a GPU all)")
+    parser.add_argument("--branches", type=_numbers, default=[1, 2, 4, 8, 16, 32], help="of part branches (default: 1 to 32)")
+    parser.add_argument(
+        "--shared", type=_numbers, default=[1024, 8192, 32_768], help="contexts of part branches (default: 1k to 32k)"
+    )
+    parser.add_argument("--batches", type=_numbers, default=[1, 2, 4, 8], help="of part batches (default: 1 to 8)")
     parser.add_argument("--runs", type=int, default=9, help="of what is fast (default: %(default)s)")
     parser.add_argument("--cold-runs", type=int, default=3, help="of what is slow (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from load_tests.engine.batches import BatchEngine
 from load_tests.engine.case import Case
 from load_tests.engine.ours import Ours
 from load_tests.engine.sharing import Crowd, CrowdEngine, CrowdResult
@@ -38,6 +39,7 @@ def compare(case: Case, rates: Rates, runs: Runs, say: Progress) -> Iterator[Mea
             yield _decoding(case, rates, runs, batch, stock, ours, say)
         yield measured(f"peak_bytes_{case.context}", [ours.peak_bytes()], "byte", better="lower", baseline=stock.peak_bytes())
         yield measured(f"kv_bytes_{case.context}", [ours.call("kv_bytes")], "byte", better="lower")
+        yield measured(f"packed_weight_bytes_{case.context}", [ours.call("packed_bytes")], "byte", better="lower")
 
 
 def _first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker, say: Progress) -> Iterator[Measurement]:
@@ -67,6 +69,55 @@ def _decoding(case: Case, rates: Rates, runs: Runs, batch: int, stock: Worker, o
     limit = batch / max(num_bytes / rates.bytes_per_s, batch * case.shape.flops(1, case.prompt_len) / rates.flops)
     name = f"decode_{batch}_{case.context}" if batch == 1 else f"decode_{batch}_shared_{case.context}"
     return measured(name, values, "token/s", better="higher", baseline=statistics.median(baseline), limit=limit)
+
+
+def compare_invariant(case: Case, runs: Runs, say: Progress) -> Iterator[Measurement]:
+    """What it costs that no request's bits depend on its company: ``batch_invariant``, against the engine without it."""
+    say(f"batch_invariant over {case.context} tokens")
+    with Worker(Ours, case) as free, Worker(Ours, case, True) as fixed:
+        ttft, rate = ([], []), ([], [])  # type: tuple[list[float], list[float]], tuple[list[float], list[float]]
+        for _ in range(runs.decode):
+            for i, engine in enumerate((free, fixed)):
+                ttft[i].append(engine.call("stitched_s"))
+                rate[i].append(engine.call("decode_rate", 8))
+    name = "batch_invariant"
+    yield measured(f"{name}_ttft_{case.context}", ttft[1], "s", better="lower", baseline=statistics.median(ttft[0]))
+    yield measured(f"{name}_decode_8_{case.context}", rate[1], "token/s", better="higher", baseline=statistics.median(rate[0]))
+
+
+def compare_batches(case: Case, batches: Sequence[int], rates: Rates, runs: Runs, say: Progress) -> Iterator[Measurement]:
+    """TurboRAG's Table 4: first tokens of a batch, its KV resident and brought from host memory, against a full prefill."""
+    with Worker(Stock, case) as stock, Worker(BatchEngine, case, max(batches)) as ours:
+        for batch in batches:
+            say(f"first tokens of {batch} requests over {case.context} tokens each")
+            cold, resident, transferred = [], [], []
+            for run in range(runs.warm):
+                if run < runs.cold:
+                    cold.append(stock.call("cold_prefill_s", batch))
+                resident.append(ours.call("ttft_s", batch, False))
+                transferred.append(ours.call("ttft_s", batch, True))
+            flops = batch * case.shape.flops(case.question, case.context + case.question)
+            num_bytes = case.shape.bytes_read(0) + batch * case.context * case.shape.kv_bytes_per_token
+            limit, baseline = max(flops / rates.flops, num_bytes / rates.bytes_per_s), statistics.median(cold)
+            name = f"ttft_batch_{batch}_{case.context}"
+            yield measured(name, resident, "s", better="lower", baseline=baseline, limit=limit)
+            yield measured(f"{name}_with_transfer", transferred, "s", better="lower", baseline=baseline)
+
+
+def compare_branches(case: Case, branches: Sequence[int], rates: Rates, runs: Runs, say: Progress) -> Iterator[Measurement]:
+    """A step of M branches over one context, against M steps of one branch."""
+    with Worker(Ours, case) as ours:
+        one = None
+        for batch in sorted({1, *branches}):
+            say(f"decoding {batch} branches over {case.context} shared tokens")
+            steps = [batch / ours.call("decode_rate", batch) for _ in range(runs.decode)]
+            one = one or statistics.median(steps)
+            private = batch * (case.question + case.decode / 2) * case.shape.kv_bytes_per_token
+            flops = batch * case.shape.flops(1, case.prompt_len)
+            limit = max((case.shape.bytes_read(case.prefix + case.context) + private) / rates.bytes_per_s, flops / rates.flops)
+            name = f"step_of_{batch}_over_{case.context}"
+            yield measured(name, steps, "s", better="lower", baseline=batch * one, limit=limit)
+            yield measured(f"{name}_in_steps_of_one", [step / one for step in steps], "steps", better="lower")
 
 
 def compare_disk(case: Case, runs: Runs, say: Progress) -> Measurement:

@@ -9,17 +9,23 @@ from load_tests.engine.case import Case
 from load_tests.engine.ceilings import Ceiling, ceiling_of
 from load_tests.shapes import build_model
 from shared.engine import Engine, EngineConfig
+from shared.engine.packing import packed_bytes
 from shared.engine.types import Chunk, DoneEvent, GenerateRequest, ReuseMode, SamplingParams, Timings
+from shared.engine_config import GIB
 from shared.identity import ids_hash
 
 
 class Ours:
     """Every question sees the same chunks; their order is another one each time."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, batch_invariant: bool = False) -> None:
         self._case = case
-        config = EngineConfig(dtype="bfloat16", device=case.device, num_threads=case.threads)
-        self._engine = Engine(build_model(case.shape, case.device), config)
+        config = EngineConfig(
+            dtype="bfloat16", device=case.device, num_threads=case.threads, batch_invariant=batch_invariant, resident_bytes=64 * GIB
+        )
+        model = build_model(case.shape, case.device)
+        self._packed_bytes = packed_bytes(model.hf_model)
+        self._engine = Engine(model, config)
         self._chunks = [Chunk(ids_hash(ids)[:40], ids) for ids in case.chunks()]
         self._names = itertools.count()
         self._ask(1, 1)  # computes the chunks' KV, once
@@ -40,6 +46,10 @@ class Ours:
     def kv_bytes(self) -> int:
         """Resident, of all chunks."""
         return self._engine.stats().resident_bytes
+
+    def packed_bytes(self) -> int:
+        """Of weights arranged for the CPU's matrix units."""
+        return self._packed_bytes
 
     def _ask(self, num_questions: int, num_tokens: int) -> Timings:
         number = next(self._names)

@@ -24,10 +24,11 @@ class Stock:
         self._context: Any = None
 
     @torch.inference_mode()
-    def cold_prefill_s(self) -> float:
-        """To the first token, with nothing cached."""
+    def cold_prefill_s(self, batch: int = 1) -> float:
+        """To the first tokens of ``batch`` prompts, with nothing cached."""
+        prompts = self._prompt.repeat(batch, 1)
         started = self._now()
-        self._step(self._prompt, DynamicCache())
+        self._step(prompts, DynamicCache())
         return self._now() - started
 
     @torch.inference_mode()

@@ -18,8 +18,18 @@ class PackedLinear(torch.nn.Module):
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self._bias = None if linear.bias is None else linear.bias.detach()
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight."""
+        return int(self._weight.numel() * self._weight.element_size())
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], ""))
+
+
+def packed_bytes(hf_model: Any) -> int:
+    """Of all packed weights of the model."""
+    return sum(module.num_bytes for module in hf_model.modules() if isinstance(module, PackedLinear))
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from load_tests.engine import __main__ as command
+from load_tests.engine.batches import BatchEngine
 from load_tests.engine.case import Case
 from load_tests.engine.ceilings import ceiling_of
-from load_tests.engine.compare import Runs, compare, compare_sharing
+from load_tests.engine.compare import Runs, compare, compare_batches, compare_branches, compare_invariant, compare_sharing
 from load_tests.engine.sharing import Crowd
 from load_tests.engine.workers import Worker, WorkerFailed
 from load_tests.rates import Rates
@@ -20,6 +21,7 @@ from load_tests.report import Measurement
 from load_tests.shapes import Shape
 
 TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
+SMALL = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)
 RATES = Rates(flops=1e15, bytes_per_s=1e12)
 
 
@@ -69,8 +71,7 @@ def test_sizes_that_make_no_sense_are_refused_by_name(sizes: dict[str, int], set
 
 
 def test_both_are_measured_in_one_run() -> None:
-    case = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)
-    measurements = list(compare(case, RATES, Runs(cold=1, warm=2, decode=1), silent))
+    measurements = list(compare(SMALL, RATES, Runs(cold=1, warm=2, decode=1), silent))
     assert [m.name for m in measurements] == [
         "ttft_stitched_32",
         "ttft_stitched_32_over_exact_hit",
@@ -79,13 +80,40 @@ def test_both_are_measured_in_one_run() -> None:
         "decode_8_shared_32",
         "peak_bytes_32",
         "kv_bytes_32",
+        "packed_weight_bytes_32",
     ]
     stitched = measurements[0]
     assert stitched.baseline is not None
     assert stitched.ratio == pytest.approx(stitched.baseline / stitched.value)
     assert 0 < (stitched.fraction_of_limit or 0) < 1
     assert (stitched.fraction_of_ceiling or 0) > 0
-    assert measurements[-1].value == (4 + 32) * TINY.kv_bytes_per_token  # prefix and chunks, once each
+    assert measurements[-2].value == (4 + 32) * TINY.kv_bytes_per_token  # prefix and chunks, once each
+
+
+def test_the_cost_of_batch_invariance_is_measured() -> None:
+    ttft, rate = compare_invariant(SMALL, Runs(warm=1, decode=2), silent)
+    assert (ttft.name, rate.name) == ("batch_invariant_ttft_32", "batch_invariant_decode_8_32")
+    assert ttft.ratio == pytest.approx((ttft.baseline or 0) / ttft.value)
+    assert rate.n == 2
+
+
+def test_steps_of_many_branches_are_compared_with_steps_of_one() -> None:
+    one, in_ones, two, in_twos = compare_branches(SMALL, [2], RATES, Runs(decode=1), silent)
+    assert [m.name for m in (one, two)] == ["step_of_1_over_32", "step_of_2_over_32"]
+    assert (one.ratio, in_ones.value) == (1, 1)
+    assert two.baseline == 2 * one.value
+    assert in_twos.value == pytest.approx(two.value / one.value)
+
+
+def test_batches_are_measured_with_their_kv_there_and_to_be_brought() -> None:
+    resident, transferred = compare_batches(SMALL, [2], RATES, Runs(cold=1, warm=2), silent)
+    assert (resident.name, transferred.name) == ("ttft_batch_2_32", "ttft_batch_2_32_with_transfer")
+    assert resident.baseline == transferred.baseline
+    engine = BatchEngine(SMALL, 2)
+    for transfer, loaded in ((False, 0), (True, 2 * 32), (True, 2 * 32)):
+        before = engine.loaded_tokens
+        engine.ttft_s(2, transfer)
+        assert engine.loaded_tokens - before == loaded
 
 
 def test_requests_that_share_chunks_hold_each_chunk_once() -> None:

@@ -1,0 +1,89 @@
+"""Several requests at once, each over a context of its own: time until all have their first token (TurboRAG, Table 4).
+
+The chunks' KV is random and lies in host memory. It is resident when the requests come, or has to be brought to the device first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+
+import torch
+
+from load_tests.engine.case import Case
+from load_tests.rates import synchronize
+from load_tests.shapes import Shape, build_model
+from shared.engine import Engine, EngineConfig
+from shared.engine.source import NoSource, StoredSegment
+from shared.engine.types import Chunk, DoneEvent, Event, FailedEvent, GenerateRequest, SamplingParams
+
+
+class HostKv(NoSource):
+    """Has every chunk: the same numbers for all."""
+
+    def __init__(self, shape: Shape, chunk_len: int) -> None:
+        self._kv = torch.randn(2, shape.layers, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
+
+    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+        return dict.fromkeys(chunk_lens, _HostSegment(self._kv))
+
+
+class _HostSegment:
+    def __init__(self, kv: torch.Tensor) -> None:
+        self._k_LKTD, self._v_LKTD = kv
+
+    def read_layer(self, layer: int, k_out_KTD: torch.Tensor, v_out_KTD: torch.Tensor) -> None:
+        num_tokens = k_out_KTD.shape[1]
+        k_out_KTD.copy_(self._k_LKTD[layer, :, :num_tokens])
+        v_out_KTD.copy_(self._v_LKTD[layer, :, :num_tokens])
+
+    def close(self) -> None:
+        pass
+
+
+class BatchEngine:
+    """``loaded_tokens``: whose KV had to be brought, over all requests."""
+
+    def __init__(self, case: Case, max_batch: int) -> None:
+        self._case = case
+        self.loaded_tokens = 0
+        self._numbers = itertools.count()
+        config = EngineConfig(
+            dtype="bfloat16",
+            device=case.device,
+            num_threads=case.threads,
+            resident_bytes=3 * max_batch * case.prompt_len * case.shape.kv_bytes_per_token,
+            max_step_tokens=max(2048, max_batch * case.question),
+        )
+        self._engine = Engine(build_model(case.shape, case.device), config, HostKv(case.shape, case.chunk_len))
+        for _ in range(2):
+            self.ttft_s(max_batch, transfer=False)
+
+    def ttft_s(self, batch: int, transfer: bool) -> float:
+        """From the requests' arrival until all have their first token.
+
+        Raises:
+            KvquiltError: a request failed.
+        """
+        number = next(self._numbers)
+        sinks: list[list[Event]] = [[] for _ in range(batch)]
+        synchronize(self._case.device)
+        started = time.perf_counter()
+        for i, sink in enumerate(sinks):
+            self._engine.submit(self._request(number, i, f"{number}-{i}" if transfer else f"resident-{i}"), sink.append)
+        while not all(sink and isinstance(sink[-1], DoneEvent) for sink in sinks):
+            if not self._engine.step():
+                time.sleep(0.0002)
+            for sink in sinks:
+                if sink and isinstance(sink[-1], FailedEvent):
+                    raise sink[-1].error
+        elapsed = time.perf_counter() - started
+        self.loaded_tokens += sum(sink[-1].usage.loaded_tokens for sink in sinks if isinstance(sink[-1], DoneEvent))
+        return elapsed
+
+    def _request(self, number: int, i: int, context: str) -> GenerateRequest:
+        case = self._case
+        chunks = tuple(Chunk(f"{context}-{c}", ids) for c, ids in enumerate(case.chunks()))
+        sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+        return GenerateRequest(f"batch-{number}-{i}", (), chunks, (case.questions(i + 1)[i],), sampling=sampling)
