@@ -7,39 +7,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
-
-import torch
 
 from load_tests.engine.case import Case
+from load_tests.engine.host_kv import HostKv
 from load_tests.rates import synchronize
-from load_tests.shapes import Shape, build_model
+from load_tests.shapes import build_model
 from shared.engine import Engine, EngineConfig
-from shared.engine.source import NoSource, StoredSegment
 from shared.engine.types import Chunk, DoneEvent, Event, FailedEvent, GenerateRequest, SamplingParams
-
-
-class HostKv(NoSource):
-    """Has every chunk: the same numbers for all."""
-
-    def __init__(self, shape: Shape, chunk_len: int) -> None:
-        self._kv = torch.randn(2, shape.layers, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
-
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
-        return dict.fromkeys(chunk_lens, _HostSegment(self._kv))
-
-
-class _HostSegment:
-    def __init__(self, kv: torch.Tensor) -> None:
-        self._k_LKTD, self._v_LKTD = kv
-
-    def read_layer(self, layer: int, k_out_KTD: torch.Tensor, v_out_KTD: torch.Tensor) -> None:
-        num_tokens = k_out_KTD.shape[1]
-        k_out_KTD.copy_(self._k_LKTD[layer, :, :num_tokens])
-        v_out_KTD.copy_(self._v_LKTD[layer, :, :num_tokens])
-
-    def close(self) -> None:
-        pass
 
 
 class BatchEngine:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,13 +87,10 @@ def _recorded_steps() -> Iterator[list[_NativeStep]]:
             steps[id(attention)] = _NativeStep(lambda: run(attention, layer, *args))  # which keeps it, and so its id
         return out
 
-    NativeAttention.run = recording  # type: ignore[method-assign, assignment]
-    try:
-        recorded: list[_NativeStep] = []
+    recorded: list[_NativeStep] = []
+    with mock.patch.object(NativeAttention, "run", recording):
         yield recorded
-    finally:
-        NativeAttention.run = run  # type: ignore[method-assign]
-        recorded += steps.values()
+    recorded += steps.values()
 
 
 def _layout(argument: Any) -> Any:

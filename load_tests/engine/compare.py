@@ -75,14 +75,17 @@ def compare_invariant(case: Case, runs: Runs, say: Progress) -> Iterator[Measure
     """What it costs that no request's bits depend on its company: ``batch_invariant``, against the engine without it."""
     say(f"batch_invariant over {case.context} tokens")
     with Worker(Ours, case) as free, Worker(Ours, case, True) as fixed:
-        ttft, rate = ([], []), ([], [])  # type: tuple[list[float], list[float]], tuple[list[float], list[float]]
+        ttft: dict[Worker, list[float]] = {free: [], fixed: []}
+        rate: dict[Worker, list[float]] = {free: [], fixed: []}
         for _ in range(runs.decode):
-            for i, engine in enumerate((free, fixed)):
-                ttft[i].append(engine.call("stitched_s"))
-                rate[i].append(engine.call("decode_rate", 8))
+            for engine in (free, fixed):
+                ttft[engine].append(engine.call("stitched_s"))
+                rate[engine].append(engine.call("decode_rate", 8))
     name = "batch_invariant"
-    yield measured(f"{name}_ttft_{case.context}", ttft[1], "s", better="lower", baseline=statistics.median(ttft[0]))
-    yield measured(f"{name}_decode_8_{case.context}", rate[1], "token/s", better="higher", baseline=statistics.median(rate[0]))
+    yield measured(f"{name}_ttft_{case.context}", ttft[fixed], "s", better="lower", baseline=statistics.median(ttft[free]))
+    yield measured(
+        f"{name}_decode_8_{case.context}", rate[fixed], "token/s", better="higher", baseline=statistics.median(rate[free])
+    )
 
 
 def compare_batches(case: Case, batches: Sequence[int], rates: Rates, runs: Runs, say: Progress) -> Iterator[Measurement]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
+from load_tests.engine.host_kv import HostKv
 from load_tests.shapes import Shape, build_model
 from shared.engine import Engine, EngineConfig
-from shared.engine.source import NoSource, StoredSegment
 from shared.engine.types import Chunk, DoneEvent, Event, FailedEvent, GenerateRequest, SamplingParams, TokenEvent
 
 
@@ -57,22 +55,6 @@ class Crowd:
         return GenerateRequest(f"{'shared' if shared else 'alone'}-{number}", (), tuple(chunks), (question,), sampling=sampling)
 
 
-class RandomKv(NoSource):
-    """Has every chunk."""
-
-    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
-        return dict.fromkeys(chunk_lens, _RandomSegment())
-
-
-class _RandomSegment:
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        for out in (k_out_HTD, v_out_HTD):
-            out.view(torch.int16).random_(0x3000, 0x3E00)  # bf16 between 0 and 0.125
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class CrowdResult:
     """``tokens_per_s`` while all decode; bytes of KV at that time."""
@@ -94,7 +76,7 @@ class CrowdEngine:
             resident_bytes=2 * crowd.bytes_of(copies),
             max_running_branches=max(64, crowd.num_requests),
         )
-        self._engine = Engine(build_model(crowd.shape), config, RandomKv())
+        self._engine = Engine(build_model(crowd.shape), config, HostKv(crowd.shape, crowd.chunk_len))
 
     def run(self) -> CrowdResult:
         """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +124,10 @@ class TestPiecewiseEqualsTheReference:
         assert sum(read) == 60 + 5 + own
 
 
+COMPILED = pytest.mark.skipif(
+    not best_level() and not (shutil.which("gcc") and platform.machine() == "x86_64"),
+    reason="there is no compiler, or no x86 processor",
+)
 LEVEL = pytest.mark.parametrize("level", [1, 2], ids=["avx2", "avx512"])
 
 
@@ -287,6 +293,7 @@ class TestExclusionBitmaps:
 
 
 class TestChoice:
+    @COMPILED
     def test_auto_on_a_cpu_is_the_c_kernels(self) -> None:
         assert isinstance(backend_for(EngineConfig(), spec_of(Shape())), NativeBackend)
 
@@ -299,6 +306,7 @@ class TestChoice:
         assert backend.kernel is fused_cpu_kernel
         assert "'native' was not compiled with this installation" in caplog.text
 
+    @COMPILED
     def test_c_kernels_refuse_what_they_do_not_know(self) -> None:
         with pytest.raises(ConfigError, match="even head_dim up to 512, not 514; set it to 'torch'"):
             backend_for(EngineConfig(backend="native"), spec_of(Shape(head_dim=514)))

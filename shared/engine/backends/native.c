@@ -4,11 +4,12 @@
  * Plain C behind a C interface, so that the library fits every torch and Python. The kernels are compiled for several processors
  * (native_kernels.h) and chosen when the library is asked which one serves. Threads are OpenMP's, whose pool torch shares.
  */
+#include <omp.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define BLOCK_KEYS 64 /* as in tables.py */
+#define MAX_HEAD_DIM 512 /* as in native.py */
 
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 
@@ -98,11 +99,7 @@ void kvquilt_run(int level, const Step *s, int layer, Rows q, Rows k, Rows v, vo
     const int num_merges = s->num_rows * s->num_heads;
 #pragma omp parallel num_threads(s->num_threads)
     {
-        char *workspace = s->workspace;
-#ifdef _OPENMP
-        extern int omp_get_thread_num(void);
-        workspace += s->workspace_bytes * omp_get_thread_num();
-#endif
+        char *workspace = s->workspace + s->workspace_bytes * omp_get_thread_num();
 #pragma omp for schedule(static)
         for (int i = 0; i < num_appends; i++)
             kernels->append(s, layer, k, v, i / s->num_kv_heads, i % s->num_kv_heads);

@@ -9,15 +9,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from shared.engine.attention import Lane, Piece, pieces_of
-from shared.engine.backends.tables import Tables, Tiling, build_tables, choose_tiling
+from shared.engine.attention import Lane, pieces_of
+from shared.engine.backends.tables import LOG2_E, Tiling, build_tables, choose_tiling
 from shared.engine.model import ModelSpec
 from shared.engine.rope import Rotation
 from shared.errors import ConfigError
@@ -25,8 +25,7 @@ from shared.errors import ConfigError
 LIBRARY = "shared.engine.backends._native"
 LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16"}
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_MAX_HEAD_DIM = 512
-_LOG2_E = math.log2(math.e)
+_MAX_HEAD_DIM = 512  # as in native.c
 
 
 class _Step(ctypes.Structure):
@@ -97,49 +96,24 @@ class NativeBackend:
 
     def plan(self, lanes: Sequence[Lane]) -> NativeAttention:
         spec, pieces, num_threads = self._spec, pieces_of(lanes), torch.get_num_threads()
-        tiling = self._tiling or choose_tiling(pieces, spec.num_heads // spec.num_kv_heads, spec.num_kv_heads, num_threads)
-        num_bytes = int(self._library.kvquilt_workspace_bytes(self._level, tiling.block_rows, spec.head_dim))
-        if len(self._workspace) < num_bytes * num_threads:
-            self._workspace = torch.empty(num_bytes * num_threads, dtype=torch.uint8)
-        tables = build_tables(pieces, lanes, spec.num_heads // spec.num_kv_heads, tiling)
-        cos_PF, sin_PF = self._rotation.table(tables.num_positions)
-        return NativeAttention(
-            self._library, self._level, spec, pieces, tables, tiling, (cos_PF, sin_PF), self._workspace, num_bytes, num_threads
-        )
-
-
-class NativeAttention:
-    def __init__(
-        self,
-        loaded: ctypes.CDLL,
-        level: int,
-        spec: ModelSpec,
-        pieces: Sequence[Piece],
-        tables: Tables,
-        tiling: Tiling,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        workspace: torch.Tensor,
-        workspace_bytes: int,
-        num_threads: int,
-    ) -> None:
+        group = spec.num_heads // spec.num_kv_heads
+        tiling = self._tiling or choose_tiling(pieces, group, spec.num_kv_heads, num_threads)
+        tables = build_tables(pieces, lanes, group, tiling)
         addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
-        out = torch.empty(tables.num_slots, spec.num_heads, spec.head_dim)
-        lse = torch.empty(tables.num_slots, spec.num_heads)
-        self._run, self._level, self._num_heads = loaded.kvquilt_run, level, spec.num_heads
-        self._keeps = (pieces, tables, addresses, angles, out, lse, workspace)  # alive: what the step points to
         arrays = (
-            tables.items_I4,
-            tables.pieces_P3,
-            tables.looks_N5,
-            tables.hidden_N,
-            tables.first_slot_R,
-            tables.own_R3,
+            *(tables.items_I4, tables.pieces_P3, tables.looks_N5, tables.hidden_N, tables.first_slot_R, tables.own_R3),
             addresses,
         )
-        self._step = _Step(
+        tensors = (
+            *self._rotation.table(tables.num_positions),
+            torch.empty(tables.num_slots, spec.num_heads, spec.head_dim),
+            torch.empty(tables.num_slots, spec.num_heads),
+            self._room(tiling, num_threads),
+        )
+        step = _Step(
             *(array.ctypes.data for array in arrays),
-            *(x.data_ptr() for x in (*angles, out, lse, workspace)),
-            workspace_bytes,
+            *(tensor.data_ptr() for tensor in tensors),
+            self._workspace_bytes(tiling),
             len(tables.items_I4),
             len(tables.own_R3),
             spec.num_layers,
@@ -152,10 +126,32 @@ class NativeAttention:
             _DTYPES[spec.dtype],
             num_threads,
         )
+        run = functools.partial(self._library.kvquilt_run, self._level, step)
+        return NativeAttention(run, spec.num_heads, (pieces, arrays, tensors))
+
+    def _workspace_bytes(self, tiling: Tiling) -> int:
+        """Of one thread."""
+        return int(self._library.kvquilt_workspace_bytes(self._level, tiling.block_rows, self._spec.head_dim))
+
+    def _room(self, tiling: Tiling, num_threads: int) -> torch.Tensor:
+        """Workspaces of all threads; steps follow each other, so they can have the same."""
+        num_bytes = num_threads * self._workspace_bytes(tiling)
+        if len(self._workspace) < num_bytes:
+            self._workspace = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._workspace
+
+
+@dataclass(frozen=True, slots=True)
+class NativeAttention:
+    """``attend`` is ``kvquilt_run`` on a step; ``points_to`` keeps alive what the step points to."""
+
+    attend: Callable[..., None]
+    num_heads: int
+    points_to: object
 
     def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
         q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
-        merged_RHD = torch.empty(q_HRD.shape[1], self._num_heads, q_HRD.shape[2], dtype=q_HRD.dtype)
+        merged_RHD = torch.empty(q_HRD.shape[1], self.num_heads, q_HRD.shape[2], dtype=q_HRD.dtype)
         rows = (_Rows(x.data_ptr(), *x.stride()[:2]) for x in (q_HRD, k_KRD, v_KRD))
-        self._run(self._level, self._step, layer, *rows, merged_RHD.data_ptr(), scale * _LOG2_E)
+        self.attend(layer, *rows, merged_RHD.data_ptr(), scale * LOG2_E)
         return merged_RHD.transpose(0, 1)

@@ -383,7 +383,7 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
         const void *from = NAME(at)(q.data, look[0] * q.row + head * q.head, dtype);
         if (pairs || dtype == FLOAT32) NAME(rotate)(s, from, look[1], to, dtype);
         else { /* rounded to the model's type, then widened */
-            uint16_t rounded[512];
+            uint16_t rounded[MAX_HEAD_DIM];
             NAME(rotate)(s, from, look[1], rounded, dtype);
             for (int d = 0; d < dim; d++) to[d] = NAME(get)(rounded, d, dtype);
         }
@@ -425,7 +425,7 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
 /* Softmax over the union of a row's slots is the weighted mean of them. */
 INLINE void NAME(merge_as)(const Step *s, void *merged, int row, int head, const int dtype) {
     const int first = s->first_slot[row], end = s->first_slot[row + 1], dim = s->head_dim;
-    float best = -__builtin_inff(), total = 0, mean[512] = {0};
+    float best = -__builtin_inff(), total = 0, mean[MAX_HEAD_DIM] = {0};
     for (int slot = first; slot < end; slot++) {
         const float lse = s->lse[(int64_t)slot * s->num_heads + head];
         best = lse > best ? lse : best;

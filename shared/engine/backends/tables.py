@@ -11,6 +11,7 @@ the splits, so that merging them adds up in an order which no company can change
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -24,6 +25,7 @@ Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
 _SPLIT_LENS = (256, 512, 1024, 2048, 4096, 8192)
 BLOCK_KEYS = 64  # that a program takes at a time
+LOG2_E = math.log2(math.e)  # kernels take powers of 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ heads, K kv heads, R rows, D head_dim, L layers, P pieces.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +16,11 @@ from numpy.typing import NDArray
 
 from shared.engine.attention import Lane, Piece, pieces_of
 from shared.engine.backends import triton_kernels as kernels
-from shared.engine.backends.tables import BLOCK_KEYS, Tables, Tiling, build_tables, choose_tiling
+from shared.engine.backends.tables import BLOCK_KEYS, LOG2_E, Tables, Tiling, build_tables, choose_tiling
 from shared.engine.model import ModelSpec
 from shared.engine.rope import Rotation
 from shared.errors import ConfigError
 
-_LOG2_E = math.log2(math.e)
 _MIN_DOT = 16  # the smallest side of a matrix product
 _ALIGNMENT = 16
 
@@ -114,7 +112,7 @@ class TritonAttention:
             layer,
             self._spec.num_layers,
             *q_HRD.stride()[:2],
-            scale * _LOG2_E,
+            scale * LOG2_E,
             self._split_len,
             **self._attend_settings,
         )
