@@ -13,10 +13,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from shared.engine import EngineConfig
 from shared.errors import InvalidRequest, ModelMismatch
-from shared.selection.grouping import Grouping, group, num_asked
+from shared.selection.grouping import Grouping, group, num_asked, window_ranks
 from shared.selection.mapping import carry_picks
 from shared.selection.scoring import Reading
 from shared.selection.selector import PairedChunk, Selection, Selector
@@ -48,6 +49,26 @@ def select(
 ) -> tuple[list[PairedChunk], Selection]:
     chunks = [selector.pair(text) for text in passages]
     return chunks, selector.select(chunks, selector.encode(chunks), "who is the mayor?", ratio, grouping)
+
+
+def stock_scores(selector: Selector, tokenizer: str, chunks: list[PairedChunk]) -> NDArray[np.float32]:
+    """By stock transformers, of all chunks in a row."""
+    prompts = selector.auxiliary.prompts
+    stock = eager(tiny_model("llama", vocab_size=tokenizer_of(tokenizer).get_vocab_size()))
+    question = prompts.encode_question("who is the mayor?")
+    scores: NDArray[np.float32] = torch.cat(
+        stitched_attention(stock, prompts.prefix_ids, [c.auxiliary.token_ids for c in chunks], question)
+    ).numpy()
+    return scores
+
+
+def mapped(picked_T: NDArray[np.bool_], chunks: list[PairedChunk]) -> list[NDArray[np.bool_]]:
+    """Per chunk the primary's tokens that the picked ones of all chunks in a row touch."""
+    masks, begin = [], 0
+    for chunk in chunks:
+        masks.append(carry_picks(picked_T[begin : begin + len(chunk.auxiliary)], chunk.auxiliary, chunk.primary))
+        begin += len(chunk.auxiliary)
+    return masks
 
 
 class TestSelect:
@@ -92,18 +113,24 @@ class TestSelect:
         pair, ratio = PAIRS[0], 0.5
         selector = selector_of(*pair)
         chunks, selection = select(selector, PASSAGES, ratio, grouping)
-        prompts = selector.auxiliary.prompts
-        stock = eager(tiny_model("llama", vocab_size=tokenizer_of(pair[0]).get_vocab_size()))
-        ids = [c.auxiliary.token_ids for c in chunks]
-        attention = stitched_attention(stock, prompts.prefix_ids, ids, prompts.encode_question("who is the mayor?"))
-        grouped = group(torch.cat(attention).numpy(), [len(i) for i in ids], ratio, grouping)
-        begin = 0
-        for chunk, chosen in zip(chunks, selection.chosen, strict=True):
-            picked = grouped.chosen_T[begin : begin + len(chunk.auxiliary)]
-            begin += len(picked)
-            assert (chosen == carry_picks(picked, chunk.auxiliary, chunk.primary)).all()
+        grouped = group(stock_scores(selector, pair[0], chunks), [len(c.auxiliary) for c in chunks], ratio, grouping)
+        for chosen, expected in zip(selection.chosen, mapped(grouped.chosen_T, chunks), strict=True):
+            assert (chosen == expected).all()
         assert selection.num_grouped == grouped.num_chosen > 0
         assert selection.num_picked == grouped.num_picked
+
+    @pytest.mark.parametrize("pair", PAIRS[:2], ids=" to ".join)
+    def test_a_budget_takes_windows_one_by_one_until_enough_of_the_primarys_tokens_are_mapped(self, pair: tuple[str, str]) -> None:
+        selector = selector_of(*pair)
+        chunks, selection = select(selector, PASSAGES, 0.3)
+        ranks_T = window_ranks(stock_scores(selector, pair[0], chunks), [len(c.auxiliary) for c in chunks])
+        num_windows, expected = 0, mapped(ranks_T < 0, chunks)
+        while sum(int(m.sum()) for m in expected) < num_asked(0.3, selection.num_tokens):
+            num_windows += 1
+            expected = mapped(ranks_T < num_windows, chunks)
+        assert all((ours == theirs).all() for ours, theirs in zip(selection.chosen, expected, strict=True))
+        assert selection.num_grouped == int((ranks_T < num_windows).sum())
+        assert selection.num_chosen == sum(int(m.sum()) for m in expected)
 
     @pytest.mark.parametrize("grouping", list(Grouping), ids=lambda g: g.value)
     def test_ratio_1_and_0_need_no_scores(self, grouping: Grouping) -> None:
