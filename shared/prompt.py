@@ -50,7 +50,7 @@ class PromptTokenizer:
     """Text to ids by a model's own tokenizer and template."""
 
     def __init__(self, tokenizer: Any, template: PromptTemplate) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.template = template
         self.prefix_ids = self.encode_prefix(template.prefix)
 
@@ -76,7 +76,7 @@ class PromptTokenizer:
     @property
     def backend(self) -> Any:
         """The ``tokenizers.Tokenizer`` underneath, for splitters that count tokens."""
-        return self._tokenizer.backend_tokenizer
+        return self.tokenizer.backend_tokenizer
 
     @property
     def hash(self) -> str:
@@ -85,11 +85,11 @@ class PromptTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of ``text`` alone, without special tokens; text that looks like a special token stays text."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) if text else ()
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) if text else ()
 
     def encode_prefix(self, text: str) -> tuple[int, ...]:
         """BOS, where the model has one, and the ids of ``text``."""
-        bos = () if self._tokenizer.bos_token_id is None else (int(self._tokenizer.bos_token_id),)
+        bos = () if self.tokenizer.bos_token_id is None else (int(self.tokenizer.bos_token_id),)
         return bos + self.encode(text)
 
     def encode_chunk(self, text: str) -> tuple[int, ...]:
@@ -101,5 +101,5 @@ class PromptTokenizer:
         return self.encode(self.template.question.replace("{question}", question))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -1,0 +1,81 @@
+"""What rows attend to in the last layer, from queries and keys directly, and nothing behind that.
+
+A backend of attention (``shared.engine.attention``) around another one: the layers in front are the other one's, in the last layer
+the rows' keys and values are appended, the attention of the rows is kept as weights per token, and the pass ends: neither the
+layer's output nor its MLP is computed. Shapes: H query heads, K kv heads, S rows of a lane, T tokens of a segment, D head_dim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from shared.engine.attention import Attention, Backend, Lane, StepPlan
+from shared.engine.backends.piecewise import append, own_positions
+from shared.engine.model import LoadedModel
+from shared.engine.rope import Rotation
+
+
+class _Enough(Exception):
+    """The last layer's attention is known; the rest of the pass is not wanted."""
+
+
+class Watcher:
+    """Of one pass. ``weights``, if wanted: per lane, and per placement in the order of its branch's ``context``, the mean attention
+    [T] over the lane's rows and all heads, as float32. Rows stand behind everything in their context."""
+
+    def __init__(self, backend: Backend, rotation: Rotation, last_layer: int, wanted: bool = True) -> None:
+        self.weights: list[list[torch.Tensor]] = []
+        self._backend = backend
+        self._rotation = rotation
+        self._last_layer = last_layer
+        self._wanted = wanted
+
+    def plan(self, lanes: Sequence[Lane]) -> Watcher:
+        self._lanes = lanes
+        self._inner: Attention = self._backend.plan(lanes)
+        return self
+
+    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+        if layer != self._last_layer:
+            return self._inner.run(layer, q_HRD, k_KRD, v_KRD, scale)
+        angles = self._rotation.angles([position for lane in self._lanes for position in own_positions(lane)])
+        append(self._lanes, layer, self._rotation.rotate(k_KRD, angles), v_KRD)
+        if self._wanted:
+            self.weights = [self._weights(lane, q_HRD[:, lane.rows].float() * scale) for lane in self._lanes]
+        raise _Enough
+
+    def _weights(self, lane: Lane, q_HSD: torch.Tensor) -> list[torch.Tensor]:
+        """The softmax of a row goes over all that it sees: its context, and its lane up to itself."""
+        branch, length = lane.branch, lane.branch.segment.length
+        position_S = torch.arange(branch.computed, branch.computed + lane.num_rows)
+        own_HST = self._scores(
+            q_HSD, position_S - branch.offset, branch.segment.k_LKTD[self._last_layer][:, : length + lane.num_rows]
+        )
+        ahead_ST = torch.ones(lane.num_rows, lane.num_rows, dtype=torch.bool, device=q_HSD.device).triu(1)
+        own_HST[..., length:].masked_fill_(ahead_ST, float("-inf"))
+        scores = [
+            self._scores(q_HSD, position_S - p.offset, p.segment.k_LKTD[self._last_layer][:, : p.num_tokens])
+            for p in branch.context
+        ]
+        lse_HS = torch.stack([s.logsumexp(-1) for s in (*scores, own_HST) if s.shape[-1]]).logsumexp(0)
+        return [s.sub_(lse_HS[..., None]).exp_().mean((0, 1)) for s in scores]
+
+    def _scores(self, q_HSD: torch.Tensor, distance_S: torch.Tensor, k_KTD: torch.Tensor) -> torch.Tensor:
+        """Logits [H, S, T] in float32: a group's query heads are rows of one product with its kv head."""
+        num_kv_heads, num_tokens, dim = k_KTD.shape
+        rotated_HSD = self._rotation.rotate(q_HSD, self._rotation.angles(distance_S))
+        logits = rotated_HSD.reshape(num_kv_heads, -1, dim) @ k_KTD.float().transpose(1, 2)
+        return logits.view(*q_HSD.shape[:2], num_tokens)
+
+
+def run_watched(model: LoadedModel, lanes: Sequence[Lane], watcher: Watcher) -> None:
+    """One pass over the next pending tokens of the lanes' branches, which are computed afterwards. Segments have room for them."""
+    ids = [token for lane in lanes for token in lane.branch.pending[: lane.num_rows]]
+    with contextlib.suppress(_Enough):
+        model.forward(torch.tensor(ids, device=model.spec.device), StepPlan(lanes, watcher))
+    for lane in lanes:
+        lane.branch.segment.length += lane.num_rows
+        del lane.branch.pending[: lane.num_rows]
