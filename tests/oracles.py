@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,24 +110,69 @@ def reordered(
 ) -> torch.Tensor:
     """Law 2, in two stages: KV of every chunk from a stock forward over (prefix, chunk), its keys rotated on to the chunk's place
     in the row of all chunks, then a stock forward of the question over that past. Returns [G, V]."""
+    return recomputed(model, prefix, chunks, question, generated, ())
+
+
+def recomputed(
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
+    selected: Iterable[int],
+) -> torch.Tensor:
+    """Law 4: as ``reordered``, but the ``selected`` tokens of the context (counted from 0 behind the prefix) run through the model
+    together with the question, over a past of the others alone: in every layer a token attends to fresh keys and values of the
+    selected ones in front of it and to the isolated ones of the rest, whose hidden states nobody computes anew. Returns [G, V]."""
     tail = [*question, *generated[:-1]]
-    past_len = len(prefix) + sum(map(len, chunks))
-    with torch.no_grad(), _angles_for(model, past_len + len(tail)):
+    ids = [*prefix, *(i for c in chunks for i in c), *tail]
+    past_len = len(ids) - len(tail)
+    fresh = sorted(len(prefix) + token for token in selected)
+    frozen = [position for position in range(past_len) if position not in set(fresh)]
+    rows = [*fresh, *range(past_len, len(ids))]
+    with torch.no_grad(), _angles_for(model, len(ids)):
         past = DynamicCache()
-        if prefix:
-            _append(past, _kv_of(model, prefix))
-        start = len(prefix)
-        for chunk in chunks:
-            kv = _kv_of(model, [*prefix, *chunk])
-            _append(
-                past, [(rotate_keys(model, k[:, :, len(prefix) :], start - len(prefix)), v[:, :, len(prefix) :]) for k, v in kv]
-            )
-            start += len(chunk)
-        positions = torch.arange(past_len, past_len + len(tail))[None]
+        if frozen:
+            _append(past, [(k[:, :, frozen], v[:, :, frozen]) for k, v in _stitched_kv(model, prefix, chunks)])
+        key_positions, row_positions = torch.tensor([*frozen, *rows]), torch.tensor(rows)
+        hidden = key_positions[None] > row_positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill(hidden, torch.finfo(model.dtype).min)
         logits = model(
-            input_ids=torch.tensor([tail]), position_ids=positions, past_key_values=past if past_len else None, use_cache=True
+            input_ids=torch.tensor([[ids[row] for row in rows]]),
+            attention_mask=mask[None, None],
+            position_ids=row_positions[None],
+            past_key_values=past if frozen else None,
+            use_cache=True,
         ).logits[0]
     return logits[-len(generated) :].float()
+
+
+def epic_tokens(chunk_lens: Sequence[int], count: int) -> list[int]:
+    """The first tokens of every chunk but the first, evenly; then those of the first."""
+    places = [(chunk == 0, token, chunk) for chunk, length in enumerate(chunk_lens) for token in range(length)]
+    return sorted(sum(chunk_lens[:chunk]) + token for _, token, chunk in sorted(places)[:count])
+
+
+def question_scores(model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]) -> torch.Tensor:
+    """Weight that each token of the context has for the question when all chunks are stitched: the mean over layers, heads and the
+    question's tokens, by the stock attention that tells its weights."""
+    past = DynamicCache()
+    past_len = len(prefix) + sum(map(len, chunks))
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad(), _angles_for(model, past_len + len(question)):
+            _append(past, _stitched_kv(model, prefix, chunks))
+            positions = torch.arange(past_len, past_len + len(question))[None]
+            weights = model(
+                input_ids=torch.tensor([list(question)]), position_ids=positions, past_key_values=past, output_attentions=True
+            ).attentions
+    finally:
+        model.set_attn_implementation("sdpa")
+    return torch.stack([layer[0].mean((0, 1)) for layer in weights]).mean(0)[len(prefix) : past_len]
+
+
+def random_tokens(num_tokens: int, count: int, seed: int) -> list[int]:
+    return sorted(random.Random(seed).sample(range(num_tokens), count))
 
 
 def composite(
@@ -150,8 +196,34 @@ def composite(
     return logits[-len(generated) :].float()
 
 
+def _epic(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
+    lens = [len(chunk) for chunk in chunks]
+    return recomputed(model, prefix, chunks, question, generated, epic_tokens(lens, _a_fifth(lens)))
+
+
+def _random(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
+    lens = [len(chunk) for chunk in chunks]
+    return recomputed(model, prefix, chunks, question, generated, random_tokens(sum(lens), _a_fifth(lens), seed=0))
+
+
+def _a_fifth(chunk_lens: Sequence[int]) -> int:
+    return round(sum(chunk_lens) / 5)
+
+
 Oracle = Callable[[Any, Sequence[int], Sequence[Sequence[int]], Sequence[int], Sequence[int]], torch.Tensor]
-ORACLES: dict[str, Oracle] = {"full": full, "reordered": reordered, "composite": composite}
+# What a request of this mode equals that says nothing else of what is to be recomputed.
+ORACLES: dict[str, Oracle] = {
+    "full": full,
+    "reordered": reordered,
+    "composite": composite,
+    "tokens": reordered,
+    "epic": _epic,
+    "random": _random,
+}
 
 
 def greedy(
@@ -238,6 +310,17 @@ def _kv_of(model: Any, ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Ten
     cache = DynamicCache()
     model(input_ids=torch.tensor([list(ids)]), past_key_values=cache, use_cache=True)
     return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _stitched_kv(model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values per layer of the prefix and, computed alone behind it and moved to their places, of all chunks."""
+    parts = [_kv_of(model, prefix)] if prefix else []
+    moved = 0
+    for chunk in chunks:
+        kv = _kv_of(model, [*prefix, *chunk])
+        parts.append([(rotate_keys(model, k[:, :, len(prefix) :], moved), v[:, :, len(prefix) :]) for k, v in kv])
+        moved += len(chunk)
+    return [(torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2)) for layer in zip(*parts, strict=True)]
 
 
 def _append(past: DynamicCache, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -18,9 +18,10 @@ from itertools import takewhile
 
 import torch
 
-from shared.engine.forest import place
+from shared.engine.forest import ground
 from shared.engine.jobs import ForestJob, Growth, Node, Question, emit
 from shared.engine.model import ModelSpec
+from shared.engine.recomputing import select
 from shared.engine.rope import Rotation
 from shared.engine.sampling import sample
 from shared.engine.segment import Branch
@@ -40,7 +41,6 @@ from shared.engine.types import (
     Prune,
     RefusedEvent,
     RestedEvent,
-    ReuseMode,
     Rewind,
     Start,
 )
@@ -58,12 +58,12 @@ class Exploring:
         self._rotation = Rotation(spec.rope, spec.device)
 
     def start(self, job: ForestJob) -> None:
-        job.context, job.origin = place(job)
-        ids = tuple(t for chunk in job.request.chunks for t in chunk.token_ids)
-        if job.request.reuse is ReuseMode.FULL and ids:
-            job.base = Branch(self._spec, ids, job.origin, job.context)
+        select(job)
+        base = ground(job, job.selected or ())
+        job.context, job.origin = base.placements, base.end
+        if base.own_ids:
+            job.base = Branch.at(self._spec, base.own_ids, base.own_positions, base.placements)
             job.questions.append(Question(None, job.base))
-            job.origin = job.base.end
 
     def obey(self, job: ForestJob) -> None:
         while job.commands and job.num_open:
