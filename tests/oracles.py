@@ -128,7 +128,7 @@ def recomputed(
     ids = [*prefix, *(i for c in chunks for i in c), *tail]
     past_len = len(ids) - len(tail)
     fresh = sorted(len(prefix) + token for token in selected)
-    frozen = [position for position in range(past_len) if position not in set(fresh)]
+    frozen = sorted({*range(past_len)} - {*fresh})
     rows = [*fresh, *range(past_len, len(ids))]
     with torch.no_grad(), _angles_for(model, len(ids)):
         past = DynamicCache()
@@ -194,6 +194,70 @@ def composite(
             input_ids=torch.tensor([ids]), attention_mask=mask[None, None], position_ids=torch.tensor([positions]), use_cache=False
         ).logits[0]
     return logits[-len(generated) :].float()
+
+
+def blended(
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
+    ratio: float,
+) -> torch.Tensor:
+    """``cacheblend``, layer by layer with the stock layers: two compute the whole context, every later one those tokens of the
+    layer before whose keys and values there are farthest from the stitched ones. Returns [G, V]."""
+    tail = [*question, *generated[:-1]]
+    context = [i for c in chunks for i in c]
+    start, end = len(prefix), len(prefix) + len(context)
+    num_layers = len(model.model.layers)
+    steps = torch.linspace(1, -1, num_layers - 2).tolist() if num_layers > 3 else [0.0] * (num_layers - 2)
+    counts = [len(context)] * 2 + [int((ratio + min(ratio, 1 - ratio) / 2 * s) * len(context) + 0.5) for s in steps]
+    with torch.no_grad(), _angles_for(model, end + len(tail)):
+        stitched = _stitched_kv(model, prefix, chunks)
+        rows = torch.arange(start, end)
+        hidden = model.model.embed_tokens(torch.tensor([context]))
+        past, deviation = DynamicCache(), torch.empty(0)
+        for layer, count in enumerate(counts):
+            if count < len(rows):
+                kept = deviation.sort(descending=True, stable=True).indices[:count].sort().values
+                rows, hidden = rows[kept], hidden[:, kept]
+            k, v = (x.clone() for x in stitched[layer])
+            if len(rows):
+                hidden, fresh_k, fresh_v = _run_layer(model, layer, hidden, rows, (k, v))
+                apart = (fresh_k - k[:, :, rows]).square() + (fresh_v - v[:, :, rows]).square()
+                deviation = apart.sum((0, 1, 3))
+                k[:, :, rows], v[:, :, rows] = fresh_k, fresh_v
+            past.update(k, v, layer)
+        logits = model(
+            input_ids=torch.tensor([tail]),
+            position_ids=torch.arange(end, end + len(tail))[None],
+            past_key_values=past,
+            use_cache=True,
+        ).logits[0]
+    return logits[-len(generated) :].float()
+
+
+def _run_layer(
+    model: Any, layer: int, hidden: torch.Tensor, rows: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A stock layer over tokens at the positions ``rows``, which see themselves and what ``kv`` has of the others in front of them.
+    Returns hidden states, and the keys and values of the rows."""
+    others = torch.tensor([p for p in range(kv[0].shape[2]) if p not in set(rows.tolist())], dtype=torch.long)
+    cache = DynamicCache()
+    for below in range(layer + 1):
+        cache.update(kv[0][:, :, others], kv[1][:, :, others], below)
+    ahead = torch.cat((others, rows))[None] > rows[:, None]
+    mask = torch.zeros(ahead.shape, dtype=model.dtype).masked_fill(ahead, torch.finfo(model.dtype).min)
+    out = model.model.layers[layer](
+        hidden,
+        attention_mask=mask[None, None],
+        position_ids=rows[None],
+        past_key_values=cache,
+        use_cache=True,
+        position_embeddings=model.model.rotary_emb(hidden, rows[None]),
+    )
+    fresh = cache.layers[layer]
+    return (out[0] if isinstance(out, tuple) else out), fresh.keys[:, :, len(others) :], fresh.values[:, :, len(others) :]
 
 
 def _epic(

@@ -18,7 +18,7 @@ from itertools import takewhile
 
 import torch
 
-from shared.engine.forest import ground
+from shared.engine.forest import blending, ground
 from shared.engine.jobs import ForestJob, Growth, Node, Question, emit
 from shared.engine.model import ModelSpec
 from shared.engine.recomputing import select
@@ -41,6 +41,7 @@ from shared.engine.types import (
     Prune,
     RefusedEvent,
     RestedEvent,
+    ReuseMode,
     Rewind,
     Start,
 )
@@ -58,10 +59,14 @@ class Exploring:
         self._rotation = Rotation(spec.rope, spec.device)
 
     def start(self, job: ForestJob) -> None:
-        select(job)
+        select(job, self._spec.num_layers)
         base = ground(job, job.selected or ())
         job.context, job.origin = base.placements, base.end
-        if base.own_ids:
+        if job.request.reuse is ReuseMode.CACHEBLEND and job.selected is None:
+            blended = blending(job, self._spec)
+            job.base, job.context = blended.branch, blended.branch.context
+            job.questions.append(blended)
+        elif base.own_ids:
             job.base = Branch.at(self._spec, base.own_ids, base.own_positions, base.placements)
             job.questions.append(Question(None, job.base))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from shared.engine.exclusion import Excluded
 from shared.engine.gaze import Gaze
-from shared.engine.jobs import Answer, Beam, BranchWork, GenerateJob, Node, Question, Scoring
+from shared.engine.jobs import Answer, Beam, Blending, BranchWork, GenerateJob, Node, Question, Scoring
 from shared.engine.model import ModelSpec
 from shared.engine.residency import Entry
 from shared.engine.rope import Rotation
@@ -87,6 +87,29 @@ def plant_scoring(job: GenerateJob, spec: ModelSpec, rotation: Rotation) -> None
         branch = Branch(spec, question, base.end, base.placements)
         branch.gaze = Gaze(rotation)
         job.questions.append(Scoring(index, branch, branch.gaze))
+
+
+def blending(job: GenerateJob, spec: ModelSpec) -> Blending:
+    """The whole context as a branch of its own, behind what is stored of it."""
+    base, start = ground(job, ()), len(job.request.prefix_ids)
+    ids = tuple(t for chunk in job.request.chunks for t in chunk.token_ids)
+    num_chunks = len(job.request.chunks)
+    placed = tuple(
+        replace(p, excluded=Excluded.none(spec.num_layers, p.num_tokens, spec.device))
+        for p in base.placements[len(base.placements) - num_chunks :]
+    )
+    branch = Branch(spec, ids, start, (*base.placements[: len(base.placements) - num_chunks], *placed))
+    branch.excluded = Excluded.none(spec.num_layers, len(ids), spec.device)
+    return Blending(branch, placed, job.request.recompute.ratio)
+
+
+def plant_blending(job: GenerateJob, spec: ModelSpec) -> None:
+    """Makes a branch per question behind the context that is blended."""
+    request, parent = job.request, blending(job, spec)
+    job.num_open = len(request.questions) * request.sampling.n
+    job.questions.append(parent)
+    for index, question in enumerate(request.questions):
+        job.questions.append(Question(index, Branch(spec, question, parent.branch.end, parent=parent.branch)))
 
 
 def plant_scored(job: GenerateJob, index: int, selected: Sequence[int], spec: ModelSpec) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from shared.engine.beams import BeamSearch
+from shared.engine.blending import Blend
 from shared.engine.choosing import Thought
 from shared.engine.gaze import Gaze
 from shared.engine.residency import Entry
@@ -42,6 +43,10 @@ class BranchWork:
     def num_done(self) -> int:
         return self.branch.segment.length
 
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.owner, Blending)
+
 
 @dataclass(slots=True, eq=False)
 class Question:
@@ -58,6 +63,17 @@ class Scoring:
     index: int
     branch: Branch
     gaze: Gaze
+
+
+@dataclass(slots=True, eq=False)
+class Blending:
+    """All tokens of the context, of which fewer and fewer are computed from layer to layer. ``placed``: where each chunk is stored;
+    what is computed of it is excluded there, the rest in the branch. ``blend``: what became of it."""
+
+    branch: Branch
+    placed: tuple[Placement, ...]
+    ratio: float | None
+    blend: Blend | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +144,7 @@ class Node:
         self.logits_V = None
 
 
-Grower = Question | Scoring | Answer | Beam | Node
+Grower = Question | Scoring | Blending | Answer | Beam | Node
 """Whose branch a generate request or a live forest grows."""
 
 
@@ -175,7 +191,7 @@ class GenerateJob:
     entries: dict[str, Entry] = field(default_factory=dict)
     fetched: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
-    questions: list[Question | Scoring] = field(default_factory=list)
+    questions: list[Question | Scoring | Blending] = field(default_factory=list)
     answers: list[Answer | Beam | Node] = field(default_factory=list)
     thoughts: defaultdict[int, dict[int, Thought]] = field(default_factory=lambda: defaultdict(dict))
     started: bool = False
@@ -183,6 +199,7 @@ class GenerateJob:
     num_open: int = 0
     generated: int = 0
     selected: tuple[int, ...] | None = None
+    blend: Blend | None = None
     kv_bytes_per_token: int = 0
 
     @property
@@ -214,7 +231,7 @@ class GenerateJob:
         request = self.request
         context = sum(len(c.token_ids) for c in request.chunks)
         own = 0
-        if request.reuse is ReuseMode.FULL:
+        if request.reuse in (ReuseMode.FULL, ReuseMode.CACHEBLEND):
             own = context
         elif request.reuse.recomputes:
             sets = len(request.questions) if request.reuse is ReuseMode.QUERY_ATTENTION else 1
@@ -244,6 +261,8 @@ class GenerateJob:
             recomputed = context + questions
         else:
             recomputed = questions + len(self._lost_places() | set(self.selected or ()))
+        if self.blend is not None:
+            recomputed = questions + min(context, len(self._lost_places()) + self.blend.num_tokens)
         prompt = len(request.prefix_ids) + context + questions
         loaded = self._num_tokens(self.fetched - self.lost)
         return Usage(prompt, prompt - recomputed, recomputed, self.generated, loaded, len(self.selected or ()))

@@ -158,7 +158,7 @@ class Branch:
 
     Its rows see the placements of its context, of each ancestor the tokens in front of the place where it was forked, and its own
     tokens up to themselves. An ancestor may grow on behind that place. ``pending`` are tokens whose KV is not computed yet; where
-    there is a ``gaze`` it is told what they attend to::
+    there is a ``gaze`` it is told what they attend to. ``excluded``: of its own tokens, what others do not see::
 
         parent  [first …        fork …        end)
         branch                  [first … end)          both count from ``offset`` if ``fork`` made it
@@ -180,6 +180,7 @@ class Branch:
         self.pending = list(pending)
         self.segment = Segment(spec, capacity or len(pending), start)
         self.gaze: Gaze | None = None
+        self.excluded: Excluded | None = None
 
     @classmethod
     def at(
@@ -216,7 +217,8 @@ class Branch:
         ancestors: list[Placement] = []
         child, node = self, self.parent
         while node is not None:
-            ancestors.append(Placement(node.segment, node.offset, node.segment.num_before(child.first - node.offset)))
+            num_seen = node.segment.num_before(child.first - node.offset)
+            ancestors.append(Placement(node.segment, node.offset, num_seen, node.excluded))
             child, node = node, node.parent
         return [p for p in (*self.context, *reversed(ancestors)) if p.num_tokens]
 

@@ -24,6 +24,7 @@ class ReuseMode(enum.Enum):
     EPIC = "epic"
     RANDOM = "random"
     QUERY_ATTENTION = "query_attention"
+    CACHEBLEND = "cacheblend"
 
     @property
     def recomputes(self) -> bool:
@@ -272,7 +273,8 @@ Command = Edit | Close
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident;
-    ``selected_tokens``: those recomputed ones that the mode chose, for any question."""
+    ``selected_tokens``: those recomputed ones that the mode chose, for any question. What is recomputed in some layers counts by
+    their share."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -300,12 +302,14 @@ class Timings:
 class SelectedEvent:
     """These tokens of the context, counted from 0 over all chunks in order, are computed anew; before the first token.
 
-    ``question``: for this one; None: for all. ``scores``: what every token was judged by, if the mode judges.
+    ``question``: for this one; None: for all. ``scores``: what every token was judged by, if the mode judges. ``layers``: how many
+    are computed in each layer, if that differs; ``tokens`` are then those of the first layer that does not compute all.
     """
 
     tokens: tuple[int, ...]
     question: int | None = None
     scores: tuple[float, ...] = ()
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

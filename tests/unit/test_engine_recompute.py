@@ -194,7 +194,7 @@ class TestTheEnds:
 
 
 class TestModes:
-    @pytest.mark.parametrize("mode", BY_RATIO, ids=lambda m: m.value)
+    @pytest.mark.parametrize("mode", [mode for mode in BY_RATIO if mode is not ReuseMode.CACHEBLEND], ids=lambda m: m.value)
     @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(
         chunks=st.lists(st.integers(1, 60), max_size=5), ratio=st.floats(0, 1), prefix=st.integers(0, 5), seed=st.integers(0, 99)
@@ -307,6 +307,114 @@ class TestQueryAttention:
         engine = shared_engine("qwen2")
         with pytest.raises(InvalidRequest, match="query_attention"):
             engine.submit(ForestRequest("forest", (), (), ReuseMode.QUERY_ATTENTION), lambda event: None)
+
+
+@lru_cache
+def deep_model(family: str) -> Any:
+    return tiny_model(family, num_hidden_layers=5)
+
+
+@lru_cache
+def deep_engine(family: str) -> Engine:
+    return engine_of(hf_model=tiny_model(family, num_hidden_layers=5))
+
+
+def blend_request(prompts: Prompts, ratio: float, **pieces: Any) -> GenerateRequest:
+    return prompts.request(reuse=ReuseMode.CACHEBLEND, recompute=Recompute(ratio), **pieces)
+
+
+class TestCacheBlend:
+    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(
+        family=st.sampled_from(("llama3", "qwen2", "qwen3", "phi3_partial", "llama_yarn")),
+        prefix=st.integers(0, 6),
+        chunks=st.lists(st.integers(1, 50), min_size=1, max_size=5),
+        questions=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+        ratio=st.sampled_from((0.05, 0.2, 0.5, 0.9)),
+        seed=st.integers(0, 99),
+    )
+    def test_every_layer_computes_its_own_tokens_as_the_oracle_does(
+        self, family: str, prefix: int, chunks: list[int], questions: list[int], ratio: float, seed: int
+    ) -> None:
+        engine = deep_engine(family)
+        request = blend_request(Prompts(engine, seed), ratio, prefix=prefix, chunks=chunks, questions=questions, max_tokens=3)
+        (one,) = run(engine, request)
+        if round_half_up(ratio * sum(chunks)) == 0:
+            assert_is(one, oracles.reordered, deep_model(family))
+        elif round_half_up(ratio * sum(chunks)) == sum(chunks):
+            assert_is(one, oracles.full, deep_model(family))
+        else:
+            assert_is(one, partial(oracles.blended, ratio=ratio), deep_model(family))
+
+    def test_it_is_neither_reordered_nor_full_nor_one_set_for_all_layers(self) -> None:
+        (one,) = run(deep_engine("qwen2"), blend_request(Prompts(deep_engine("qwen2"), seed=24), 0.3, chunks=(40, 30, 30)))
+        for other in (oracles.full, oracles.reordered, partial(oracles.recomputed, selected=selected_of(one))):
+            with pytest.raises(AssertionError):
+                assert_is(one, other, deep_model("qwen2"))
+
+    def test_fewer_and_fewer_tokens_are_computed_on_average_the_ratio(self) -> None:
+        request = blend_request(Prompts(deep_engine("qwen2"), seed=25), 0.2, chunks=(50, 50))
+        run(deep_engine("qwen2"), request)
+        (warm,) = run(deep_engine("qwen2"), replace(request, request_id="warm"))
+        (event,) = selections_of(warm)
+        assert event.layers == (100, 100, 30, 20, 10)
+        assert len(event.tokens) == 30
+        assert len(event.scores) == 100
+        assert min(event.scores[t] for t in event.tokens) >= sorted(event.scores)[-30]
+        assert warm.done.usage.selected_tokens == 30
+        assert warm.done.usage.recomputed_tokens == 9 + 52, "the mean of all layers"
+
+    @pytest.mark.parametrize("backend", ["native", "torch", "reference"])
+    def test_every_backend(self, backend: str) -> None:
+        if backend == "native" and not best_level():
+            pytest.skip("this processor has no AVX2")
+        engine = engine_of(hf_model=tiny_model("llama3", num_hidden_layers=5), backend=backend, max_step_tokens=16)
+        (one,) = run(engine, blend_request(Prompts(engine, seed=26), 0.3, chunks=(20, 50, 33), questions=(9, 4)))
+        assert_is(one, partial(oracles.blended, ratio=0.3), deep_model("llama3"))
+
+    @pytest.mark.parametrize("bitwise", [False, True], ids=["float32", "float32-bitwise"])
+    def test_company_and_preemption_change_nothing_and_stored_kv_keeps_its_bits(self, bitwise: bool) -> None:
+        def engine(**changes: Any) -> Engine:
+            return engine_of(hf_model=tiny_model("qwen2", num_hidden_layers=5), batch_invariant=bitwise, **changes)
+
+        prompts = Prompts(engine(), seed=27)
+        prefix, a, b = prompts.ids(7), prompts.ids(40), prompts.ids(25)
+        requests = [
+            blend_request(prompts, 0.3, prefix=prefix, chunks=(a, b), questions=(9,)),
+            prompts.request(prefix, (b, a), (5, 8)),
+            blend_request(prompts, 0.2, prefix=prefix, chunks=(b, a, b), questions=(4, 11), n=2, temperature=0.8),
+            prompts.request(prefix, (a, b), (6,), ReuseMode.RANDOM),
+        ]
+        truth = [run(engine(), request)[0] for request in requests]
+        tight = engine(private_bytes=90 * engine_kv_bytes() * 5 // 2, max_step_tokens=24)
+        run(tight, *(prompts.request(prefix, (chunk,), (3,)) for chunk in (a, b)))
+        before = kv_bits(tight)
+        together = run(tight, *requests)
+        for ours, alone in zip(together, truth, strict=True):
+            for path, branch in alone.branches().items():
+                if bitwise:
+                    assert ours.branch(*path) == branch
+                else:
+                    assert_alike(ours.branch(*path), branch)
+        assert {key: kv_bits(tight)[key] for key in before} == before
+        assert tight.stats().private_bytes == 0
+
+    def test_a_live_forest_grows_on_blended_tokens(self) -> None:
+        engine = deep_engine("qwen2")
+        like = blend_request(Prompts(engine, seed=28), 0.3, chunks=(20, 25))
+        asked = ForestRequest("forest", like.prefix_ids, like.chunks, like.reuse, recompute=like.recompute)
+        with LiveForest(engine, asked) as forest:
+            events = forest.do(Start(0, like.questions[0]), Grow(0, SamplingParams(max_tokens=5, ignore_eos=True)))
+        grown = [e for e in events if isinstance(e, GrownEvent)]
+        ours = Generated(tuple(e.token_id for e in grown), tuple(e.logprob for e in grown))
+        chunks = [c.token_ids for c in like.chunks]
+        oracle_GV = oracles.blended(deep_model("qwen2"), like.prefix_ids, chunks, like.questions[0], ours.token_ids, 0.3)
+        assert_same_generation(ours, oracle_GV)
+
+    def test_a_model_of_two_layers_computes_all(self) -> None:
+        (one,) = run(shared_engine("qwen2"), blend_request(Prompts(shared_engine("qwen2"), seed=29), 0.2))
+        assert_is(one, oracles.full, oracle_model("qwen2"))
+        assert one.done.usage.selected_tokens == 54
 
 
 class TestAmongOthers:
