@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     DynamicCache,
     LlamaConfig,
@@ -27,6 +28,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 VOCAB = 257
 NEAR_TIE = 1e-3
@@ -260,6 +262,68 @@ def _run_layer(
     return (out[0] if isinstance(out, tuple) else out), fresh.keys[:, :, len(others) :], fresh.values[:, :, len(others) :]
 
 
+def ape(
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
+    temperature: float = 0.9,
+    scale: float = 0.9,
+) -> torch.Tensor:
+    """Law 3: every chunk right after the prefix, the question after the longest, by the stock model with APE's formula in the place
+    of its attention. Returns [G, V]."""
+    tail = [*question, *generated[:-1]]
+    first, past_len = len(prefix), len(prefix) + sum(map(len, chunks))
+    start = first + max(map(len, chunks), default=0)
+
+    def attention(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        logits = query @ key.transpose(2, 3) * scaling
+        logits[..., past_len:] += torch.full(logits.shape[2:], float("-inf")).triu(1)[:, : len(tail)]
+        chunk = torch.zeros(key.shape[2], dtype=torch.bool)
+        chunk[first:past_len] = True
+        of_chunks, of_others = (logits[..., chunk] / temperature).exp(), logits[..., ~chunk].exp()
+        out_of_chunks = of_chunks @ value[:, :, chunk] / of_chunks.sum(-1, keepdim=True)
+        out_of_others = of_others @ value[:, :, ~chunk] / of_others.sum(-1, keepdim=True)
+        z_chunks = of_chunks.sum(-1, keepdim=True) ** (scale * temperature)
+        z_others = of_others.sum(-1, keepdim=True)
+        out = (z_chunks * out_of_chunks + z_others * out_of_others) / (z_chunks + z_others) if past_len > first else out_of_others
+        return out.transpose(1, 2), None
+
+    with torch.no_grad(), _angles_for(model, start + len(tail)), _attending_by(model, attention):
+        past = DynamicCache()
+        kvs = [_kv_of(model, prefix)] if prefix else []
+        kvs += [[(k[:, :, first:], v[:, :, first:]) for k, v in _kv_of(model, [*prefix, *chunk])] for chunk in chunks]
+        for kv in kvs:
+            _append(past, kv)
+        model.set_attn_implementation(_OURS)
+        logits = model(
+            input_ids=torch.tensor([tail]),
+            position_ids=torch.arange(start, start + len(tail))[None],
+            past_key_values=past if kvs else None,
+            use_cache=True,
+        ).logits[0]
+    return logits[-len(generated) :].float()
+
+
+_OURS = "oracle"
+
+
+@contextlib.contextmanager
+def _attending_by(model: Any, attention: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Inside, the model can be told to attend by this function, named ``_OURS``."""
+    AttentionInterface.register(_OURS, attention)
+    AttentionMaskInterface.register(_OURS, sdpa_mask)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
 def _epic(
     model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
 ) -> torch.Tensor:
@@ -287,6 +351,7 @@ ORACLES: dict[str, Oracle] = {
     "tokens": reordered,
     "epic": _epic,
     "random": _random,
+    "ape": ape,
 }
 
 

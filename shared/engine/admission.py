@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.engine.model import ModelSpec
-from shared.engine.types import ChoiceRule, ForestRequest, GenerateRequest, PrefillRequest, ReuseMode, Usage
+from shared.engine.types import Ape, ChoiceRule, ForestRequest, GenerateRequest, PrefillRequest, ReuseMode, Usage
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
 
@@ -66,6 +66,8 @@ def _check_recompute(request: GenerateRequest | ForestRequest) -> None:
         raise InvalidRequest(f"recompute.ratio: mode {mode.value} does not go by a ratio; {remedy}")
     if isinstance(request, ForestRequest) and mode is ReuseMode.QUERY_ATTENTION:
         raise InvalidRequest("reuse: query_attention goes by the question, and a forest is opened without one; choose another mode")
+    if mode is not ReuseMode.APE and request.ape != Ape():
+        raise InvalidRequest(f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape")
     num_tokens = sum(len(chunk.token_ids) for chunk in request.chunks)
     for token in recompute.tokens:
         if not 0 <= token < num_tokens:

@@ -18,7 +18,7 @@ from itertools import takewhile
 
 import torch
 
-from shared.engine.forest import blending, ground
+from shared.engine.forest import blending, ground, tempering
 from shared.engine.jobs import ForestJob, Growth, Node, Question, emit
 from shared.engine.model import ModelSpec
 from shared.engine.recomputing import select
@@ -116,6 +116,7 @@ class Exploring:
                 self._check_ids("start.token_ids", token_ids)
                 self._check_room(job, "start.token_ids", len(token_ids))
                 root = Branch(self._spec, token_ids, job.origin, job.context, job.base)
+                root.tempering = tempering(job)
                 return self._add(job, "start.branch", branch, Node(branch, root, list(token_ids)))
             case Fork(branch, source, length):
                 node = self._find(job, "fork.source", source)

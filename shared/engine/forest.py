@@ -13,7 +13,7 @@ from shared.engine.jobs import Answer, Beam, Blending, BranchWork, GenerateJob, 
 from shared.engine.model import ModelSpec
 from shared.engine.residency import Entry
 from shared.engine.rope import Rotation
-from shared.engine.segment import Branch, Placement
+from shared.engine.segment import Branch, Placement, Tempering
 from shared.engine.text import Decode, TextStream
 from shared.engine.types import ReuseMode
 
@@ -38,6 +38,8 @@ def ground(job: GenerateJob, selected: Sequence[int]) -> Ground:
     reordered   [prefix][chunk 0][chunk 1][question      cumulative offsets
     composite   [prefix][chunk 0]        [question       every chunk right after the prefix, the question
                         [chunk 1]                        where it would stand behind all of them
+    ape         [prefix][chunk 0][question               the same, the question behind the longest of them
+                        [chunk 1]
     full        [prefix][chunk 0 chunk 1][question       all private
     recompute   [prefix][ch nk 0][ch n  1][question      cumulative offsets; the selected tokens are not seen where they are placed,
                           u         u k                  but private
@@ -57,9 +59,11 @@ def ground(job: GenerateJob, selected: Sequence[int]) -> Ground:
             segment = job.entries[chunk.chunk_id].segment
             assert segment is not None
             excluded = Excluded.of(hidden.expand(len(segment.k_LKTD), -1).to(segment.k_LKTD[0].device)) if hidden.any() else None
-            offset = start if request.reuse is ReuseMode.COMPOSITE else end
+            offset = start if request.reuse in (ReuseMode.COMPOSITE, ReuseMode.APE) else end
             placements.append(Placement(segment, offset, excluded=excluded))
         end += len(chunk.token_ids)
+    if request.reuse is ReuseMode.APE:
+        end = start + max((len(chunk.token_ids) for chunk in request.chunks), default=0)
     return Ground(tuple(placements), tuple(ids[t] for t in own), (*(start + t for t in own), end))
 
 
@@ -76,7 +80,17 @@ def plant(job: GenerateJob, spec: ModelSpec, may_join: bool) -> None:
         parent = Branch.at(spec, base.own_ids, base.own_positions, base.placements)
         job.questions.append(Question(None, parent))
     for index, question in enumerate(request.questions):
-        job.questions.append(Question(index, Branch(spec, question, base.end, base.placements, parent)))
+        branch = Branch(spec, question, base.end, base.placements, parent)
+        branch.tempering = tempering(job)
+        job.questions.append(Question(index, branch))
+
+
+def tempering(job: GenerateJob) -> Tempering | None:
+    """How what hangs on the context weighs its chunks, if not by ordinary attention."""
+    request = job.request
+    if request.reuse is not ReuseMode.APE or not request.chunks:
+        return None
+    return Tempering(int(bool(request.prefix_ids)), len(request.chunks), request.ape.temperature, request.ape.scale)
 
 
 def plant_scoring(job: GenerateJob, spec: ModelSpec, rotation: Rotation) -> None:

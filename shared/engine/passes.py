@@ -13,7 +13,9 @@ from shared.engine.blending import Blender
 from shared.engine.forest import needs_logits
 from shared.engine.jobs import Blending, BranchWork
 from shared.engine.model import LoadedModel
+from shared.engine.rope import Rotation
 from shared.engine.scheduler import Slice
+from shared.engine.tempering import TemperingBackend
 from shared.engine_config import EngineConfig
 
 
@@ -22,7 +24,8 @@ class PassRunner:
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self._model = model
-        self._backend = backend_for(config, model.spec)
+        rotation = Rotation(model.spec.rope, model.spec.device)
+        self._backend = TemperingBackend(backend_for(config, model.spec), rotation, model.spec.device)
         self._blender = Blender(model, self._backend)
 
     def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[tuple[BranchWork, torch.Tensor | None]]:

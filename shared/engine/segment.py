@@ -153,12 +153,23 @@ class Placement:
         return self.segment.length if self.length is None else self.length
 
 
+@dataclass(frozen=True, slots=True)
+class Tempering:
+    """How a branch weighs ``num_chunks`` of its placements from ``first_chunk`` on (``shared.engine.tempering``)."""
+
+    first_chunk: int
+    num_chunks: int
+    temperature: float
+    scale: float
+
+
 class Branch:
     """A private, growing run of tokens: a question, a generated answer, or a chunk that is being computed.
 
     Its rows see the placements of its context, of each ancestor the tokens in front of the place where it was forked, and its own
     tokens up to themselves. An ancestor may grow on behind that place. ``pending`` are tokens whose KV is not computed yet; where
-    there is a ``gaze`` it is told what they attend to. ``excluded``: of its own tokens, what others do not see::
+    there is a ``gaze`` it is told what they attend to. ``excluded``: of its own tokens, what others do not see.
+    ``tempering``: it and what hangs on it weigh chunks otherwise than by ordinary attention::
 
         parent  [first …        fork …        end)
         branch                  [first … end)          both count from ``offset`` if ``fork`` made it
@@ -181,6 +192,7 @@ class Branch:
         self.segment = Segment(spec, capacity or len(pending), start)
         self.gaze: Gaze | None = None
         self.excluded: Excluded | None = None
+        self.tempering: Tempering | None = parent.tempering if parent else None
 
     @classmethod
     def at(

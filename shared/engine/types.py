@@ -12,6 +12,7 @@ from shared.errors import InvalidRequest, KvquiltError
 MAX_TOP_LOGPROBS = 64
 MAX_SAMPLES = 64
 MAX_LENGTH_PENALTY = 10.0
+MAX_APE = 10.0
 
 
 class ReuseMode(enum.Enum):
@@ -25,10 +26,11 @@ class ReuseMode(enum.Enum):
     RANDOM = "random"
     QUERY_ATTENTION = "query_attention"
     CACHEBLEND = "cacheblend"
+    APE = "ape"
 
     @property
     def recomputes(self) -> bool:
-        return self not in (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.COMPOSITE)
+        return self not in (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.COMPOSITE, ReuseMode.APE)
 
 
 class FinishReason(enum.Enum):
@@ -65,6 +67,23 @@ class Recompute:
             repeated = next(token for i, token in enumerate(self.tokens) if token in self.tokens[:i])
             raise InvalidRequest(f"recompute.tokens: {repeated} is there more than once; name each token once")
         _check("recompute.seed", self.seed, 0 <= self.seed < 2**64, "a 64-bit unsigned number")
+
+
+@dataclass(frozen=True, slots=True)
+class Ape:
+    """How mode ``ape`` weighs the chunks (``shared.engine.tempering``): sharper below a temperature of 1, less of them below a
+    scale of 1. Both 1 is ordinary attention.
+
+    Raises:
+        InvalidRequest: names the field and its range.
+    """
+
+    temperature: float = 0.9
+    scale: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name, value in (("temperature", self.temperature), ("scale", self.scale)):
+            _check(f"ape.{name}", value, 0 < value <= MAX_APE, f"above 0 and at most {MAX_APE}")  # False for NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +181,7 @@ class GenerateRequest:
     beams: Beams | None = None
     choose: Choice | None = None
     recompute: Recompute = field(default_factory=Recompute)
+    ape: Ape = field(default_factory=Ape)
 
     @property
     def num_branches(self) -> int:
@@ -193,6 +213,7 @@ class ForestRequest:
     reuse: ReuseMode = ReuseMode.REORDERED
     deadline_s: float | None = None
     recompute: Recompute = field(default_factory=Recompute)
+    ape: Ape = field(default_factory=Ape)
 
     @property
     def context(self) -> tuple[str, tuple[int, ...], tuple[Chunk, ...]]:

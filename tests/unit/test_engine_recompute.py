@@ -478,6 +478,26 @@ class TestAmongOthers:
         assert loaded.done.usage.loaded_tokens == 54
         assert computed.done.usage.recomputed_tokens == 54 + 9
 
+    @pytest.mark.parametrize("mode", [mode for mode in ReuseMode if mode is not ReuseMode.FULL], ids=lambda m: m.value)
+    @pytest.mark.parametrize("spoilt", [False, True], ids=["intact", "spoilt"])
+    def test_every_mode_answers_alike_on_chunks_that_are_being_read_and_on_spoilt_ones(self, mode: ReuseMode, spoilt: bool) -> None:
+        """A spoilt chunk's first layer is good: a pass that had begun on it is taken back."""
+        shelf = Shelf()
+        first, second = (
+            engine_of(hf_model=tiny_model("qwen2", num_hidden_layers=5), source=shelf, overlap_from_s=0.0) for _ in range(2)
+        )
+        request = Prompts(first, seed=30).request(questions=(9, 4), reuse=mode)
+        (computed,) = run(first, request)
+        first.shut_down()  # not before all is stored
+        if spoilt:
+            shelf.corrupt.add(request.chunks[2].chunk_id)
+        (loaded,) = run(second, replace(request, request_id="again"))
+        for question in range(2):
+            assert_alike(loaded.branch(question), computed.branch(question))
+        told, before = selections_of(loaded), selections_of(computed)
+        assert [(e.tokens, e.question, e.layers) for e in told] == [(e.tokens, e.question, e.layers) for e in before]
+        second.shut_down()
+
 
 class TestAccounting:
     def test_usage_says_what_was_selected_and_counts_it_as_recomputed(self) -> None:
