@@ -121,8 +121,14 @@ class Engine:
             job = GenerateJob(request, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token)
             self._prefetch(request)
         elif isinstance(request, ForestRequest):
-            given = request.deadline_s, request.recompute, request.ape
-            asked = GenerateRequest(*request.context, (), request.reuse, deadline_s=given[0], recompute=given[1], ape=given[2])
+            asked = GenerateRequest(
+                *request.context,
+                questions=(),
+                reuse=request.reuse,
+                deadline_s=request.deadline_s,
+                recompute=request.recompute,
+                ape=request.ape,
+            )
             job = ForestJob(asked, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token, num_open=1)
             self._prefetch(asked)
         else:
