@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from shared.engine.attention import Backend, Lane, StepPlan
 from shared.engine.exclusion import Excluded
@@ -44,7 +46,8 @@ class PlacementCase:
 @dataclass(frozen=True)
 class BranchCase:
     """``num_rows`` rows behind ``old`` tokens of its own. ``parent``: an earlier branch, whose context it has and behind whose
-    tokens it hangs, whatever ``offset`` says; ``forked``: behind the first so many of them, and with the parent's origin."""
+    tokens it hangs, whatever ``offset`` says; ``forked``: behind the first so many of them, and with the parent's origin.
+    ``gap``: its tokens stand up to so many positions apart."""
 
     offset: int
     old: int
@@ -52,6 +55,7 @@ class BranchCase:
     placements: tuple[PlacementCase, ...] = ()
     parent: int | None = None
     forked: int | None = None
+    gap: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Step:
         self.branches: list[Branch] = []
         for one in case.branches:
             branch = self._branch(one, segments)
-            branch.segment = self._segment(one.old, room=one.num_rows, start=branch.segment.start)
+            branch.segment = self._segment(one.old, one.num_rows, branch.segment.start, self._places(one))
             self.branches.append(branch)
         self.lanes: list[Lane] = []
         for branch in self.branches:
@@ -129,9 +133,16 @@ class Step:
             return Branch(self.spec, pending, parent.computed, parent=parent)
         return parent.fork(self.spec, pending, one.forked)
 
-    def _segment(self, length: int, room: int = 0, start: int = 0) -> Segment:
+    def _places(self, one: BranchCase) -> NDArray[np.int64] | None:
+        if not one.gap:
+            return None
+        gaps = torch.randint(one.gap + 1, (one.old + one.num_rows,), generator=self._generator) + 1
+        near = torch.rand(len(gaps), generator=self._generator) < 0.5
+        return np.concatenate(([0], gaps.masked_fill(near, 1).cumsum(0).numpy()))
+
+    def _segment(self, length: int, room: int = 0, start: int = 0, places: NDArray[np.int64] | None = None) -> Segment:
         """What lies behind its tokens is poison."""
-        segment = Segment(self.spec, length + room + 3, start)
+        segment = Segment(self.spec, length + room + 3, start, places)
         segment.length = length
         for x_KTD in (*segment.k_LKTD, *segment.v_LKTD):
             x_KTD.fill_(float("nan"))
@@ -188,14 +199,16 @@ def cases(
 
 @st.composite
 def _forests(draw: st.DrawFn, lens: Sequence[int], max_branches: int, exclusions: bool) -> list[BranchCase]:
-    """Half of the branches have a context of their own, others hang on an earlier branch or are forked from one."""
+    """Half of the branches have a context of their own, some of them tokens with gaps; others hang on an earlier branch or are
+    forked from one without gaps."""
     branches: list[BranchCase] = []
     for one in draw(st.lists(_branches(len(lens), lens, exclusions), min_size=1, max_size=max_branches)):
         kind = draw(st.sampled_from(("root", "root", "hangs", "forked"))) if branches else "root"
         if kind != "root":
             parent = draw(st.integers(0, len(branches) - 1))
-            forked = draw(st.integers(0, branches[parent].old)) if kind == "forked" else None
-            one = replace(one, placements=(), parent=parent, forked=forked)
+            can_fork = kind == "forked" and not branches[parent].gap
+            forked = draw(st.integers(0, branches[parent].old)) if can_fork else None
+            one = replace(one, placements=(), parent=parent, forked=forked, gap=0)
         branches.append(one)
     return branches
 
@@ -212,8 +225,9 @@ def _branches(num_segments: int, lens: Sequence[int], exclusions: bool) -> st.Se
         for segment, gap, part in draw(st.lists(placement, max_size=4)):
             placed.append(PlacementCase(segment, position + gap, part))
             position += gap + lens[segment]
-        behind = draw(st.sampled_from((0, 0, 7, -5, -40)))
+        behind = draw(st.sampled_from((0, 0, 7, -5, -40, -150)))
         num_rows, old = draw(st.integers(1, 20)), draw(st.sampled_from((0, 0, 1, 37)))
-        return BranchCase(max(0, position + behind), old, num_rows, tuple(placed))
+        gap = draw(st.sampled_from((0, 0, 3, 20)))
+        return BranchCase(max(0, position + behind), old, num_rows, tuple(placed), gap=gap)
 
     return branch()

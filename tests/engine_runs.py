@@ -16,6 +16,7 @@ from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.jobs import GenerateJob
 from shared.engine.source import StoredSegment
 from shared.engine.types import (
+    Ape,
     BranchDoneEvent,
     Chunk,
     DoneEvent,
@@ -23,6 +24,7 @@ from shared.engine.types import (
     FailedEvent,
     GenerateRequest,
     PrefillRequest,
+    Recompute,
     ReuseMode,
     SamplingParams,
     TokenEvent,
@@ -145,6 +147,8 @@ class Prompts:
         chunks: Sequence[int | tuple[int, ...]] = (20, 1, 33),
         questions: Sequence[int | tuple[int, ...]] = (9,),
         reuse: ReuseMode = ReuseMode.REORDERED,
+        recompute: Recompute | None = None,
+        ape: Ape | None = None,
         **sampling: Any,
     ) -> GenerateRequest:
         """Pieces are given as ids, or as a length to be filled with random ids. Greedy, 6 tokens, EOS ignored unless told."""
@@ -156,6 +160,8 @@ class Prompts:
             chunks=tuple(self.chunk(prefix_ids, self._piece(c)) for c in chunks),
             questions=tuple(self._piece(q) for q in questions),
             reuse=reuse,
+            recompute=recompute or Recompute(),
+            ape=ape or Ape(),
             sampling=SamplingParams(**{"max_tokens": 6, "ignore_eos": True, "top_logprobs": 5} | sampling),
         )
 

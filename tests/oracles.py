@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     DynamicCache,
     LlamaConfig,
@@ -26,6 +28,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 VOCAB = 257
 NEAR_TIE = 1e-3
@@ -109,24 +112,69 @@ def reordered(
 ) -> torch.Tensor:
     """Law 2, in two stages: KV of every chunk from a stock forward over (prefix, chunk), its keys rotated on to the chunk's place
     in the row of all chunks, then a stock forward of the question over that past. Returns [G, V]."""
+    return recomputed(model, prefix, chunks, question, generated, ())
+
+
+def recomputed(
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
+    selected: Iterable[int],
+) -> torch.Tensor:
+    """Law 4: as ``reordered``, but the ``selected`` tokens of the context (counted from 0 behind the prefix) run through the model
+    together with the question, over a past of the others alone: in every layer a token attends to fresh keys and values of the
+    selected ones in front of it and to the isolated ones of the rest, whose hidden states nobody computes anew. Returns [G, V]."""
     tail = [*question, *generated[:-1]]
-    past_len = len(prefix) + sum(map(len, chunks))
-    with torch.no_grad(), _angles_for(model, past_len + len(tail)):
+    ids = [*prefix, *(i for c in chunks for i in c), *tail]
+    past_len = len(ids) - len(tail)
+    fresh = sorted(len(prefix) + token for token in selected)
+    frozen = sorted({*range(past_len)} - {*fresh})
+    rows = [*fresh, *range(past_len, len(ids))]
+    with torch.no_grad(), _angles_for(model, len(ids)):
         past = DynamicCache()
-        if prefix:
-            _append(past, _kv_of(model, prefix))
-        start = len(prefix)
-        for chunk in chunks:
-            kv = _kv_of(model, [*prefix, *chunk])
-            _append(
-                past, [(rotate_keys(model, k[:, :, len(prefix) :], start - len(prefix)), v[:, :, len(prefix) :]) for k, v in kv]
-            )
-            start += len(chunk)
-        positions = torch.arange(past_len, past_len + len(tail))[None]
+        if frozen:
+            _append(past, [(k[:, :, frozen], v[:, :, frozen]) for k, v in _stitched_kv(model, prefix, chunks)])
+        key_positions, row_positions = torch.tensor([*frozen, *rows]), torch.tensor(rows)
+        hidden = key_positions[None] > row_positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill(hidden, torch.finfo(model.dtype).min)
         logits = model(
-            input_ids=torch.tensor([tail]), position_ids=positions, past_key_values=past if past_len else None, use_cache=True
+            input_ids=torch.tensor([[ids[row] for row in rows]]),
+            attention_mask=mask[None, None],
+            position_ids=row_positions[None],
+            past_key_values=past if frozen else None,
+            use_cache=True,
         ).logits[0]
     return logits[-len(generated) :].float()
+
+
+def epic_tokens(chunk_lens: Sequence[int], count: int) -> list[int]:
+    """The first tokens of every chunk but the first, evenly; then those of the first."""
+    places = [(chunk == 0, token, chunk) for chunk, length in enumerate(chunk_lens) for token in range(length)]
+    return sorted(sum(chunk_lens[:chunk]) + token for _, token, chunk in sorted(places)[:count])
+
+
+def question_scores(model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]) -> torch.Tensor:
+    """Weight that each token of the context has for the question when all chunks are stitched: the mean over layers, heads and the
+    question's tokens, by the stock attention that tells its weights."""
+    past = DynamicCache()
+    past_len = len(prefix) + sum(map(len, chunks))
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad(), _angles_for(model, past_len + len(question)):
+            _append(past, _stitched_kv(model, prefix, chunks))
+            positions = torch.arange(past_len, past_len + len(question))[None]
+            weights = model(
+                input_ids=torch.tensor([list(question)]), position_ids=positions, past_key_values=past, output_attentions=True
+            ).attentions
+    finally:
+        model.set_attn_implementation("sdpa")
+    return torch.stack([layer[0].mean((0, 1)) for layer in weights]).mean(0)[len(prefix) : past_len]
+
+
+def random_tokens(num_tokens: int, count: int, seed: int) -> list[int]:
+    return sorted(random.Random(seed).sample(range(num_tokens), count))
 
 
 def composite(
@@ -150,8 +198,161 @@ def composite(
     return logits[-len(generated) :].float()
 
 
+def blended(
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
+    ratio: float,
+) -> torch.Tensor:
+    """``cacheblend``, layer by layer with the stock layers: two compute the whole context, every later one those tokens of the
+    layer before whose keys and values there are farthest from the stitched ones. Returns [G, V]."""
+    tail = [*question, *generated[:-1]]
+    context = [i for c in chunks for i in c]
+    start, end = len(prefix), len(prefix) + len(context)
+    num_layers = len(model.model.layers)
+    steps = torch.linspace(1, -1, num_layers - 2).tolist() if num_layers > 3 else [0.0] * (num_layers - 2)
+    counts = [len(context)] * 2 + [int((ratio + min(ratio, 1 - ratio) / 2 * s) * len(context) + 0.5) for s in steps]
+    with torch.no_grad(), _angles_for(model, end + len(tail)):
+        stitched = _stitched_kv(model, prefix, chunks)
+        rows = torch.arange(start, end)
+        hidden = model.model.embed_tokens(torch.tensor([context]))
+        past, deviation = DynamicCache(), torch.empty(0)
+        for layer, count in enumerate(counts):
+            if count < len(rows):
+                kept = deviation.sort(descending=True, stable=True).indices[:count].sort().values
+                rows, hidden = rows[kept], hidden[:, kept]
+            k, v = (x.clone() for x in stitched[layer])
+            if len(rows):
+                hidden, fresh_k, fresh_v = _run_layer(model, layer, hidden, rows, (k, v))
+                apart = (fresh_k - k[:, :, rows]).square() + (fresh_v - v[:, :, rows]).square()
+                deviation = apart.sum((0, 1, 3))
+                k[:, :, rows], v[:, :, rows] = fresh_k, fresh_v
+            past.update(k, v, layer)
+        logits = model(
+            input_ids=torch.tensor([tail]),
+            position_ids=torch.arange(end, end + len(tail))[None],
+            past_key_values=past,
+            use_cache=True,
+        ).logits[0]
+    return logits[-len(generated) :].float()
+
+
+def _run_layer(
+    model: Any, layer: int, hidden: torch.Tensor, rows: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A stock layer over tokens at the positions ``rows``, which see themselves and what ``kv`` has of the others in front of them.
+    Returns hidden states, and the keys and values of the rows."""
+    others = torch.tensor([p for p in range(kv[0].shape[2]) if p not in set(rows.tolist())], dtype=torch.long)
+    cache = DynamicCache()
+    for below in range(layer + 1):
+        cache.update(kv[0][:, :, others], kv[1][:, :, others], below)
+    ahead = torch.cat((others, rows))[None] > rows[:, None]
+    mask = torch.zeros(ahead.shape, dtype=model.dtype).masked_fill(ahead, torch.finfo(model.dtype).min)
+    out = model.model.layers[layer](
+        hidden,
+        attention_mask=mask[None, None],
+        position_ids=rows[None],
+        past_key_values=cache,
+        use_cache=True,
+        position_embeddings=model.model.rotary_emb(hidden, rows[None]),
+    )
+    fresh = cache.layers[layer]
+    return (out[0] if isinstance(out, tuple) else out), fresh.keys[:, :, len(others) :], fresh.values[:, :, len(others) :]
+
+
+def ape(
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
+    temperature: float = 0.9,
+    scale: float = 0.9,
+) -> torch.Tensor:
+    """Law 3: every chunk right after the prefix, the question after the longest, by the stock model with APE's formula in the place
+    of its attention. Returns [G, V]."""
+    tail = [*question, *generated[:-1]]
+    first, past_len = len(prefix), len(prefix) + sum(map(len, chunks))
+    start = first + max(map(len, chunks), default=0)
+
+    def attention(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        group = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        logits = query @ key.transpose(2, 3) * scaling
+        logits[..., past_len:] += torch.full(logits.shape[2:], float("-inf")).triu(1)[:, : len(tail)]
+        chunk = torch.zeros(key.shape[2], dtype=torch.bool)
+        chunk[first:past_len] = True
+        of_chunks, of_others = (logits[..., chunk] / temperature).exp(), logits[..., ~chunk].exp()
+        out_of_chunks = of_chunks @ value[:, :, chunk] / of_chunks.sum(-1, keepdim=True)
+        out_of_others = of_others @ value[:, :, ~chunk] / of_others.sum(-1, keepdim=True)
+        z_chunks = of_chunks.sum(-1, keepdim=True) ** (scale * temperature)
+        z_others = of_others.sum(-1, keepdim=True)
+        out = (z_chunks * out_of_chunks + z_others * out_of_others) / (z_chunks + z_others) if past_len > first else out_of_others
+        return out.transpose(1, 2), None
+
+    with torch.no_grad(), _angles_for(model, start + len(tail)), _attending_by(model, attention):
+        past = DynamicCache()
+        kvs = [_kv_of(model, prefix)] if prefix else []
+        kvs += [[(k[:, :, first:], v[:, :, first:]) for k, v in _kv_of(model, [*prefix, *chunk])] for chunk in chunks]
+        for kv in kvs:
+            _append(past, kv)
+        model.set_attn_implementation(_OURS)
+        logits = model(
+            input_ids=torch.tensor([tail]),
+            position_ids=torch.arange(start, start + len(tail))[None],
+            past_key_values=past if kvs else None,
+            use_cache=True,
+        ).logits[0]
+    return logits[-len(generated) :].float()
+
+
+_OURS = "oracle"
+
+
+@contextlib.contextmanager
+def _attending_by(model: Any, attention: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Inside, the model can be told to attend by this function, named ``_OURS``."""
+    AttentionInterface.register(_OURS, attention)
+    AttentionMaskInterface.register(_OURS, sdpa_mask)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def _epic(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
+    lens = [len(chunk) for chunk in chunks]
+    return recomputed(model, prefix, chunks, question, generated, epic_tokens(lens, _a_fifth(lens)))
+
+
+def _random(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+) -> torch.Tensor:
+    lens = [len(chunk) for chunk in chunks]
+    return recomputed(model, prefix, chunks, question, generated, random_tokens(sum(lens), _a_fifth(lens), seed=0))
+
+
+def _a_fifth(chunk_lens: Sequence[int]) -> int:
+    return round(sum(chunk_lens) / 5)
+
+
 Oracle = Callable[[Any, Sequence[int], Sequence[Sequence[int]], Sequence[int], Sequence[int]], torch.Tensor]
-ORACLES: dict[str, Oracle] = {"full": full, "reordered": reordered, "composite": composite}
+# What a request of this mode equals that says nothing else of what is to be recomputed.
+ORACLES: dict[str, Oracle] = {
+    "full": full,
+    "reordered": reordered,
+    "composite": composite,
+    "tokens": reordered,
+    "epic": _epic,
+    "random": _random,
+    "ape": ape,
+}
 
 
 def greedy(
@@ -238,6 +439,17 @@ def _kv_of(model: Any, ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Ten
     cache = DynamicCache()
     model(input_ids=torch.tensor([list(ids)]), past_key_values=cache, use_cache=True)
     return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def _stitched_kv(model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values per layer of the prefix and, computed alone behind it and moved to their places, of all chunks."""
+    parts = [_kv_of(model, prefix)] if prefix else []
+    moved = 0
+    for chunk in chunks:
+        kv = _kv_of(model, [*prefix, *chunk])
+        parts.append([(rotate_keys(model, k[:, :, len(prefix) :], moved), v[:, :, len(prefix) :]) for k, v in kv])
+        moved += len(chunk)
+    return [(torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2)) for layer in zip(*parts, strict=True)]
 
 
 def _append(past: DynamicCache, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -12,6 +12,7 @@ from shared.engine.live_forest import LiveForest
 from shared.engine.model import LoadedModel, ModelSpec, load_model, wrap_model
 from shared.engine.source import NoSource, SegmentSource, StoredSegment
 from shared.engine.types import (
+    Ape,
     Append,
     AppliedEvent,
     Beams,
@@ -36,11 +37,13 @@ from shared.engine.types import (
     Merge,
     PrefillRequest,
     Prune,
+    Recompute,
     RefusedEvent,
     RestedEvent,
     ReuseMode,
     Rewind,
     SamplingParams,
+    SelectedEvent,
     Start,
     Timings,
     TokenEvent,
@@ -49,6 +52,7 @@ from shared.engine.types import (
 from shared.engine_config import EngineConfig
 
 __all__ = [
+    "Ape",
     "Append",
     "AppliedEvent",
     "Beams",
@@ -80,12 +84,14 @@ __all__ = [
     "NoSource",
     "PrefillRequest",
     "Prune",
+    "Recompute",
     "RefusedEvent",
     "RestedEvent",
     "ReuseMode",
     "Rewind",
     "SamplingParams",
     "SegmentSource",
+    "SelectedEvent",
     "Start",
     "StoredSegment",
     "Timings",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.engine.model import ModelSpec
-from shared.engine.types import ChoiceRule, ForestRequest, GenerateRequest, PrefillRequest, Usage
+from shared.engine.types import Ape, ChoiceRule, ForestRequest, GenerateRequest, PrefillRequest, ReuseMode, Usage
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
 
@@ -25,6 +25,7 @@ def check(request: GenerateRequest | PrefillRequest | ForestRequest, spec: Model
         longest = max(len(chunk.token_ids) for chunk in request.chunks)
         _check_length(len(request.prefix_ids) + longest, f"prefix and chunk ({longest} tokens)", spec)
         return
+    _check_recompute(request)
     if isinstance(request, ForestRequest):
         context = len(request.prefix_ids) + sum(len(chunk.token_ids) for chunk in request.chunks)
         _check_length(context + 1, f"context ({context} tokens) and a branch", spec)
@@ -53,6 +54,24 @@ def check(request: GenerateRequest | PrefillRequest | ForestRequest, spec: Model
 def prefill_usage(num_tokens: int) -> Usage:
     """A prefill request's usage: its chunks' tokens, nothing generated."""
     return Usage(num_tokens, 0, num_tokens, 0)
+
+
+def _check_recompute(request: GenerateRequest | ForestRequest) -> None:
+    mode, recompute = request.reuse, request.recompute
+    by_list, by_ratio = mode is ReuseMode.TOKENS, mode.recomputes and mode is not ReuseMode.TOKENS
+    if recompute.tokens and not by_list:
+        raise InvalidRequest(f"recompute.tokens: mode {mode.value} does not go by a list; leave it empty, or set reuse to tokens")
+    if recompute.ratio is not None and not by_ratio:
+        remedy = "give recompute.tokens alone" if by_list else "leave it out"
+        raise InvalidRequest(f"recompute.ratio: mode {mode.value} does not go by a ratio; {remedy}")
+    if isinstance(request, ForestRequest) and mode is ReuseMode.QUERY_ATTENTION:
+        raise InvalidRequest("reuse: query_attention goes by the question, and a forest is opened without one; choose another mode")
+    if mode is not ReuseMode.APE and request.ape != Ape():
+        raise InvalidRequest(f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape")
+    num_tokens = sum(len(chunk.token_ids) for chunk in request.chunks)
+    for token in recompute.tokens:
+        if not 0 <= token < num_tokens:
+            raise InvalidRequest(f"recompute.tokens: {token} is out of range; the chunks have {num_tokens} tokens, counted from 0")
 
 
 def _check_answers(request: GenerateRequest, has_text: bool) -> None:

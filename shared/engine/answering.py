@@ -12,14 +12,17 @@ import torch
 
 from shared.engine.beams import BeamSearch, Hypothesis, Running
 from shared.engine.choosing import Thought, choose
-from shared.engine.forest import fork, plant
-from shared.engine.jobs import Answer, Beam, BeamGroup, GenerateJob, Question, emit
+from shared.engine.forest import fork, plant, plant_blending, plant_scored, plant_scoring
+from shared.engine.jobs import Answer, Beam, BeamGroup, Blending, GenerateJob, Question, Scoring, emit
 from shared.engine.model import ModelSpec
+from shared.engine.recomputing import select, select_scored, tell_blend
+from shared.engine.rope import Rotation
 from shared.engine.sampling import sample
 from shared.engine.segment import Branch
 from shared.engine.text import Decode, TextStream
 from shared.engine.tree import compact
-from shared.engine.types import BranchDoneEvent, FinishReason, TokenEvent
+from shared.engine.types import BranchDoneEvent, FinishReason, ReuseMode, TokenEvent
+from shared.engine_config import EngineConfig
 
 _BEAM_CAPACITY = 16
 
@@ -27,17 +30,31 @@ _BEAM_CAPACITY = 16
 class Answering:
     """Every method runs between passes, on the engine's thread. A job with ``num_open`` 0 is complete."""
 
-    def __init__(self, spec: ModelSpec, decode: Decode | None) -> None:
+    def __init__(self, spec: ModelSpec, config: EngineConfig, decode: Decode | None) -> None:
         self._spec = spec
+        self._may_join = not config.batch_invariant
         self._decode = decode
+        self._rotation = Rotation(spec.rope, spec.device)
 
     def start(self, job: GenerateJob) -> None:
-        plant(job, self._spec)
+        select(job, self._spec.num_layers)
+        if not job.request.reuse.recomputes or job.selected is not None:
+            plant(job, self._spec, self._may_join)
+        elif job.request.reuse is ReuseMode.CACHEBLEND:
+            plant_blending(job, self._spec)
+        else:
+            plant_scoring(job, self._spec, self._rotation)
 
-    def on_computed(self, job: GenerateJob, owner: Question | Answer | Beam, logits_V: torch.Tensor | None) -> None:
+    def on_computed(
+        self, job: GenerateJob, owner: Question | Scoring | Blending | Answer | Beam, logits_V: torch.Tensor | None
+    ) -> None:
         """Nothing of ``owner`` is pending any more. ``logits_V``: after its last token; None of a shared context."""
-        if isinstance(owner, Question):
+        if isinstance(owner, (Question, Scoring, Blending)):
             job.questions.remove(owner)  # who grows on it keeps it
+        if isinstance(owner, Scoring):
+            plant_scored(job, owner.index, select_scored(job, owner), self._spec)
+        if isinstance(owner, Blending):
+            tell_blend(job, owner)
         if logits_V is None:
             return
         match owner:

@@ -8,11 +8,14 @@ ends, and the number of tokens that may be seen at all. Shapes: H query heads, K
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shared.engine.arrival import Arrival, Patience
 from shared.engine.exclusion import Excluded
@@ -31,12 +34,17 @@ class Lane:
     def rows(self) -> slice:
         return slice(self.start, self.start + self.num_rows)
 
+    def places(self) -> Sequence[int] | NDArray[np.int64]:
+        """Local positions of the rows in their own segment."""
+        segment = self.branch.segment
+        return segment.places(segment.length, segment.length + self.num_rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Visit:
     """Rows [start, start + num_rows) of the step look at the first ``num_tokens`` of a piece. The first of them stands ``distance``
-    positions behind local position 0 of the piece's segment, every next row one further. ``nth``: of the pieces that its branch
-    sees, in the order of its path."""
+    positions behind local position 0 of the piece's segment, every next row one further, or ``steps`` [rows] further than the
+    first. ``nth``: of the pieces that its branch sees, in the order of its path."""
 
     start: int
     num_rows: int
@@ -44,6 +52,7 @@ class Visit:
     num_tokens: int
     nth: int
     excluded: Excluded | None = None
+    steps: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +64,11 @@ class Piece:
     visits: list[Visit] = field(default_factory=list)
 
     def sight(self, visit: Visit) -> int:
-        """Position and fork let the visit's first row see this many tokens, at least one; every next row one more, up to
-        ``visit.num_tokens``."""
-        return min(visit.num_tokens, visit.distance - self.segment.start + self.own)
+        """Position and fork let the visit's first row see this many tokens, at least one. Of their own segment every next row sees
+        one more, of others as many more as it stands further, up to ``visit.num_tokens``."""
+        if self.own:
+            return visit.num_tokens - visit.num_rows + 1
+        return min(visit.num_tokens, visit.distance - self.segment.start)
 
 
 class Attention(Protocol):
@@ -93,7 +104,11 @@ class StepPlan:
         """
         for arrival in self._arrivals:
             arrival.wait_for(layer, self._patience)
-        return self._attention.run(layer, q_HRD, k_KRD, v_KRD, scale)
+        out_HRD = self._attention.run(layer, q_HRD, k_KRD, v_KRD, scale)
+        for lane in self.lanes:
+            if lane.branch.gaze is not None:
+                lane.branch.gaze.look(lane, layer, q_HRD[:, lane.rows], scale)
+        return out_HRD
 
 
 def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
@@ -102,20 +117,30 @@ def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
     shared: dict[tuple[int, int], Piece] = {}
     own: list[Piece] = []
     for lane in lanes:
-        branch, seen = lane.branch, lane.branch.seen()
+        branch, seen, places = lane.branch, lane.branch.seen(), lane.places()
         seen_times: dict[int, int] = {}
         for nth, placement in enumerate(seen):
             key = id(placement.segment)
             times = seen_times[key] = seen_times.get(key, -1) + 1
-            distance = branch.computed - placement.offset
-            blind = max(0, 1 + placement.segment.start - distance)  # rows at its first token or in front of it see nothing
+            ahead = branch.offset - placement.offset
+            blind = bisect_right(places, placement.segment.start - ahead)  # rows at its first token or in front of it see nothing
             if blind >= lane.num_rows:
                 continue
             visit = Visit(
-                lane.start + blind, lane.num_rows - blind, distance + blind, placement.num_tokens, nth, placement.excluded
+                lane.start + blind,
+                lane.num_rows - blind,
+                int(places[blind]) + ahead,
+                placement.num_tokens,
+                nth,
+                placement.excluded,
+                _steps(places, blind),
             )
             shared.setdefault((key, times), Piece(placement.segment, own=False)).visits.append(visit)
         num_tokens = branch.segment.length + lane.num_rows
-        visit = Visit(lane.start, lane.num_rows, branch.computed - branch.offset, num_tokens, len(seen))
+        visit = Visit(lane.start, lane.num_rows, int(places[0]), num_tokens, len(seen), steps=_steps(places, 0))
         own.append(Piece(branch.segment, own=True, visits=[visit]))
     return [*shared.values(), *own]
+
+
+def _steps(places: Sequence[int] | NDArray[np.int64], begin: int) -> NDArray[np.int64] | None:
+    return places[begin:] - places[begin] if isinstance(places, np.ndarray) else None

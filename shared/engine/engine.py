@@ -93,7 +93,7 @@ class Engine:
         self._passes = PassRunner(model, self.config)
         self._roster = Roster(self._scheduler)
         self._library = Library(model.spec, self.config, self._loader, self._roster.holders)
-        self._answering = Answering(model.spec, decode)
+        self._answering = Answering(model.spec, self.config, decode)
         self._exploring = Exploring(model.spec, self.config, decode)
         self._prefilling = Prefilling(model.spec, self._loader, self._roster, self._inbox.put, self._finish, self._fail)
         self._overlap_from_s = self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
@@ -121,7 +121,14 @@ class Engine:
             job = GenerateJob(request, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token)
             self._prefetch(request)
         elif isinstance(request, ForestRequest):
-            asked = GenerateRequest(*request.context, questions=(), reuse=request.reuse, deadline_s=request.deadline_s)
+            asked = GenerateRequest(
+                *request.context,
+                questions=(),
+                reuse=request.reuse,
+                deadline_s=request.deadline_s,
+                recompute=request.recompute,
+                ape=request.ape,
+            )
             job = ForestJob(asked, sink, kv_bytes_per_token=self.model.spec.kv_bytes_per_token, num_open=1)
             self._prefetch(asked)
         else:

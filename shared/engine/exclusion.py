@@ -27,6 +27,15 @@ class Excluded:
         shifts = torch.arange(_BITS, device=hidden_LT.device)
         return cls((padded_LT.view(num_layers, -1, _BITS) << shifts).sum(-1).to(torch.int32).contiguous())
 
+    @classmethod
+    def none(cls, num_layers: int, num_tokens: int, device: torch.device) -> Excluded:
+        """To be filled layer by layer, by ``set``."""
+        return cls(torch.zeros(num_layers, -(-num_tokens // _BITS), dtype=torch.int32, device=device))
+
+    def set(self, layer: int, hidden_T: torch.Tensor) -> None:
+        """Only while no step is planned or done that reads this layer."""
+        self.words_LW[layer] = Excluded.of(hidden_T[None].to(self.words_LW.device)).words_LW[0]
+
     def hidden(self, layer: int, begin: int, end: int) -> torch.Tensor:
         """Booleans [end - begin] of tokens [begin, end), True where a token is not seen."""
         words_W = self.words_LW[layer, begin // _BITS : -(-end // _BITS)]

@@ -18,9 +18,10 @@ from itertools import takewhile
 
 import torch
 
-from shared.engine.forest import place
+from shared.engine.forest import blending, ground, tempering
 from shared.engine.jobs import ForestJob, Growth, Node, Question, emit
 from shared.engine.model import ModelSpec
+from shared.engine.recomputing import select
 from shared.engine.rope import Rotation
 from shared.engine.sampling import sample
 from shared.engine.segment import Branch
@@ -58,12 +59,16 @@ class Exploring:
         self._rotation = Rotation(spec.rope, spec.device)
 
     def start(self, job: ForestJob) -> None:
-        job.context, job.origin = place(job)
-        ids = tuple(t for chunk in job.request.chunks for t in chunk.token_ids)
-        if job.request.reuse is ReuseMode.FULL and ids:
-            job.base = Branch(self._spec, ids, job.origin, job.context)
+        select(job, self._spec.num_layers)
+        base = ground(job, job.selected or ())
+        job.context, job.origin = base.placements, base.end
+        if job.request.reuse is ReuseMode.CACHEBLEND and job.selected is None:
+            blended = blending(job, self._spec)
+            job.base, job.context = blended.branch, blended.branch.context
+            job.questions.append(blended)
+        elif base.own_ids:
+            job.base = Branch.at(self._spec, base.own_ids, base.own_positions, base.placements)
             job.questions.append(Question(None, job.base))
-            job.origin = job.base.end
 
     def obey(self, job: ForestJob) -> None:
         while job.commands and job.num_open:
@@ -111,6 +116,7 @@ class Exploring:
                 self._check_ids("start.token_ids", token_ids)
                 self._check_room(job, "start.token_ids", len(token_ids))
                 root = Branch(self._spec, token_ids, job.origin, job.context, job.base)
+                root.tempering = tempering(job)
                 return self._add(job, "start.branch", branch, Node(branch, root, list(token_ids)))
             case Fork(branch, source, length):
                 node = self._find(job, "fork.source", source)

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from shared.engine.beams import BeamSearch
+from shared.engine.blending import Blend
 from shared.engine.choosing import Thought
+from shared.engine.gaze import Gaze
 from shared.engine.residency import Entry
 from shared.engine.scheduler import Demand
 from shared.engine.segment import Branch, Placement
+from shared.engine.selecting import num_selected
 from shared.engine.text import TextStream
 from shared.engine.tree import reachable
 from shared.engine.types import Chunk, Command, Event, GenerateRequest, PrefillRequest, ReuseMode, SamplingParams, Timings, Usage
@@ -40,6 +43,10 @@ class BranchWork:
     def num_done(self) -> int:
         return self.branch.segment.length
 
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.owner, Blending)
+
 
 @dataclass(slots=True, eq=False)
 class Question:
@@ -47,6 +54,26 @@ class Question:
 
     index: int | None
     branch: Branch
+
+
+@dataclass(slots=True, eq=False)
+class Scoring:
+    """A question on its way over the context as it is stored, to see what it attends to. Then its branch is forgotten."""
+
+    index: int
+    branch: Branch
+    gaze: Gaze
+
+
+@dataclass(slots=True, eq=False)
+class Blending:
+    """All tokens of the context, of which fewer and fewer are computed from layer to layer. ``placed``: where each chunk is stored;
+    what is computed of it is excluded there, the rest in the branch. ``blend``: what became of it."""
+
+    branch: Branch
+    placed: tuple[Placement, ...]
+    ratio: float | None
+    blend: Blend | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +144,7 @@ class Node:
         self.logits_V = None
 
 
-Grower = Question | Answer | Beam | Node
+Grower = Question | Scoring | Blending | Answer | Beam | Node
 """Whose branch a generate request or a live forest grows."""
 
 
@@ -151,7 +178,8 @@ class Clock:
 class GenerateJob:
     """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had to look for in the
     store; ``lost``: those that had to be recomputed. ``questions`` are not computed yet, ``answers`` grow, ``thoughts`` are
-    complete (question → sample → thought); ``num_open`` answers are to come.
+    complete (question → sample → thought); ``num_open`` answers are to come. ``selected`` tokens of the context are computed anew,
+    in ascending order; None: not known yet. Questions that select for themselves add to them.
 
     ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are whole.
     """
@@ -163,13 +191,15 @@ class GenerateJob:
     entries: dict[str, Entry] = field(default_factory=dict)
     fetched: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
-    questions: list[Question] = field(default_factory=list)
+    questions: list[Question | Scoring | Blending] = field(default_factory=list)
     answers: list[Answer | Beam | Node] = field(default_factory=list)
     thoughts: defaultdict[int, dict[int, Thought]] = field(default_factory=lambda: defaultdict(dict))
     started: bool = False
     patient: bool = False
     num_open: int = 0
     generated: int = 0
+    selected: tuple[int, ...] | None = None
+    blend: Blend | None = None
     kv_bytes_per_token: int = 0
 
     @property
@@ -198,8 +228,15 @@ class GenerateJob:
 
     @property
     def private_prompt_len(self) -> int:
-        full = self.request.reuse is ReuseMode.FULL
-        return sum(map(len, self.request.questions)) + (sum(len(c.token_ids) for c in self.request.chunks) if full else 0)
+        request = self.request
+        context = sum(len(c.token_ids) for c in request.chunks)
+        own = 0
+        if request.reuse in (ReuseMode.FULL, ReuseMode.CACHEBLEND):
+            own = context
+        elif request.reuse.recomputes:
+            sets = len(request.questions) if request.reuse is ReuseMode.QUERY_ATTENTION else 1
+            own = len(request.recompute.tokens) or sets * num_selected(request.recompute.ratio, context)
+        return sum(map(len, request.questions)) + own
 
     def beams(self, group: BeamGroup) -> list[Beam]:
         """In the order of ``group.search.running``."""
@@ -223,9 +260,24 @@ class GenerateJob:
         if request.reuse is ReuseMode.FULL:
             recomputed = context + questions
         else:
-            recomputed = questions + self._num_tokens(self.lost)
+            recomputed = questions + len(self._lost_places() | set(self.selected or ()))
+        if self.blend is not None:
+            recomputed = questions + min(context, len(self._lost_places()) + self.blend.num_tokens)
         prompt = len(request.prefix_ids) + context + questions
-        return Usage(prompt, prompt - recomputed, recomputed, self.generated, self._num_tokens(self.fetched - self.lost))
+        loaded = self._num_tokens(self.fetched - self.lost)
+        return Usage(prompt, prompt - recomputed, recomputed, self.generated, loaded, len(self.selected or ()))
+
+    def _lost_places(self) -> set[int]:
+        """Tokens of the context that had to be recomputed because they were stored nowhere; a chunk's where it stands first."""
+        places: set[int] = set()
+        seen: set[str] = set()
+        start = 0
+        for chunk in self.request.chunks:
+            if chunk.chunk_id in self.lost - seen:
+                places.update(range(start, start + len(chunk.token_ids)))
+            seen.add(chunk.chunk_id)
+            start += len(chunk.token_ids)
+        return places
 
     def _num_tokens(self, keys: Iterable[str]) -> int:
         return sum(len(self.entries[key].token_ids) for key in keys)

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from shared.engine.attention import StepPlan
 from shared.engine.packing import can_pack, pack_linears
-from shared.engine.rope import RopeSpec
+from shared.engine.rope import Angles, RopeSpec
 from shared.errors import InvalidRequest, ModelUnsupported
 
 ATTENTION = "kvquilt"
@@ -88,12 +88,27 @@ class LoadedModel:
 
     def forward(self, token_ids_R: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Runs the rows through all layers; their KV is appended to their segments. Returns hidden states [R, E]."""
-        hidden = self._decoder.embed_tokens(token_ids_R[None])
-        cos_sin = self._decoder.rotary_emb(hidden, position_ids=self._zero)
-        for layer in self._decoder.layers[: self.spec.num_layers]:
-            hidden = layer(hidden, attention_mask=None, position_embeddings=cos_sin, use_cache=False, kvquilt_step=plan)
-            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
-        rows_RE: torch.Tensor = hidden[0]
+        hidden_RE = self.embed(token_ids_R)
+        cos_sin = self.unrotated(hidden_RE)
+        for layer in range(self.spec.num_layers):
+            hidden_RE = self.run_layer(layer, hidden_RE, cos_sin, plan)
+        return hidden_RE
+
+    def embed(self, token_ids_R: torch.Tensor) -> torch.Tensor:
+        """What goes into the first layer [R, E]."""
+        hidden_RE: torch.Tensor = self._decoder.embed_tokens(token_ids_R[None])[0]
+        return hidden_RE
+
+    def unrotated(self, hidden_RE: torch.Tensor) -> Angles:
+        """Rotation by nothing, for every layer."""
+        cos_sin: Angles = self._decoder.rotary_emb(hidden_RE[None], position_ids=self._zero)
+        return cos_sin
+
+    def run_layer(self, layer: int, hidden_RE: torch.Tensor, cos_sin: Angles, plan: StepPlan) -> torch.Tensor:
+        hidden = self._decoder.layers[layer](
+            hidden_RE[None], attention_mask=None, position_embeddings=cos_sin, use_cache=False, kvquilt_step=plan
+        )
+        rows_RE: torch.Tensor = hidden[0][0] if isinstance(hidden, tuple) else hidden[0]
         return rows_RE
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:

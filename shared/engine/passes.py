@@ -9,10 +9,13 @@ import torch
 from shared.engine.arrival import Patience
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
+from shared.engine.blending import Blender
 from shared.engine.forest import needs_logits
-from shared.engine.jobs import BranchWork
+from shared.engine.jobs import Blending, BranchWork
 from shared.engine.model import LoadedModel
+from shared.engine.rope import Rotation
 from shared.engine.scheduler import Slice
+from shared.engine.tempering import TemperingBackend
 from shared.engine_config import EngineConfig
 
 
@@ -21,7 +24,9 @@ class PassRunner:
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self._model = model
-        self._backend = backend_for(config, model.spec)
+        rotation = Rotation(model.spec.rope, model.spec.device)
+        self._backend = TemperingBackend(backend_for(config, model.spec), rotation, model.spec.device)
+        self._blender = Blender(model, self._backend)
 
     def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[tuple[BranchWork, torch.Tensor | None]]:
         """The works that have nothing pending any more, with the logits [V] of their last row where those are wanted.
@@ -29,6 +34,10 @@ class PassRunner:
         Raises:
             GivenUp: a layer of a segment that is still arriving was not there in time. No token was moved.
         """
+        if isinstance(slices[0].work.owner, Blending):
+            blending = slices[0].work.owner
+            blending.blend = self._blender.run(blending.branch, blending.placed, blending.ratio, patience)
+            return [(slices[0].work, None)]
         hidden_RE, lanes = self._forward(slices, patience)
         ended = []
         for piece, lane in zip(slices, lanes, strict=True):

@@ -24,6 +24,10 @@ class Work(Protocol):
     def num_pending(self) -> int: ...
     @property
     def num_done(self) -> int: ...
+    @property
+    def whole(self) -> bool:
+        """It cannot be cut, nor share a pass."""
+        ...
 
 
 WorkT = TypeVar("WorkT", bound=Work)
@@ -67,18 +71,24 @@ class Scheduler:
         return count
 
     def pick(self, works: Iterable[WorkT]) -> list[list[Slice[WorkT]]]:
-        """The step's forward passes, each a list of slices. Under batch invariance every slice is a pass of its own."""
+        """The step's forward passes, each a list of slices. Under batch invariance every slice is a pass of its own. A work that is
+        whole gets its pass although it may exceed the budget."""
         ordered = sorted(works, key=lambda work: work.num_pending > 1)
         room = self._config.max_step_tokens
         slices = []
+        apart = []
         for work in ordered:
             if room <= 0:
                 break
             rows = min(work.num_pending, room)
+            if work.whole:
+                apart.append(Slice(work, work.num_pending))
+                room -= work.num_pending
+                continue
             if self._config.batch_invariant:
                 rows = min(work.num_pending, TILE - work.num_done % TILE)
             slices.append(Slice(work, rows))
             room -= rows
         if self._config.batch_invariant:
-            return [[s] for s in slices]
-        return [slices] if slices else []
+            return [[s] for s in (*slices, *apart)]
+        return ([slices] if slices else []) + [[s] for s in apart]

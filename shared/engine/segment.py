@@ -6,6 +6,7 @@ request that placed it anywhere. Shapes: L layers, K kv heads, T tokens, D head_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from shared.engine.exclusion import Excluded
 from shared.engine.host_memory import host_tensors
 
 if TYPE_CHECKING:
+    from shared.engine.gaze import Gaze
     from shared.engine.model import ModelSpec
 
 _GROWTH_TOKENS = 32
@@ -31,12 +33,15 @@ class Segment:
 
     ``start``: local position of the first token. Not 0 for one that goes on where another is left: both then count from the same
     origin, and can be joined without rotating anything.
+    ``places``: local positions of tokens that do not stand one behind the other, ascending, and one more: where what follows on the
+    segment begins. None: start, start + 1, ….
     ``arrival``: of a segment that is being read, which layers are there; None: it is whole, or its owner computes it.
     """
 
-    def __init__(self, spec: ModelSpec, capacity: int, start: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, capacity: int, start: int = 0, places: NDArray[np.int64] | None = None) -> None:
         self._spec = spec
         self.start = start
+        self._places = places
         self.length = 0
         self.capacity = capacity
         self.arrival: Arrival | None = None
@@ -65,6 +70,22 @@ class Segment:
     @property
     def num_bytes(self) -> int:
         return self.capacity * self._spec.kv_bytes_per_token
+
+    def places(self, begin: int, end: int) -> Sequence[int] | NDArray[np.int64]:
+        """Local positions of tokens [begin, end); a range where they stand one behind the other."""
+        if self._places is None:
+            return range(self.start + begin, self.start + end)
+        places_T = self._places[begin:end]
+        consecutive = len(places_T) > 0 and places_T[-1] - places_T[0] == len(places_T) - 1
+        return range(int(places_T[0]), int(places_T[-1]) + 1) if consecutive else places_T
+
+    def place(self, token: int) -> int:
+        """Local position of a token, or of the one behind the last."""
+        return self.start + token if self._places is None else int(self._places[token])
+
+    def num_before(self, place: int) -> int:
+        """How many of its tokens, computed or not, stand in front of a local position."""
+        return place - self.start if self._places is None else int(np.searchsorted(self._places[:-1], place))
 
     def reserve(self, num_tokens: int) -> None:
         """Makes room for ``num_tokens`` more; doubles, so that growth costs a constant number of copies per token."""
@@ -132,11 +153,23 @@ class Placement:
         return self.segment.length if self.length is None else self.length
 
 
+@dataclass(frozen=True, slots=True)
+class Tempering:
+    """How a branch weighs ``num_chunks`` of its placements from ``first_chunk`` on (``shared.engine.tempering``)."""
+
+    first_chunk: int
+    num_chunks: int
+    temperature: float
+    scale: float
+
+
 class Branch:
     """A private, growing run of tokens: a question, a generated answer, or a chunk that is being computed.
 
     Its rows see the placements of its context, of each ancestor the tokens in front of the place where it was forked, and its own
-    tokens up to themselves. An ancestor may grow on behind that place. ``pending`` are tokens whose KV is not computed yet::
+    tokens up to themselves. An ancestor may grow on behind that place. ``pending`` are tokens whose KV is not computed yet; where
+    there is a ``gaze`` it is told what they attend to. ``excluded``: of its own tokens, what others do not see.
+    ``tempering``: it and what hangs on it weigh chunks otherwise than by ordinary attention::
 
         parent  [first …        fork …        end)
         branch                  [first … end)          both count from ``offset`` if ``fork`` made it
@@ -157,6 +190,24 @@ class Branch:
         self.offset = offset
         self.pending = list(pending)
         self.segment = Segment(spec, capacity or len(pending), start)
+        self.gaze: Gaze | None = None
+        self.excluded: Excluded | None = None
+        self.tempering: Tempering | None = parent.tempering if parent else None
+
+    @classmethod
+    def at(
+        cls,
+        spec: ModelSpec,
+        pending: tuple[int, ...],
+        positions: Sequence[int],
+        context: tuple[Placement, ...] = (),
+    ) -> Branch:
+        """Of tokens at any ascending ``positions``; the last of these, one more than there are tokens, is where it ends."""
+        branch = cls(spec, pending, positions[0], context)
+        if positions[-1] - positions[0] != len(pending):
+            places = np.array(positions, dtype=np.int64) - positions[0]
+            branch.segment = Segment(spec, len(pending), places=places)
+        return branch
 
     @property
     def first(self) -> int:
@@ -165,20 +216,21 @@ class Branch:
 
     @property
     def computed(self) -> int:
-        """Position behind its last token whose KV is there."""
-        return self.first + self.segment.length
+        """Position of its next token: the first whose KV is not there."""
+        return self.offset + self.segment.place(self.segment.length)
 
     @property
     def end(self) -> int:
         """Position behind its last token."""
-        return self.computed + len(self.pending)
+        return self.offset + self.segment.place(self.segment.length + len(self.pending))
 
     def seen(self) -> list[Placement]:
         """Everything its rows see as a whole: context in order, then ancestors from the root on."""
         ancestors: list[Placement] = []
         child, node = self, self.parent
         while node is not None:
-            ancestors.append(Placement(node.segment, node.offset, child.first - node.first))
+            num_seen = node.segment.num_before(child.first - node.offset)
+            ancestors.append(Placement(node.segment, node.offset, num_seen, node.excluded))
             child, node = node, node.parent
         return [p for p in (*self.context, *reversed(ancestors)) if p.num_tokens]
 

@@ -12,14 +12,25 @@ from shared.errors import InvalidRequest, KvquiltError
 MAX_TOP_LOGPROBS = 64
 MAX_SAMPLES = 64
 MAX_LENGTH_PENALTY = 10.0
+MAX_APE = 10.0
 
 
 class ReuseMode(enum.Enum):
-    """Where the chunks of a context stand."""
+    """Where the chunks of a context stand, and which of their tokens are computed anew (``shared.engine.selecting``)."""
 
     FULL = "full"
     REORDERED = "reordered"
     COMPOSITE = "composite"
+    TOKENS = "tokens"
+    EPIC = "epic"
+    RANDOM = "random"
+    QUERY_ATTENTION = "query_attention"
+    CACHEBLEND = "cacheblend"
+    APE = "ape"
+
+    @property
+    def recomputes(self) -> bool:
+        return self not in (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.COMPOSITE, ReuseMode.APE)
 
 
 class FinishReason(enum.Enum):
@@ -33,6 +44,46 @@ class Chunk:
 
     chunk_id: str
     token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """How much of the context is computed anew under a mode that does so: each token of it attends to all that stands in front
+    of it, as under ``full``. ``ratio``: of the tokens that the mode chooses (None: the default one); ``tokens``: under mode
+    ``tokens`` which ones, counted from 0 over all chunks in order; ``seed``: of mode ``random``.
+
+    Raises:
+        InvalidRequest: names the field and its range.
+    """
+
+    ratio: float | None = None
+    tokens: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ratio is not None:
+            _check("recompute.ratio", self.ratio, 0 <= self.ratio <= 1, "0 to 1")  # False for NaN
+        if len(set(self.tokens)) < len(self.tokens):
+            repeated = next(token for i, token in enumerate(self.tokens) if token in self.tokens[:i])
+            raise InvalidRequest(f"recompute.tokens: {repeated} is there more than once; name each token once")
+        _check("recompute.seed", self.seed, 0 <= self.seed < 2**64, "a 64-bit unsigned number")
+
+
+@dataclass(frozen=True, slots=True)
+class Ape:
+    """How mode ``ape`` weighs the chunks (``shared.engine.tempering``): sharper below a temperature of 1, less of them below a
+    scale of 1. Both 1 is ordinary attention.
+
+    Raises:
+        InvalidRequest: names the field and its range.
+    """
+
+    temperature: float = 0.9
+    scale: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name, value in (("temperature", self.temperature), ("scale", self.scale)):
+            _check(f"ape.{name}", value, 0 < value <= MAX_APE, f"above 0 and at most {MAX_APE}")  # False for NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +180,8 @@ class GenerateRequest:
     deadline_s: float | None = None
     beams: Beams | None = None
     choose: Choice | None = None
+    recompute: Recompute = field(default_factory=Recompute)
+    ape: Ape = field(default_factory=Ape)
 
     @property
     def num_branches(self) -> int:
@@ -159,6 +212,8 @@ class ForestRequest:
     chunks: tuple[Chunk, ...]
     reuse: ReuseMode = ReuseMode.REORDERED
     deadline_s: float | None = None
+    recompute: Recompute = field(default_factory=Recompute)
+    ape: Ape = field(default_factory=Ape)
 
     @property
     def context(self) -> tuple[str, tuple[int, ...], tuple[Chunk, ...]]:
@@ -238,13 +293,16 @@ Command = Edit | Close
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident."""
+    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident;
+    ``selected_tokens``: those recomputed ones that the mode chose, for any question. What is recomputed in some layers counts by
+    their share."""
 
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
     generated_tokens: int
     loaded_tokens: int = 0
+    selected_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +317,20 @@ class Timings:
     decode_s: float = 0.0
     total_s: float = 0.0
     engine_ttft_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedEvent:
+    """These tokens of the context, counted from 0 over all chunks in order, are computed anew; before the first token.
+
+    ``question``: for this one; None: for all. ``scores``: what every token was judged by, if the mode judges. ``layers``: how many
+    are computed in each layer, if that differs; ``tokens`` are then those of the first layer that does not compute all.
+    """
+
+    tokens: tuple[int, ...]
+    question: int | None = None
+    scores: tuple[float, ...] = ()
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +434,7 @@ class FailedEvent:
     error: KvquiltError
 
 
-Event = TokenEvent | BranchDoneEvent | ChosenEvent | ChunkStoredEvent | ForestEvent | DoneEvent | FailedEvent
+Event = SelectedEvent | TokenEvent | BranchDoneEvent | ChosenEvent | ChunkStoredEvent | ForestEvent | DoneEvent | FailedEvent
 
 
 def total_len(pieces: Sequence[Sequence[int]]) -> int:

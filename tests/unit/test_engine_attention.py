@@ -201,11 +201,12 @@ class TestPlan:
             assert len(rows) == len(set(rows)), "a piece holds a row twice"
             for visit in piece.visits:
                 for i in range(visit.num_rows):
-                    limit = min(visit.num_tokens, piece.sight(visit) + i)
+                    step_i = i if visit.steps is None else int(visit.steps[i])
+                    limit = min(visit.num_tokens, piece.sight(visit) + (i if piece.own else step_i))
                     assert piece.sight(visit) >= 1, "a row that sees nothing reached a kernel"
                     lane = next(one for one in step.lanes if one.start <= visit.start < one.start + one.num_rows)
-                    position = lane.branch.computed + visit.start + i - lane.start
-                    offset = position - visit.distance - i
+                    position = lane.branch.offset + int(lane.places()[visit.start + i - lane.start])
+                    offset = position - visit.distance - step_i
                     tokens = {(visit.start + i, id(piece.segment), offset, j) for j in range(limit)}
                     assert piece.own or not tokens & seen or _placed_twice(lane.branch.seen())
                     seen |= tokens
@@ -372,10 +373,13 @@ def _by_the_rule(step: Step) -> set[tuple[int, int, int, int]]:
     for lane in step.lanes:
         branch = lane.branch
         for i in range(lane.num_rows):
-            position = branch.computed + i
+            position = branch.offset + branch.segment.place(branch.segment.length + i)
             for p in branch.seen():
-                first = p.offset + p.segment.start
-                seen |= {(lane.start + i, id(p.segment), p.offset, j) for j in range(p.num_tokens) if first + j < position}
+                seen |= {
+                    (lane.start + i, id(p.segment), p.offset, j)
+                    for j in range(p.num_tokens)
+                    if p.offset + p.segment.place(j) < position
+                }
             own = branch.segment
             seen |= {(lane.start + i, id(own), branch.offset, j) for j in range(own.length + i + 1)}
     return seen

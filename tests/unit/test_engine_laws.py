@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.engine import Engine, EngineConfig, wrap_model
-from shared.engine.types import Event, GenerateRequest, ReuseMode, TokenEvent
+from shared.engine.types import Event, GenerateRequest, Recompute, ReuseMode, TokenEvent
 from shared.errors import Cancelled
 from tests import oracles
 from tests.engine_runs import Prompts, Run, assert_alike, assert_equals_oracle, engine_of, run
-from tests.oracles import FAMILIES, VARIANTS, as_dtype, tiny_model
+from tests.oracles import FAMILIES, ORACLES, VARIANTS, as_dtype, tiny_model
 
-MODES = list(ReuseMode)
+MODES = [mode for mode in ReuseMode if mode.value in ORACLES]
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +136,16 @@ class TestForestsEqualTheirPaths:
             (alone,) = run(engine, replace(together, request_id=f"alone-{index}", questions=(question,)))
             assert_alike(forest.branch(index), alone.branch())
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("mode", MODES, ids=lambda m: m.value)
+    def test_with_batch_invariance_questions_keep_the_bits_of_each_alone(self, mode: ReuseMode, dtype: torch.dtype) -> None:
+        engine = engine_of(hf_model=as_dtype(oracle_model("llama3"), dtype), batch_invariant=True)
+        together = Prompts(engine, seed=8).request(chunks=(20, 70, 33), questions=(9, 1, 70), reuse=mode, max_tokens=6)
+        (forest,) = run(engine, together)
+        for index, question in enumerate(together.questions):
+            (alone,) = run(engine, replace(together, request_id=f"alone-{index}", questions=(question,)))
+            assert forest.branch(index) == alone.branch()
+
     @pytest.mark.parametrize("mode", MODES, ids=lambda m: m.value)
     def test_seeded_samples_together_equal_each_path_alone(self, mode: ReuseMode) -> None:
         engine = shared_engine("llama3")
@@ -176,6 +186,9 @@ def _mixed_requests(prompts: Prompts) -> list[GenerateRequest]:
         prompts.request(prefix, (shared, 60), (3,), ReuseMode.FULL, max_tokens=5),
         prompts.request((), (), (14,), ReuseMode.REORDERED, max_tokens=7),
         prompts.request(prefix, (90, shared), (21, 2), ReuseMode.COMPOSITE, temperature=1.1, seed=2),
+        prompts.request(prefix, (shared, other), (11, 4), ReuseMode.EPIC, Recompute(0.4), max_tokens=6),
+        prompts.request(prefix, (other, 50, shared), (8,), ReuseMode.RANDOM, temperature=0.9, seed=3, n=2),
+        prompts.request(prefix, (shared, other), (17, 6), ReuseMode.QUERY_ATTENTION, max_tokens=5),
     ]
 
 

@@ -42,10 +42,10 @@ def kernel_of(flash_attn_func: FlashAttnFunc) -> Kernel:
     [B, S, H, D], log-sum-exp [B, H, S] in float32, …). It knows no exclusions; those go to plain matmuls."""
 
     def kernel(
-        q_HSD: torch.Tensor, k_KTD: torch.Tensor, v_KTD: torch.Tensor, scale: float, causal: bool, hidden_T: torch.Tensor | None
+        q_HSD: torch.Tensor, k_KTD: torch.Tensor, v_KTD: torch.Tensor, scale: float, causal: bool, hidden: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if hidden_T is not None:
-            return matmul_kernel(q_HSD, k_KTD, v_KTD, scale, causal, hidden_T)
+        if hidden is not None:
+            return matmul_kernel(q_HSD, k_KTD, v_KTD, scale, causal, hidden)
         num_kv_heads = k_KTD.shape[0]
         # A group's query heads folded into rows where nobody minds which row is which: each kv head is read once.
         q = q_HSD if causal else q_HSD.reshape(num_kv_heads, -1, q_HSD.shape[2])

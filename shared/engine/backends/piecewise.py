@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shared.engine.attention import Lane, Piece, Visit, pieces_of
 from shared.engine.backends.kernels import Kernel
@@ -30,7 +32,8 @@ class PiecewiseBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Rows that see tokens [begin, end) of a segment: all of them or, ``causal``, row i the first i + 1."""
+    """Rows that see tokens [begin, end) of a segment: all of them or, ``causal``, row i the first i + 1. ``hidden_ST``: True where
+    rows do not see tokens, if it is neither."""
 
     segment: Segment
     begin: int
@@ -38,12 +41,20 @@ class _Call:
     visits: Sequence[Visit]
     causal: bool
     excluded: Excluded | None
+    hidden_ST: torch.Tensor | None = None
 
     def rows(self) -> list[int]:
         return [row for v in self.visits for row in range(v.start, v.start + v.num_rows)]
 
     def distances(self) -> list[int]:
-        return [d for v in self.visits for d in range(v.distance, v.distance + v.num_rows)]
+        return [v.distance + step for v in self.visits for step in (range(v.num_rows) if v.steps is None else v.steps.tolist())]
+
+    def hidden(self, layer: int) -> torch.Tensor | None:
+        """What no row sees [T], or what each does not [S, T]."""
+        if self.excluded is None:
+            return self.hidden_ST
+        hidden_T = self.excluded.hidden(layer, self.begin, self.end)
+        return hidden_T if self.hidden_ST is None else hidden_T | self.hidden_ST
 
 
 class PiecewiseAttention:
@@ -53,7 +64,8 @@ class PiecewiseAttention:
         self._lanes = lanes
         self._rotation = rotation
         self._kernel = kernel
-        self._key_angles = rotation.angles([p for lane in lanes for p in own_positions(lane)])
+        self._device = device
+        self._key_angles = rotation.angles([int(p) for lane in lanes for p in lane.places()])
         self._calls = [call for piece in pieces_of(lanes) for call in self._calls_of(piece)]
         rows = [call.rows() for call in self._calls]
         self._rows_Q = torch.tensor([row for of_call in rows for row in of_call], device=device)
@@ -69,8 +81,7 @@ class PiecewiseAttention:
         for call, stacked in zip(self._calls, self._stacked, strict=True):
             k_KTD = _between(call.segment.k_LKTD[layer], call.begin, call.end)
             v_KTD = _between(call.segment.v_LKTD[layer], call.begin, call.end)
-            hidden_T = call.excluded.hidden(layer, call.begin, call.end) if call.excluded else None
-            parts.append(self._kernel(q_HQD[:, stacked], k_KTD, v_KTD, scale, call.causal, hidden_T))
+            parts.append(self._kernel(q_HQD[:, stacked], k_KTD, v_KTD, scale, call.causal, call.hidden(layer)))
         return self._merged(q_HRD, parts)
 
     def _merged(self, q_HRD: torch.Tensor, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -99,11 +110,20 @@ class PiecewiseAttention:
             │ row 1             |whole|..         then comes a triangle;
             └ row 2             |whole|...|       rows beyond it see all that the visit may see
 
-        Rows that see a whole, and exclude the same, share calls: the tokens are cut where one of them ends, and read once.
+        Rows that see a whole, and exclude the same, share calls: the tokens are cut where one of them ends, and read once. Of a
+        segment that is not their own, rows that do not stand one behind the other see no triangle; a mask says what they see.
         """
         stacks: dict[int, list[tuple[int, Visit]]] = {}  # by exclusions: the end of a whole, who sees it
         for visit in piece.visits:
             stack, sight = stacks.setdefault(id(visit.excluded), []), piece.sight(visit)
+            if visit.steps is not None and not piece.own:
+                seen_S = np.minimum(visit.num_tokens, sight + visit.steps)
+                inside = int(np.searchsorted(seen_S, visit.num_tokens))
+                if inside:
+                    yield self._masked(piece.segment, _part(visit, 0, inside), seen_S[:inside])
+                if visit.num_rows > inside:
+                    stack.append((visit.num_tokens, _part(visit, inside, visit.num_rows)))
+                continue
             triangle = 0 if sight == visit.num_tokens or visit.num_rows == 1 else min(visit.num_rows, visit.num_tokens - sight + 1)
             if triangle:
                 head = _part(visit, 0, triangle)
@@ -116,11 +136,10 @@ class PiecewiseAttention:
                 visits = [visit for whole, visit in stack if whole >= end]
                 yield _Call(piece.segment, begin, end, visits, False, visits[0].excluded)
 
-
-def own_positions(lane: Lane) -> range:
-    """Local positions of the lane's rows in their own segment."""
-    first = lane.branch.computed - lane.branch.offset
-    return range(first, first + lane.num_rows)
+    def _masked(self, segment: Segment, visit: Visit, seen_S: NDArray[np.int64]) -> _Call:
+        end = int(seen_S[-1])
+        hidden_ST = torch.as_tensor(np.arange(end) >= seen_S[:, None], device=self._device)
+        return _Call(segment, 0, end, [visit], False, visit.excluded, hidden_ST)
 
 
 def append(lanes: Sequence[Lane], layer: int, rotated_KRD: torch.Tensor, v_KRD: torch.Tensor) -> None:
@@ -132,7 +151,9 @@ def append(lanes: Sequence[Lane], layer: int, rotated_KRD: torch.Tensor, v_KRD: 
 
 
 def _part(visit: Visit, begin: int, end: int) -> Visit:
-    return replace(visit, start=visit.start + begin, num_rows=end - begin, distance=visit.distance + begin)
+    step = begin if visit.steps is None else int(visit.steps[begin])
+    steps = None if visit.steps is None else visit.steps[begin:end] - step
+    return replace(visit, start=visit.start + begin, num_rows=end - begin, distance=visit.distance + step, steps=steps)
 
 
 def _rows(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shared.engine.attention import Lane
 from shared.engine.rope import Rotation
@@ -41,7 +43,7 @@ class ReferenceAttention:
         self, lane: Lane, layer: int, q_HSD: torch.Tensor, k_KSD: torch.Tensor, v_KSD: torch.Tensor, scale: float
     ) -> torch.Tensor:
         branch, old = lane.branch, lane.branch.segment.length
-        position_S = torch.arange(branch.computed, branch.computed + lane.num_rows, device=self.device)
+        position_S = branch.offset + self._tensor(lane.places())
         own = Placement(branch.segment, branch.offset, old + lane.num_rows)
         own_angles = self.rotation.angles(position_S - branch.offset)
         branch.segment.k_LKTD[layer][:, old : old + lane.num_rows] = self.rotation.rotate(k_KSD, own_angles)
@@ -53,10 +55,13 @@ class ReferenceAttention:
             k_HTD = segment.k_LKTD[layer][:, :length].float().repeat_interleave(group, 0)
             values.append(segment.v_LKTD[layer][:, :length].float().repeat_interleave(group, 0))
             angles = self.rotation.angles((position_S - placement.offset).clamp_min(0))
-            position_T = placement.offset + torch.arange(segment.start, segment.start + length, device=self.device)
+            position_T = placement.offset + self._tensor(segment.places(0, length))
             seen_ST = position_T < position_S[:, None] + (placement is own)
             if placement.excluded is not None:
                 seen_ST = seen_ST & ~placement.excluded.hidden(layer, 0, length)
             scores_HST = self.rotation.rotate(q_HSD, angles).float() @ k_HTD.transpose(1, 2) * scale
             scores.append(scores_HST.masked_fill(~seen_ST, float("-inf")))
         return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, 1)
+
+    def _tensor(self, places: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(places), device=self.device)

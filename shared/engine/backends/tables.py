@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.engine.attention import Lane, Piece
+from shared.engine.attention import Lane, Piece, Visit
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
@@ -81,9 +81,10 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
     )
     visit_of, step = _runs(counts)
     piece_of = np.array([p for p, _ in visits], dtype=np.int64)[visit_of]
-    row, look_distance = start[visit_of] + step, distance[visit_of] + step
-    sight = np.array([piece.own - piece.segment.start for piece in pieces], dtype=np.int64)
-    seen = np.minimum(num_tokens[visit_of], look_distance + sight[piece_of])
+    row, look_distance = start[visit_of] + step, distance[visit_of] + _further(visits, step)
+    first, own = np.array([(piece.segment.start, piece.own) for piece in pieces], dtype=np.int64).T
+    behind_first = look_distance - first[piece_of]
+    seen = np.where(own[piece_of], (num_tokens - counts)[visit_of] + 1 + step, np.minimum(num_tokens[visit_of], behind_first))
 
     num_splits = -(-seen // tiling.split_len)
     order = np.lexsort((nth[visit_of], row))
@@ -129,9 +130,18 @@ def _items(first_look: Int64, num_looks: Int64, seen_N: Int64, group: int, tilin
 def _own(lanes: Sequence[Lane], num_pieces: int) -> Int32:
     """Where each row's key and value go."""
     lane_of, step = _runs(np.array([lane.num_rows for lane in lanes], dtype=np.int64))
-    old, first = np.array([(lane.branch.segment.length, lane.branch.segment.start) for lane in lanes], dtype=np.int64).T
-    token = old[lane_of] + step
-    return _columns(num_pieces - len(lanes) + lane_of, token, first[lane_of] + token)
+    places = [lane.places() for lane in lanes]
+    old, first = np.array([(lane.branch.segment.length, p[0]) for lane, p in zip(lanes, places, strict=True)], dtype=np.int64).T
+    scattered = any(isinstance(p, np.ndarray) for p in places)
+    place = np.concatenate(places) if scattered else first[lane_of] + step
+    return _columns(num_pieces - len(lanes) + lane_of, old[lane_of] + step, place)
+
+
+def _further(visits: Sequence[tuple[int, Visit]], step: Int64) -> Int64:
+    """How far every row stands behind the first of its visit."""
+    if all(visit.steps is None for _, visit in visits):
+        return step
+    return np.concatenate([np.arange(v.num_rows) if v.steps is None else v.steps for _, v in visits])
 
 
 def _runs(counts: Int64) -> tuple[Int64, Int64]:
