@@ -159,9 +159,9 @@ class AuxiliaryKv:
             self.counts.written += 1
         return False
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Waits for what is being written."""
-        self._loader.close()
+        await asyncio.to_thread(self._loader.close)
 
     def check_invariants(self) -> None:
         self.resident.check_invariants()

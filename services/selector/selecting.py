@@ -123,11 +123,10 @@ class SelectorService:
             "waiting_requests": str(self._model.num_waiting),
         }
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Waits for what is being computed and written."""
-        self._tokenizers.close()
-        self._model.close()
-        self.kv.close()
+        for part in (self._tokenizers, self._model, self.kv):
+            await part.close()
 
     def check_invariants(self) -> None:
         self._tokenizers.check_invariants()

@@ -58,13 +58,13 @@ class WorkerThread:
         work.add_done_callback(lambda _: _tell(loop, self._next))
         return await asyncio.wrap_future(work)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Waits for what is running; who still waits is told."""
         self._closed = True
         for _, _, turn in self._waiting:
             if not turn.done():
                 turn.set_exception(_gone())
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
 
     def check_invariants(self) -> None:
         assert self._busy or not self.num_waiting, "somebody waits for a thread that does nothing"
