@@ -7,13 +7,13 @@ import logging
 from pathlib import Path
 
 from services.generator.config import GeneratorConfig
-from services.generator.segment_files import KvShape
-from services.generator.segment_source import ChunkStore, StoreSegmentSource
 from services.generator.selecting import Selector
 from services.generator.serving import Generator
 from shared.engine import Engine, load_model
 from shared.engine.source import NoSource, SegmentSource
 from shared.prompt import PromptTokenizer
+from shared.stored_segments.files import KvShape
+from shared.stored_segments.source import ChunkStore, StoreSegmentSource
 from shared.verdict import VERDICT_FILE, Verdict
 
 log = logging.getLogger(__name__)
