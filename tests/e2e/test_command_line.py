@@ -58,9 +58,8 @@ def test_cacheclip_computes_anew_what_the_selector_chose_and_explains_it(stack: 
 
 @pytest.mark.parametrize("mode", ["epic", "random", "query_attention", "cacheblend", "ape"])
 def test_every_mode_answers_from_stored_kv(stack: Stack, mode: str) -> None:
-    answer = json.loads(
-        stack.cli("ask", QUESTION, "-c", COLLECTION, "-k", K, "--max-tokens", "4", "--reuse", mode, "--json").stdout
-    )
+    options = ("-c", COLLECTION, "-k", K, "--max-tokens", "4", "--json", "--reuse", mode)
+    answer = json.loads(stack.cli("ask", QUESTION, *options).stdout)
     assert (answer["usage"]["reuse"], answer["usage"]["note"]) == (mode, "")
     assert answer["usage"]["reused_tokens"] > 0
 
