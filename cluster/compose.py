@@ -76,6 +76,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
     section = {key: value for key, value in given.items() if key != "deployment"}
     if name in _ASK_THE_SELECTOR:  # decided here: a node that knows a model with an auxiliary need not know what is deployed
         section["selector"] = getattr(config, name).selector
+    if name == "generator":
+        section["selector"] = {**section.get("selector", {}), "application": config.generator.selector.application}
     if log := (given.get("deployment") or {}).get("log"):
         section["deployment"] = {"log": log}
     return args | ({name: section} if section else {})

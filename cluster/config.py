@@ -132,7 +132,7 @@ def _shared_values(merged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "ingestion": {"model": model, "selector": selector},
         "retrieval": {"milvus_uri": str(data_dir / "index.db")},
         "kv_store": {"directory": str(data_dir / "kv")},
-        "generator": {"model": model},
+        "generator": {"model": model, "selector": {"application": selector}},
         "selector": {"primary": model},
     }
     if "log" in merged:

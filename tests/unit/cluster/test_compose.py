@@ -67,8 +67,10 @@ def test_without_an_auxiliary_model_there_is_no_selector_and_nobody_asks_one(val
     without = args_of({key: value for key, value in values.items() if key != "selector"} | {"selector": {"model": ""}})
     assert list(without) == [name for name in APPLICATIONS if name != "selector"]
     assert without["gateway"]["gateway"]["selector"] == without["ingestion"]["ingestion"]["selector"] == ""
+    assert without["generator"]["generator"]["selector"] == {"application": ""}
     args = args_of(values)
     assert args["gateway"]["gateway"]["selector"] == args["ingestion"]["ingestion"]["selector"] == "selector"
+    assert args["generator"]["generator"]["selector"] == {"application": "selector"}
 
 
 def test_replicas_and_limits_stand_where_serve_changes_them_in_place(values: dict[str, Any]) -> None:

@@ -66,10 +66,11 @@ def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(tmp_p
     (auxiliary / "config.json").write_text("{}", encoding="utf-8")
     without = loaded()
     assert without.selector.model == without.gateway.selector == without.ingestion.selector == ""
+    assert without.generator.selector.application == ""
     (model / "quilt.yaml").write_text("selector: {model: auxiliary, threads: 3}\n", encoding="utf-8")
     for config in (loaded(), loaded(str)):
         assert (config.selector.model, config.selector.primary, config.selector.threads) == (str(auxiliary), str(model), 3)
-        assert config.gateway.selector == config.ingestion.selector == "selector"
+        assert config.gateway.selector == config.ingestion.selector == config.generator.selector.application == "selector"
     off = loaded(model="")
     assert off.selector.model == off.gateway.selector == off.ingestion.selector == ""
     assert loaded(model="HuggingFaceTB/SmolLM2-135M").selector.model == "HuggingFaceTB/SmolLM2-135M"
