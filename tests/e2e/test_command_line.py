@@ -15,10 +15,10 @@ pytestmark = pytest.mark.e2e
 QUESTION = "Which day is market day in Tambach?"
 
 
-def test_status_shows_five_ready_services(stack: Stack) -> None:
+def test_status_shows_six_ready_services(stack: Stack) -> None:
     shown = stack.cli("status")
     assert shown.returncode == 0
-    assert sum(" ready" in line for line in shown.stdout.splitlines()) == 5
+    assert sum(" ready" in line for line in shown.stdout.splitlines()) == 6
 
 
 def test_asking_streams_an_answer_with_sources_usage_and_stages(stack: Stack) -> None:
