@@ -144,6 +144,7 @@ def test_everything_is_measured_in_one_run() -> None:
     beside = ["ttft_loading_25_96", "ttft_loading_selecting_25_96", "selection_adds_to_loading_25_96"]
     assert list(found) == ["ttft_full_96", "ttft_reordered_96", *curve, *parts, *readings, *beside]
     assert [found[f"recomputed_cacheclip_{percent}_96"].value for percent in (0, 100)] == [0, 96]
+    assert all(name in command.line(m) for name, m in found.items())
     full, clipped = found["ttft_full_96"], found["ttft_cacheclip_25_96"]
     assert clipped.baseline == full.value
     assert clipped.ratio == pytest.approx(full.value / clipped.value)
