@@ -72,7 +72,7 @@ def measure_stored_ttft(
     requests = contexts.requests(shape.vocab)
     tokens = contexts.prefix_len + contexts.num_chunks * contexts.chunk_len
     pool_bytes = int(1.3 * tokens * model.spec.kv_bytes_per_token)
-    with _source(directory / "ttft", model) as (source, paths):
+    with stored_source(directory / "ttft", model) as (source, paths):
         engines = {
             pipelined: Engine(model, EngineConfig(dtype="bfloat16", resident_bytes=pool_bytes, pipelined=pipelined), source)
             for pipelined in (True, False)
@@ -124,7 +124,7 @@ def _ttft_ms(engine: Engine, request: GenerateRequest) -> float:
 
 
 @contextmanager
-def _source(directory: Path, model: LoadedModel) -> Iterator[tuple[StoreSegmentSource, Callable[[], list[Path]]]]:
+def stored_source(directory: Path, model: LoadedModel) -> Iterator[tuple[StoreSegmentSource, Callable[[], list[Path]]]]:
     """A source over a node's store, which lives on an event loop of its own thread; and the files of its chunks."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

@@ -164,6 +164,16 @@ class TestNativeEqualsTheReference:
             case = Case(Shape(), (130, 64), branches)
             assert_same_step(Step(case).run(native(case.shape, None, level)), Step(case).run(reference(case.shape)), torch.float32)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("num_tokens", [64, 190, 520])
+    def test_keys_that_all_rows_exclude_are_passed_over(self, level: int, dtype: torch.dtype, num_tokens: int) -> None:
+        """Alone on their pieces, and on one beside rows that exclude others of its tokens, or none."""
+        placed = (PlacementCase(0, 0, 0.4), PlacementCase(1, num_tokens, 0.9), PlacementCase(2, 2 * num_tokens, 1.0))
+        alone = (BranchCase(0, 20, 30, placed, gap=20), BranchCase(3 * num_tokens, 0, 9, placed[:1]))
+        beside = (BranchCase(5000, 0, 9, (PlacementCase(1, 9, 0.5),)), BranchCase(5000, 0, 1, (PlacementCase(0, 9),)))
+        case = Case(Shape(dtype, 2, 3), (num_tokens, num_tokens, 70), (*alone, *beside))
+        assert_same_step(Step(case).run(native(case.shape, None, level)), Step(case).run(reference(case.shape)), dtype)
+
     @PROPERTY
     @given(case=cases())
     def test_with_fixed_tiles_neither_company_nor_threads_change_a_bit(self, level: int, case: Case) -> None:

@@ -27,7 +27,8 @@ typedef struct {
     float *lse;                  /* [slots, heads] */
     char *workspace;             /* workspace_bytes() for every thread */
     int64_t workspace_bytes;
-    int32_t num_items, num_rows, num_layers, num_heads, num_kv_heads, head_dim, half, split_len, block_rows, dtype, num_threads;
+    int32_t num_items, num_rows, num_layers, num_heads, num_kv_heads, head_dim, half, split_len, block_rows, dtype, num_threads,
+        passes_over; /* Keys that all rows of an item exclude: faster, but then a row's sums depend on the rows beside it. */
 } Step;
 
 /* Rows of the step: [heads, rows, dim] by strides in elements, the last one 1. */

@@ -36,7 +36,7 @@ class _Step(ctypes.Structure):
         *((name, c_void_p) for name in ("out", "lse", "workspace")),
         ("workspace_bytes", c_int64),
         *((name, c_int32) for name in ("num_items", "num_rows", "num_layers", "num_heads", "num_kv_heads", "head_dim", "half")),
-        *((name, c_int32) for name in ("split_len", "block_rows", "dtype", "num_threads")),
+        *((name, c_int32) for name in ("split_len", "block_rows", "dtype", "num_threads", "passes_over")),
     )
 
 
@@ -125,6 +125,7 @@ class NativeBackend:
             tiling.block_rows,
             _DTYPES[spec.dtype],
             num_threads,
+            self._tiling is None,
         )
         run = functools.partial(self._library.kvquilt_run, self._level, step)
         return NativeAttention(run, spec.num_heads, (pieces, arrays, tensors))

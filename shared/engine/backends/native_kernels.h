@@ -191,11 +191,11 @@ INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_
 }
 
 #if PAIRS
-/* 16 rows of 16 numbers of 32 bits, transposed. */
-INLINE void NAME(transpose)(const char *from, int64_t row_bytes, float *to, int64_t row_to) {
+/* 16 of the ``rows`` of numbers of 32 bits, 16 of each, transposed. */
+INLINE void NAME(transpose)(const char *from, const int32_t *rows, int64_t row_bytes, float *to, int64_t row_to) {
     __m512i r[16], t[16];
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from + i * row_bytes);
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(from + rows[i] * row_bytes);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -225,14 +225,27 @@ INLINE void NAME(transpose)(const char *from, int64_t row_bytes, float *to, int6
 }
 #endif
 
-/* Keys [T, dim] become [dim, BLOCK_KEYS], zero beyond the last one. ``dim`` in numbers of 32 bits. */
-INLINE void NAME(pack_keys)(const void *k, int num_keys, int head_dim, float *to, const int dtype) {
+/* Those of the keys from ``first`` to ``end`` that the words (none: 0) do not hide, as many as a block takes, in order; what is left
+ * of the block stands behind all keys. Where to go on is returned. */
+INLINE int NAME(next_block)(const uint32_t *words, int num_words, int first, int end, int32_t *keys, int *num_keys) {
+    int count = 0;
+    for (; first < end && count < BLOCK_KEYS; first++) {
+        const int seen = first / 32 >= num_words || !(words[first / 32] >> (first % 32) & 1);
+        keys[count] = first;
+        count += seen;
+    }
+    *num_keys = count;
+    while (count < BLOCK_KEYS) keys[count++] = INT32_MAX;
+    return first;
+}
+
+/* Some keys [num_keys, dim] become [dim, BLOCK_KEYS], zero beyond the last one. ``dim`` in numbers of 32 bits. */
+INLINE void NAME(pack_keys)(const void *k, const int32_t *keys, int num_keys, int head_dim, float *to, const int dtype) {
 #if PAIRS
     if (dtype == BFLOAT16 && num_keys == BLOCK_KEYS && head_dim % 32 == 0) {
         for (int key = 0; key < BLOCK_KEYS; key += 16)
             for (int d = 0; d < head_dim; d += 32)
-                NAME(transpose)((const char *)k + ((int64_t)key * head_dim + d) * 2, head_dim * 2, to + d / 2 * BLOCK_KEYS + key,
-                                BLOCK_KEYS);
+                NAME(transpose)((const char *)k + d * 2, keys + key, head_dim * 2, to + d / 2 * BLOCK_KEYS + key, BLOCK_KEYS);
         return;
     }
 #endif
@@ -241,17 +254,17 @@ INLINE void NAME(pack_keys)(const void *k, int num_keys, int head_dim, float *to
         for (int d = 0; d < head_dim; d += step) {
             float *place = to + d / step * BLOCK_KEYS + key;
             if (key >= num_keys) *place = 0;
-            else if (USES_PAIRS(dtype)) memcpy(place, (const uint16_t *)k + (int64_t)key * head_dim + d, 4);
-            else *place = NAME(get)(k, (int64_t)key * head_dim + d, dtype);
+            else if (USES_PAIRS(dtype)) memcpy(place, (const uint16_t *)k + (int64_t)keys[key] * head_dim + d, 4);
+            else *place = NAME(get)(k, (int64_t)keys[key] * head_dim + d, dtype);
         }
 }
 
-/* Values [T, dim] become [BLOCK_KEYS, wide], or pairs of them [BLOCK_KEYS / 2, wide]; zero beyond the last one and beyond dim. */
-INLINE void NAME(pack_values)(const void *v, int num_keys, int head_dim, int wide, float *to, const int dtype) {
+/* Their values become [BLOCK_KEYS, wide], or pairs of them [BLOCK_KEYS / 2, wide]; zero beyond the last one and beyond dim. */
+INLINE void NAME(pack_values)(const void *v, const int32_t *keys, int num_keys, int head_dim, int wide, float *to, const int dtype) {
     if (!USES_PAIRS(dtype)) {
         memset(to, 0, sizeof(float) * BLOCK_KEYS * wide);
         for (int key = 0; key < num_keys; key++)
-            for (int d = 0; d < head_dim; d++) to[(int64_t)key * wide + d] = NAME(get)(v, (int64_t)key * head_dim + d, dtype);
+            for (int d = 0; d < head_dim; d++) to[(int64_t)key * wide + d] = NAME(get)(v, (int64_t)keys[key] * head_dim + d, dtype);
         return;
     }
     const uint16_t *from = v;
@@ -263,8 +276,8 @@ INLINE void NAME(pack_values)(const void *v, int num_keys, int head_dim, int wid
         const __m512i low = (__m512i)first, high = (__m512i)(first + 16 * 0x10001);
         for (; key + 2 <= num_keys; key += 2)
             for (int d = 0; d < head_dim; d += 32) {
-                const __m512i one = _mm512_loadu_si512(from + (int64_t)key * head_dim + d);
-                const __m512i two = _mm512_loadu_si512(from + (int64_t)(key + 1) * head_dim + d);
+                const __m512i one = _mm512_loadu_si512(from + (int64_t)keys[key] * head_dim + d);
+                const __m512i two = _mm512_loadu_si512(from + (int64_t)keys[key + 1] * head_dim + d);
                 _mm512_storeu_si512(pairs + (int64_t)key * wide + 2 * d, _mm512_permutex2var_epi16(one, low, two));
                 _mm512_storeu_si512(pairs + (int64_t)key * wide + 2 * d + 32, _mm512_permutex2var_epi16(one, high, two));
             }
@@ -273,7 +286,7 @@ INLINE void NAME(pack_values)(const void *v, int num_keys, int head_dim, int wid
     memset(pairs + (int64_t)key * wide, 0, sizeof(uint16_t) * (BLOCK_KEYS - key) * wide);
     for (; key < num_keys; key++)
         for (int d = 0; d < head_dim; d++)
-            pairs[(int64_t)(key / 2) * 2 * wide + 2 * d + key % 2] = from[(int64_t)key * head_dim + d];
+            pairs[(int64_t)(key / 2) * 2 * wide + 2 * d + key % 2] = from[(int64_t)keys[key] * head_dim + d];
 }
 
 /* A thread's room. Rows are padded to a multiple of STACK, dimensions to one of LANES. */
@@ -309,15 +322,24 @@ static int64_t NAME(workspace)(int block_rows, int head_dim) {
     return NAME(lay_out)(0, block_rows, head_dim, &room);
 }
 
-/* Bit i: the look does not see key first + i. */
-INLINE uint64_t NAME(hidden_keys)(const Step *s, int layer, int look, int first) {
+/* What all looks from ``first`` to ``last`` exclude alike, or 0: then each has to be asked for every key. */
+INLINE int64_t NAME(excluded_by_all)(const Step *s, int first, int last) {
+    for (int look = first + 1; look <= last; look++)
+        if (s->hidden[look] != s->hidden[first]) return 0;
+    return s->hidden[first];
+}
+
+/* Bit i: the look does not see key keys[i]. ``excludes``: keys that it excludes are among them, which stand one behind the other. */
+INLINE uint64_t NAME(hidden_keys)(const Step *s, int layer, int look, const int32_t *keys, const int excludes) {
     const int32_t *facts = s->looks + (int64_t)look * 5;
-    const int num_seen = facts[2] - first;
-    uint64_t hidden = num_seen >= BLOCK_KEYS ? 0 : num_seen <= 0 ? ~0ull : ~0ull << num_seen;
-    if (facts[4]) {
+    int num_seen = keys[BLOCK_KEYS - 1] < facts[2] ? BLOCK_KEYS : 0;
+    if (!num_seen)
+        while (keys[num_seen] < facts[2]) num_seen++;
+    uint64_t hidden = num_seen == BLOCK_KEYS ? 0 : ~0ull << num_seen;
+    if (excludes && facts[4]) {
         const uint32_t *words = (const uint32_t *)s->hidden[look] + (int64_t)layer * facts[4];
         for (int i = 0; i < BLOCK_KEYS / 32; i++)
-            if (first / 32 + i < facts[4]) hidden |= (uint64_t)words[first / 32 + i] << (32 * i);
+            if (keys[0] / 32 + i < facts[4]) hidden |= (uint64_t)words[keys[0] / 32 + i] << (32 * i);
     }
     return hidden;
 }
@@ -361,8 +383,8 @@ INLINE float NAME(weigh)(const float *scores, float scale, uint64_t hidden, floa
     return before;
 }
 
-/* The item's flat rows, rotated to their distance, over the item's keys; fills their slots. A row that sees nothing of the split but
- * what it excludes has 0 and −∞. */
+/* The item's flat rows, rotated to their distance, over the item's keys; fills their slots. Keys that all of these rows exclude are
+ * passed over. A row that sees nothing of the split but what it excludes has 0 and −∞. */
 INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int item, int kv_head, char *workspace, const int dtype) {
     const int32_t *facts = s->items + (int64_t)item * 4, *piece = s->pieces + (int64_t)facts[0] * 3;
     const int group = s->num_heads / s->num_kv_heads, begin = facts[2], end = facts[3], dim = s->head_dim;
@@ -393,16 +415,22 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
 
     const int64_t *address = s->addresses + (int64_t)facts[0] * 2 * s->num_layers + layer, base = (int64_t)kv_head * piece[2] * dim;
     const char *k = (const char *)address[0] + base * item_bytes, *v = (const char *)address[s->num_layers] + base * item_bytes;
-    for (int first = begin; first < end; first += BLOCK_KEYS) {
-        const int num_keys = end - first < BLOCK_KEYS ? end - first : BLOCK_KEYS;
-        NAME(pack_keys)(k + (int64_t)first * dim * item_bytes, num_keys, dim, room.keys, dtype);
-        NAME(pack_values)(v + (int64_t)first * dim * item_bytes, num_keys, dim, wide, room.values, dtype);
+    const int first_look = piece[0] + facts[1] / group, last_look = piece[0] + (facts[1] + num_flat - 1) / group;
+    const uint32_t *words = s->passes_over ? (const uint32_t *)NAME(excluded_by_all)(s, first_look, last_look) : 0;
+    const int num_words = words ? s->looks[(int64_t)first_look * 5 + 4] : 0;
+    if (words) words += (int64_t)layer * num_words;
+    int32_t keys[BLOCK_KEYS];
+    int num_keys;
+    for (int next = NAME(next_block)(words, num_words, begin, end, keys, &num_keys); num_keys;
+         next = NAME(next_block)(words, num_words, next, end, keys, &num_keys)) {
+        NAME(pack_keys)(k, keys, num_keys, dim, room.keys, dtype);
+        NAME(pack_values)(v, keys, num_keys, dim, wide, room.values, dtype);
         for (int top = 0; top < rows; top += STACK) {
             NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, depth, room.scores, BLOCK_KEYS, 0,
                            BLOCK_KEYS / LANES, pairs);
             for (int r = 0; r < STACK; r++) {
                 const int i = top + r;
-                const uint64_t hidden = i < num_flat ? NAME(hidden_keys)(s, layer, piece[0] + (facts[1] + i) / group, first) : ~0ull;
+                const uint64_t hidden = i < num_flat ? NAME(hidden_keys)(s, layer, piece[0] + (facts[1] + i) / group, keys, !words) : ~0ull;
                 room.before[r] = NAME(weigh)(room.scores + r * BLOCK_KEYS, scale, hidden, room.best + i, room.total + (int64_t)i * LANES,
                                              room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
             }

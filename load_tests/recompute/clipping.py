@@ -1,0 +1,133 @@
+"""The auxiliary model's part: which tokens of a context to recompute, and how long it takes to know."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from load_tests.recompute.text import Speech
+from shared.engine.loader import Loader
+from shared.engine.model import LoadedModel, ModelSpec
+from shared.engine.reading import Arriving, Loaded
+from shared.engine.segment import Segment
+from shared.engine.source import SegmentSource
+from shared.identity import ids_hash
+from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.selection.auxiliary import Auxiliary
+from shared.selection.grouping import Grouping
+from shared.selection.scoring import EngineScorer, Reading, Scorer, Scores
+from shared.selection.selector import Selection, Selector, is_open
+from shared.selection.spans import SpanTokenizer
+
+_LOADER_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """``tokens`` of the primary to recompute, counted from 0 over all chunks. Seconds: both tokenizers read the chunks; the
+    auxiliary's KV of them comes from its store; it reads the question; windows are ranked and mapped."""
+
+    tokens: tuple[int, ...]
+    pair_s: float
+    load_s: float
+    score_s: float
+    group_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.pair_s + self.load_s + self.score_s + self.group_s
+
+
+class TimedScorer:
+    """Another scorer, and how long its last scores took."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self.seconds = 0.0
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._scorer.spec
+
+    @property
+    def fingerprint(self) -> str:
+        return self._scorer.fingerprint
+
+    def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
+        return self._scorer.encode(chunks)
+
+    def score(self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED) -> Scores:
+        started = time.perf_counter()
+        scores = self._scorer.score(chunks, question_ids, reading)
+        self.seconds = time.perf_counter() - started
+        return scores
+
+
+class Clipper:
+    """One question on one context. The auxiliary's KV of the chunks is stored in ``source`` when this is made."""
+
+    def __init__(self, model: LoadedModel, source: SegmentSource, speech: Speech, texts: Sequence[str], question: str) -> None:
+        prompts = _prompts(speech.auxiliary)
+        self._scorer = TimedScorer(EngineScorer(model, prompts.prefix_ids))
+        auxiliary = Auxiliary(self._scorer, SpanTokenizer(speech.auxiliary, "the auxiliary"), prompts)
+        self._selector = Selector(auxiliary, SpanTokenizer(speech.primary, "the primary"))
+        self._texts, self._question = texts, question
+        self._loader = Loader(source, model.spec, _LOADER_THREADS)
+        self.chunks = [self._selector.pair(text) for text in texts]
+        self._lens = {_chunk_id(chunk.auxiliary.token_ids): len(chunk.auxiliary) for chunk in self.chunks}
+        for chunk, segment in zip(self.chunks, self._selector.encode(self.chunks), strict=True):
+            ids = chunk.auxiliary.token_ids
+            source.save(_chunk_id(ids), prompts.prefix_ids, ids, segment.k_LKTD, segment.v_LKTD, replace=False, behind=False)
+        self.question_len = len(prompts.encode_question(question))
+        self.prefix_len = len(prompts.prefix_ids)
+
+    def clip(self, ratio: float, grouping: Grouping, reading: Reading) -> Clip:
+        """As a request has it done. Ratios that leave nothing to choose ask neither the store nor the model."""
+        started, self._scorer.seconds = time.perf_counter(), 0.0
+        chunks = [self._selector.pair(text) for text in self._texts]
+        paired = time.perf_counter()
+        segments = self._load() if is_open(chunks, ratio) else []
+        loaded = time.perf_counter()
+        selection = self._selector.select(chunks, segments, self._question, ratio, grouping, reading)
+        tokens = _numbers(selection)
+        select_s = time.perf_counter() - loaded
+        return Clip(tokens, paired - started, loaded - paired, self._scorer.seconds, select_s - self._scorer.seconds)
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def _load(self) -> list[Segment]:
+        """From the store, verified, every time.
+
+        Raises:
+            LookupError: a chunk is not there any more.
+        """
+        events: queue.SimpleQueue[Arriving | Loaded] = queue.SimpleQueue()
+        self._loader.load(self._lens, events.put)
+        found: dict[str, Segment] = {}
+        while len(found) < len(self._lens):
+            event = events.get()
+            if isinstance(event, Loaded):
+                if event.segment is None:
+                    raise LookupError(f"the auxiliary's KV of chunk {event.key} is lost; the log has the reason")
+                found[event.key] = event.segment
+        return [found[chunk_id] for chunk_id in self._lens]
+
+
+def _prompts(tokenizer: Tokenizer) -> PromptTokenizer:
+    return PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), PromptTemplate())
+
+
+def _numbers(selection: Selection) -> tuple[int, ...]:
+    chosen: list[int] = np.flatnonzero(np.concatenate(selection.chosen)).tolist()
+    return tuple(chosen)
+
+
+def _chunk_id(token_ids: tuple[int, ...]) -> str:
+    return ids_hash(token_ids)[:40]

@@ -1,0 +1,185 @@
+"""The measurements of one run: ``full``, ``reordered`` and CacheClip at every ratio in turn, then CacheClip beside loading."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from load_tests.engine.case import Case
+from load_tests.rates import Rates
+from load_tests.recompute.clipping import Clip, Clipper
+from load_tests.recompute.limits import prefill_limit_s, scoring_limit_s
+from load_tests.recompute.serving import Primary
+from load_tests.recompute.text import Speech
+from load_tests.report import Measurement, measured
+from load_tests.shapes import Shape, build_model
+from load_tests.stored_ttft import stored_source
+from shared.engine.types import ReuseMode
+from shared.selection.grouping import Grouping
+from shared.selection.scoring import Reading
+
+Progress = Callable[[str], None]
+_LATER = 1.5  # times the selection's own time is what the loading takes that shall hide it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``case``: the primary's shape, and sizes in its tokens; ``percents`` of the context to recompute.
+
+    Raises:
+        ValueError: a setting makes no sense; names it.
+    """
+
+    case: Case
+    auxiliary: Shape
+    percents: tuple[int, ...] = (0, 10, 20, 40, 100)
+    grouping: Grouping = Grouping.BUDGET
+    reading: Reading = Reading.STITCHED
+    runs: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.percents or not all(0 <= percent <= 100 for percent in self.percents):
+            raise ValueError(f"--ratios: must be percentages from 0 to 100, got {list(self.percents)}")
+        if self.runs < 1:
+            raise ValueError(f"--runs: must be at least 1, got {self.runs}")
+
+    @property
+    def looked_at(self) -> int | None:
+        """What is taken apart and put beside loading: 20 or, failing that, the first that leaves something to choose."""
+        choices = [percent for percent in self.percents if 0 < percent < 100]
+        return 20 if 20 in choices else next(iter(choices), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Seconds to the first token, and of CacheClip by percentage what was selected, and the engine's part."""
+
+    full_s: float
+    reordered_s: float
+    clips: dict[int, tuple[Clip, float]]
+
+    def clipped_s(self, percent: int) -> float:
+        """Selection included."""
+        clip, prefill_s = self.clips[percent]
+        return clip.total_s + prefill_s
+
+
+def measure(plan: Plan, rates: Rates, say: Progress) -> Iterator[Measurement]:
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvquilt-recompute-"))
+        say("both models, and the auxiliary's KV")
+        case, auxiliary = plan.case, build_model(plan.auxiliary)
+        speech = Speech(case.shape.vocab, plan.auxiliary.vocab)
+        texts = [speech.text(case.chunk_len) for _ in range(case.context // case.chunk_len)]
+        question = speech.text(case.question)
+        source, _ = stack.enter_context(stored_source(Path(directory), auxiliary))
+        clipper = stack.enter_context(closing(Clipper(auxiliary, source, speech, texts, question)))
+        chunks, question_ids = [chunk.primary.token_ids for chunk in clipper.chunks], tuple(speech.primary.encode(question).ids)
+        primary = stack.enter_context(closing(Primary(case, build_model(case.shape, case.device), chunks, question_ids)))
+        yield from Bench(plan, rates, clipper, primary, say).measure()
+
+
+class Bench:
+    def __init__(self, plan: Plan, rates: Rates, clipper: Clipper, primary: Primary, say: Progress) -> None:
+        self._plan, self._rates, self._say = plan, rates, say
+        self._clipper, self._primary = clipper, primary
+        self._case = plan.case
+
+    def measure(self) -> Iterator[Measurement]:
+        self._say(f"full, reordered and cacheclip at {', '.join(map(str, self._plan.percents))} % of {self._case.context} tokens")
+        self._clip(50)  # warms up
+        runs = [self._run() for _ in range(self._plan.runs)]
+        yield from self._curve(runs)
+        if (percent := self._plan.looked_at) is not None:
+            yield from self._parts(runs, percent)
+            yield from self._readings(percent)
+            yield from self._beside_loading([run.clips[percent][0] for run in runs], percent)
+
+    # --- what is done ----------------------------------------------------------------------------------------------------
+
+    def _clip(self, percent: int, reading: Reading | None = None) -> Clip:
+        return self._clipper.clip(percent / 100, self._plan.grouping, reading or self._plan.reading)
+
+    def _run(self) -> Run:
+        """In turn, so that whatever else the machine does meets all alike."""
+        full_s, reordered_s = (self._primary.resident_s(mode) for mode in (ReuseMode.FULL, ReuseMode.REORDERED))
+        clips = {}
+        for percent in self._plan.percents:
+            clip = self._clip(percent)
+            clips[percent] = clip, self._primary.resident_s(ReuseMode.TOKENS, clip.tokens)
+        return Run(full_s, reordered_s, clips)
+
+    # --- what comes of it ------------------------------------------------------------------------------------------------
+
+    def _curve(self, runs: list[Run]) -> Iterator[Measurement]:
+        context = self._case.context
+        full = [run.full_s for run in runs]
+        full_limit = self._prefill_limit(range(context))
+        baseline = statistics.median(full)
+        yield measured(f"ttft_full_{context}", full, "s", better="lower", limit=full_limit)
+        reordered = [run.reordered_s for run in runs]
+        limit = self._prefill_limit(())
+        yield measured(f"ttft_reordered_{context}", reordered, "s", better="lower", baseline=baseline, limit=limit)
+        for percent in self._plan.percents:
+            tokens = runs[0].clips[percent][0].tokens
+            limit = self._prefill_limit(tokens) + (self._scoring_limit(self._plan.reading) if 0 < percent < 100 else 0.0)
+            seconds, name = [run.clipped_s(percent) for run in runs], f"cacheclip_{percent}_{context}"
+            yield measured(f"ttft_{name}", seconds, "s", better="lower", baseline=baseline, limit=limit)
+            speedups = [run.full_s / run.clipped_s(percent) for run in runs]
+            yield measured(f"full_over_{name}", speedups, "×", better="higher", limit=full_limit / limit)
+            chosen = [float(len(run.clips[percent][0].tokens)) for run in runs]
+            yield measured(f"recomputed_{name}", chosen, "tokens", better="lower")
+
+    def _parts(self, runs: list[Run], percent: int) -> Iterator[Measurement]:
+        """Where the time goes."""
+        parts: defaultdict[str, list[float]] = defaultdict(list)
+        for clip, prefill_s in (run.clips[percent] for run in runs):
+            for name in ("pair", "load", "score", "group"):
+                parts[name].append(getattr(clip, f"{name}_s"))
+            parts["prefill"].append(prefill_s)
+        limits = {
+            "score": self._scoring_limit(self._plan.reading),
+            "prefill": self._prefill_limit(runs[0].clips[percent][0].tokens),
+        }
+        for name, seconds in parts.items():
+            yield measured(f"{name}_{percent}_{self._case.context}", seconds, "s", better="lower", limit=limits.get(name))
+
+    def _readings(self, percent: int) -> Iterator[Measurement]:
+        self._say("the selection, by both readings")
+        for reading in Reading:
+            seconds = [self._clip(percent, reading).total_s for _ in range(self._plan.runs)]
+            name = f"selection_{reading.value}_{self._case.context}"
+            yield measured(name, seconds, "s", better="lower", limit=self._scoring_limit(reading))
+
+    def _beside_loading(self, clips: list[Clip], percent: int) -> Iterator[Measurement]:
+        """Chunks come so late that the selection is done before they are there."""
+        load_s = _LATER * statistics.median(clip.total_s for clip in clips)
+        self._say(f"the same beside loading that takes {load_s:.2f} s")
+        alone, beside = [], []
+        for clip in clips:
+            alone.append(self._primary.loading_s(clip.tokens, load_s))
+            beside.append(self._primary.selecting_s(lambda: self._clip(percent).tokens, load_s))
+        name = f"{percent}_{self._case.context}"
+        yield measured(f"ttft_loading_{name}", alone, "s", better="lower")
+        yield measured(f"ttft_loading_selecting_{name}", beside, "s", better="lower", baseline=statistics.median(alone))
+        added = [100 * (with_it - without) / load_s for with_it, without in zip(beside, alone, strict=True)]
+        yield measured(f"selection_adds_to_loading_{name}", added, "%", better="lower")
+
+    # --- limits ----------------------------------------------------------------------------------------------------------
+
+    def _prefill_limit(self, tokens: range | tuple[int, ...]) -> float:
+        case = self._case
+        question = range(case.prefix + case.context, case.prompt_len)
+        positions = [*(case.prefix + token for token in tokens), *question]
+        return prefill_limit_s(case.shape, positions, case.prefix + case.context - len(tokens), self._rates)
+
+    def _scoring_limit(self, reading: Reading) -> float:
+        clipper, lens = self._clipper, [len(chunk.auxiliary) for chunk in self._clipper.chunks]
+        contexts = [sum(lens)] if reading is Reading.STITCHED else lens
+        keys = [clipper.prefix_len + length + (clipper.question_len + 1) / 2 for length in contexts]
+        return scoring_limit_s(self._plan.auxiliary, clipper.question_len, keys, self._rates)
