@@ -121,15 +121,16 @@ class AuxiliaryKv:
                 found |= self._at_hand(missing)
                 began = time.monotonic()
                 loaded = await self._load({key: len(ids_of[key]) for key in missing if key not in found})
-                load_ms = (time.monotonic() - began) * 1000
+                loaded_s = time.monotonic()
+                load_ms = (loaded_s - began) * 1000
                 found |= {one.key: one.segment for one in loaded if one.segment is not None}
                 for one in loaded:
                     if one.segment is None:
                         index = keys.index(one.key)
                         found[one.key] = await self._encode(ctx, Turn.QUESTION, ids_of[one.key], index)
+                        encode_ms = (time.monotonic() - loaded_s) * 1000
                         self._write_behind(one, ids_of[one.key], found[one.key])
                     self.resident.put(one.key, found[one.key])
-                encode_ms = (time.monotonic() - began) * 1000 - load_ms
         return Found([found[key] if key else Segment(self._scorer.spec, 0) for key in keys], load_ms, encode_ms)
 
     async def keep(self, ctx: RequestContext, token_ids: Ids, index: int) -> bool:

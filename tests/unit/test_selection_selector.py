@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def mapped(picked_T: NDArray[np.bool_], chunks: list[PairedChunk]) -> list[NDArr
     return masks
 
 
-def question_means(selector: Selector, chunks: list[PairedChunk], questions: list[str]) -> list[NDArray[np.float32]]:
+def question_means(selector: Selector, chunks: list[PairedChunk], questions: Sequence[str]) -> list[NDArray[np.float32]]:
     """Per chunk, of the auxiliary's tokens, by a pass of its own for every question."""
     segments = selector.encode(chunks)
     encode = selector.auxiliary.prompts.encode_question
@@ -80,7 +80,7 @@ def question_means(selector: Selector, chunks: list[PairedChunk], questions: lis
 
 
 class TestSeveralQuestions:
-    QUESTIONS = ["who is the mayor?", "where is the mine?", "市長"]
+    QUESTIONS = ("who is the mayor?", "where is the mine?", "市長")
 
     def test_make_one_selection_by_the_mean_of_their_scores(self) -> None:
         selector = selector_of(*PAIRS[0])
