@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from load_tests.recompute.text import Speech
 from load_tests.report import Measurement, measured
 from load_tests.shapes import Shape, build_model
 from load_tests.stored_ttft import stored_source
+from shared.engine.selecting import at_random
 from shared.engine.types import ReuseMode
 from shared.selection.grouping import Grouping
 from shared.selection.scoring import Reading
@@ -57,11 +58,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds to the first token, and of CacheClip by percentage what was selected, and the engine's part."""
+    """Seconds to the first token, and of CacheClip by percentage what was selected, and the engine's part. ``spread_s``: the
+    engine's part at the percentage that is looked at, if as many tokens lay anywhere in the context."""
 
     full_s: float
     reordered_s: float
     clips: dict[int, tuple[Clip, float]]
+    spread_s: float = 0.0
 
     def clipped_s(self, percent: int) -> float:
         """Selection included."""
@@ -96,6 +99,7 @@ class Bench:
         runs = [self._run() for _ in range(self._plan.runs)]
         yield from self._curve(runs)
         if (percent := self._plan.looked_at) is not None:
+            yield self._evenly(runs, percent)
             yield from self._parts(runs, percent)
             yield from self._readings(percent)
             yield from self._beside_loading([run.clips[percent][0] for run in runs], percent)
@@ -112,7 +116,12 @@ class Bench:
         for percent in self._plan.percents:
             clip = self._clip(percent)
             clips[percent] = clip, self._primary.resident_s(ReuseMode.TOKENS, clip.tokens)
-        return Run(full_s, reordered_s, clips)
+        spread = self._spread(clips)
+        return Run(full_s, reordered_s, clips, self._primary.resident_s(ReuseMode.TOKENS, spread) if spread else 0.0)
+
+    def _spread(self, clips: Mapping[int, tuple[Clip, float]]) -> tuple[int, ...]:
+        percent = self._plan.looked_at
+        return () if percent is None else at_random(self._case.context, len(clips[percent][0].tokens), seed=0)
 
     # --- what comes of it ------------------------------------------------------------------------------------------------
 
@@ -134,6 +143,15 @@ class Bench:
             yield measured(f"full_over_{name}", speedups, "×", better="higher", limit=full_limit / limit)
             chosen = [float(len(run.clips[percent][0].tokens)) for run in runs]
             yield measured(f"recomputed_{name}", chosen, "tokens", better="lower")
+
+    def _evenly(self, runs: list[Run], percent: int) -> Measurement:
+        """What stands in front sees little and is cheap, and where a model of random weights looks means nothing. So: the same, if
+        what was selected lay evenly over the context."""
+        seconds = [run.clips[percent][0].total_s + run.spread_s for run in runs]
+        limit = self._prefill_limit(self._spread(runs[0].clips)) + self._scoring_limit(self._plan.reading)
+        baseline = statistics.median(run.full_s for run in runs)
+        name = f"ttft_cacheclip_{percent}_evenly_{self._case.context}"
+        return measured(name, seconds, "s", better="lower", baseline=baseline, limit=limit)
 
     def _parts(self, runs: list[Run], percent: int) -> Iterator[Measurement]:
         """Where the time goes."""
@@ -162,13 +180,14 @@ class Bench:
         self._say(f"the same beside loading that takes {load_s:.2f} s")
         alone, beside = [], []
         for clip in clips:
-            alone.append(self._primary.loading_s(clip.tokens, load_s))
-            beside.append(self._primary.selecting_s(lambda: self._clip(percent).tokens, load_s))
+            alone.append(self._primary.loading(clip.tokens, load_s))
+            beside.append(self._primary.selecting(lambda: self._clip(percent).tokens, load_s))
         name = f"{percent}_{self._case.context}"
-        yield measured(f"ttft_loading_{name}", alone, "s", better="lower")
-        yield measured(f"ttft_loading_selecting_{name}", beside, "s", better="lower", baseline=statistics.median(alone))
-        added = [100 * (with_it - without) / load_s for with_it, without in zip(beside, alone, strict=True)]
-        yield measured(f"selection_adds_to_loading_{name}", added, "%", better="lower")
+        for what, values in (("loading", alone), ("loading_selecting", beside)):
+            baseline = statistics.median(first.token_s for first in alone) if values is beside else None
+            yield measured(f"ttft_{what}_{name}", [first.token_s for first in values], "s", better="lower", baseline=baseline)
+            baseline = statistics.median(first.placed_s for first in alone) if values is beside else None
+            yield measured(f"placed_{what}_{name}", [first.placed_s for first in values], "s", better="lower", baseline=baseline)
 
     # --- limits ----------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from load_tests.engine.case import Case, Ids
 from load_tests.engine.host_kv import HostKv
@@ -41,8 +42,16 @@ class LateKv(HostKv):
         return super().open(chunk_lens, encoding)
 
 
+@dataclass(frozen=True, slots=True)
+class First:
+    """Seconds from the request's arrival: until the engine could begin to compute, and until the first token."""
+
+    placed_s: float
+    token_s: float
+
+
 class Primary:
-    """One question on one context, asked over and over. Seconds run from the request's arrival to its first token."""
+    """One question on one context, asked over and over."""
 
     def __init__(self, case: Case, model: LoadedModel, chunks: list[Ids], question: Ids) -> None:
         self._case, self._chunks, self._question = case, chunks, question
@@ -54,18 +63,18 @@ class Primary:
         self.resident_s(ReuseMode.REORDERED)  # makes them so
 
     def resident_s(self, reuse: ReuseMode, tokens: Tokens = ()) -> float:
-        """The chunks' KV is there. ``tokens``: what mode ``tokens`` computes anew."""
-        return self._ttft_s(self._request(reuse, _RESIDENT, tokens))
+        """To the first token, with the chunks' KV there. ``tokens``: what mode ``tokens`` computes anew."""
+        return self._first(self._request(reuse, _RESIDENT, tokens)).token_s
 
-    def loading_s(self, tokens: Tokens, delay_s: float) -> float:
+    def loading(self, tokens: Tokens, delay_s: float) -> First:
         """Chunks that nobody has seen yet; ``tokens`` are known from the beginning."""
         self._source.delay_s = delay_s
-        return self._ttft_s(self._request(ReuseMode.TOKENS, f"loading-{next(self._numbers)}", tokens))
+        return self._first(self._request(ReuseMode.TOKENS, f"loading-{next(self._numbers)}", tokens))
 
-    def selecting_s(self, select: Callable[[], Tokens], delay_s: float) -> float:
+    def selecting(self, select: Callable[[], Tokens], delay_s: float) -> First:
         """The same, and what to compute anew is found in another thread meanwhile."""
         self._source.delay_s = delay_s
-        return self._ttft_s(self._request(ReuseMode.CACHECLIP, f"selecting-{next(self._numbers)}"), select)
+        return self._first(self._request(ReuseMode.CACHECLIP, f"selecting-{next(self._numbers)}"), select)
 
     def close(self) -> None:
         self._beside.shutdown()
@@ -82,13 +91,13 @@ class Primary:
             recompute=Recompute(tokens=tokens),
         )
 
-    def _ttft_s(self, request: GenerateRequest, select: Callable[[], Tokens] | None = None) -> float:
+    def _first(self, request: GenerateRequest, select: Callable[[], Tokens] | None = None) -> First:
         """
         Raises:
             KvquiltError: the request failed.
         """
         events: deque[Event] = deque()
-        first_token_s, started = 0.0, time.perf_counter()
+        token_s, started = 0.0, time.perf_counter()
         self._engine.submit(request, events.append)
         selecting = self._beside.submit(self._decide, request.request_id, select) if select else None
         while True:
@@ -99,11 +108,11 @@ class Primary:
             while events:
                 match events.popleft():
                     case TokenEvent():
-                        first_token_s = time.perf_counter() - started
+                        token_s = time.perf_counter() - started
                     case FailedEvent(error):
                         raise error
-                    case DoneEvent():
-                        return first_token_s
+                    case DoneEvent(timings=timings):
+                        return First(timings.queue_s + timings.load_s + timings.select_wait_s, token_s)
 
     def _decide(self, request_id: str, select: Callable[[], Tokens]) -> None:
         self._engine.decide(request_id, ReuseMode.TOKENS, Recompute(tokens=select()))

@@ -121,7 +121,9 @@ def test_a_selection_beside_loading_starts_after_the_request_and_is_waited_for(p
         asked.append((1, 2, 90))
         return asked[-1]
 
-    assert min(*resident, primary.loading_s((3, 40), 0.01), primary.selecting_s(select, 0.01)) > 0
+    assert min(resident) > 0
+    for first in (primary.loading((3, 40), 0.05), primary.selecting(select, 0.05)):
+        assert 0.05 < first.placed_s < first.token_s
     assert asked == [(1, 2, 90)]
 
 
@@ -130,9 +132,9 @@ def test_a_selection_that_fails_ends_the_measurement(primary: Primary) -> None:
         raise LookupError("no scores")
 
     with pytest.raises(LookupError, match="no scores"):
-        primary.selecting_s(select, 0.01)
+        primary.selecting(select, 0.01)
     with pytest.raises(InvalidRequest, match=r"recompute\.tokens"):
-        primary.selecting_s(lambda: (96,), 0.01)
+        primary.selecting(lambda: (96,), 0.01)
 
 
 def test_everything_is_measured_in_one_run() -> None:
@@ -141,8 +143,9 @@ def test_everything_is_measured_in_one_run() -> None:
     curve = [name for percent in plan.percents for name in _curve(percent)]
     parts = [f"{part}_25_96" for part in ("pair", "load", "score", "group", "prefill")]
     readings = ["selection_each_96", "selection_stitched_96"]
-    beside = ["ttft_loading_25_96", "ttft_loading_selecting_25_96", "selection_adds_to_loading_25_96"]
-    assert list(found) == ["ttft_full_96", "ttft_reordered_96", *curve, *parts, *readings, *beside]
+    beside = [f"{of}_{what}_25_96" for what in ("loading", "loading_selecting") for of in ("ttft", "placed")]
+    evenly = "ttft_cacheclip_25_evenly_96"
+    assert list(found) == ["ttft_full_96", "ttft_reordered_96", *curve, evenly, *parts, *readings, *beside]
     assert [found[f"recomputed_cacheclip_{percent}_96"].value for percent in (0, 100)] == [0, 96]
     assert all(name in command.line(m) for name, m in found.items())
     full, clipped = found["ttft_full_96"], found["ttft_cacheclip_25_96"]
