@@ -1,4 +1,4 @@
-"""What decides the demo model: its shape, its template, and what it sees at each step. Equal recipes give equal weights."""
+"""What decides the demo's models: shape, template, and what they see at each step. Equal recipes give equal weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 
 from services.training.contexts import ContextShape, Layout, cut_passages, draw_context
 from services.training.corpus import Worlds
+from services.training.cross_chunk import draw_cross_chunk
 from services.training.names import Split
 from services.training.rows import Batch, Row, RowMaker, collate
+from services.training.tokenizer import Family
 from shared.prompt import PromptTemplate
 
 TEMPLATE = PromptTemplate(
@@ -32,6 +34,7 @@ generator:
 class Recipe:
     seed: int = 0
     steps: int = 9000
+    tokenizer: Family = "bpe"
     vocab_size: int = 1536
     tokenizer_documents: int = 4000
     hidden_size: int = 128
@@ -42,6 +45,8 @@ class Recipe:
     tokens_per_step: int = 3072
     lr: float = 4e-3
     questions_per_row: int = 12
+    cross_chunk_share: float = 0.0
+    suitable_settings: str = SUITABLE_SETTINGS
 
     def shape(self, rng: random.Random, step: int) -> ContextShape:
         """From one or two short passages to seven long ones over the first half of the steps."""
@@ -52,6 +57,24 @@ class Recipe:
 
     def repetition_share(self, step: int) -> float:
         return 0.25 if step < self.steps * 0.08 else 0.0
+
+
+PRIMARY = Recipe()
+AUXILIARY = Recipe(
+    steps=6000,
+    tokenizer="unigram",
+    vocab_size=1024,
+    hidden_size=96,
+    intermediate_size=256,
+    num_layers=3,
+    num_heads=3,
+    num_kv_heads=3,
+    tokens_per_step=2048,
+    questions_per_row=8,
+    cross_chunk_share=0.4,
+    suitable_settings="",
+)
+"""Smaller, and with a tokenizer of another family. It shall find where evidence may be, so it reads what is spread over passages."""
 
 
 def build_model(recipe: Recipe, end_id: int) -> Any:
@@ -95,8 +118,10 @@ def draw_batch(recipe: Recipe, maker: RowMaker, step: int) -> Batch:
     shape = recipe.shape(rng, step)
     rows: list[Row] = []
     while not rows or (len(rows) + 1) * max(len(row.ids) for row in rows) <= recipe.tokens_per_step:
-        context = draw_context(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row)
-        rows.append(maker.of_context(context, independent=len(rows) % 2 == 1))
+        spread = shape.num_passages >= 4 and rng.random() < recipe.cross_chunk_share
+        draw = draw_cross_chunk if spread else draw_context
+        context = draw(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row)
+        rows.append(maker.of_context(context, independent=(step + len(rows)) % 2 == 1))
     return collate(rows)
 
 

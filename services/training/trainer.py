@@ -16,7 +16,7 @@ from services.training.contexts import ContextShape, draw_context
 from services.training.corpus import Worlds
 from services.training.names import Split
 from services.training.optimizers import Optimizers
-from services.training.recipe import SUITABLE_SETTINGS, TEMPLATE, Recipe, build_model, draw_batch, sample_texts
+from services.training.recipe import TEMPLATE, Recipe, build_model, draw_batch, sample_texts
 from services.training.rows import Batch, RowMaker, collate
 from services.training.tokenizer import save_tokenizer, train_tokenizer
 from shared.errors import ConfigError
@@ -28,7 +28,7 @@ CHECKPOINT = "checkpoint.pt"
 class Trainer:
     def __init__(self, recipe: Recipe, out: Path) -> None:
         self.recipe, self.out = recipe, out
-        self.tokenizer = train_tokenizer(sample_texts(recipe.seed, recipe.tokenizer_documents), recipe.vocab_size)
+        self.tokenizer = train_tokenizer(sample_texts(recipe.seed, recipe.tokenizer_documents), recipe.vocab_size, recipe.tokenizer)
         self.maker = RowMaker(PromptTokenizer(self.tokenizer, TEMPLATE), self.tokenizer.eos_token_id)
         self.model = build_model(recipe, self.tokenizer.eos_token_id)
         self.optimizers = Optimizers(self.model, recipe.lr, recipe.steps)
@@ -49,7 +49,7 @@ class Trainer:
             self.step = state["step"]
 
     def save(self) -> None:
-        save_model(self.model, self.tokenizer, self.out)
+        save_model(self.model, self.tokenizer, self.out, self.recipe.suitable_settings)
         state = {"model": self.model.state_dict(), "optimizers": self.optimizers.state_dict(), "step": self.step}
         state["recipe"] = asdict(self.recipe)
         torch.save(state, self.out / (CHECKPOINT + ".new"))
@@ -105,8 +105,8 @@ def exact_share(model: Any, maker: RowMaker, seed: int, independent: bool, shape
     return right / asked
 
 
-def save_model(model: Any, tokenizer: Any, directory: Path) -> None:
-    """A directory for stock ``transformers``, weights in bfloat16."""
+def save_model(model: Any, tokenizer: Any, directory: Path, settings: str) -> None:
+    """A directory for stock ``transformers``, weights in bfloat16. ``settings``: what suits the model best, if there is anything."""
     from transformers import GenerationConfig
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -115,4 +115,5 @@ def save_model(model: Any, tokenizer: Any, directory: Path) -> None:
     stored.save_pretrained(directory)
     save_tokenizer(tokenizer, directory)
     (directory / TEMPLATE_FILE).write_text(json.dumps(asdict(TEMPLATE), indent=2) + "\n", encoding="utf-8")
-    (directory / "quilt.yaml").write_text(SUITABLE_SETTINGS, encoding="utf-8")
+    if settings:
+        (directory / "quilt.yaml").write_text(settings, encoding="utf-8")
