@@ -1,4 +1,4 @@
-"""Contexts in which evidence lies in two passages: documents about things of one kind, each cut in order, named in its first passage.
+"""Contexts in which evidence lies in two passages: documents about things of one kind, cut in order, named in their first ones.
 
     # Velbrin              ## Daily life            # Halford             ## Daily life
     Velbrin lies on ...    The mayor of the town    Halford was ...       The mayor of the town
@@ -17,12 +17,13 @@ from services.training.contexts import Context, ContextShape, Layout, Passage, Q
 from services.training.corpus import Document, Style, Worlds
 from services.training.names import Split
 
+LEAST_PASSAGES = 4
 _STYLE = Style(back_reference=1.0, filler=0.35, omission=0.05, name_sections=False)
 
 
 def draw_cross_chunk(rng: random.Random, worlds: Worlds, shape: ContextShape, split: Split, num_questions: int) -> Context:
-    """At least two documents of at least two passages each, so at least four passages. As many questions as there are, at most
-    ``num_questions``; those whose evidence lies in two passages first."""
+    """At least two documents of at least two passages each, so ``LEAST_PASSAGES``, also if the shape asks for fewer. As many
+    questions as there are, at most ``num_questions``; those whose evidence lies in two passages first."""
     kind = rng.choice(list(worlds.kinds))
     num_documents = rng.randint(2, max(2, shape.num_passages // 2))
     parted = [_part(rng, document, shape) for document in _unlike(rng, worlds, kind, split, num_documents)]

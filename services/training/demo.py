@@ -22,12 +22,24 @@ from shared.errors import ConfigError
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory of the model and the checkpoint.")
 @click.option("--auxiliary", is_flag=True, help="The model that selects tokens, instead of the one that answers.")
+@click.option("--begin-with", type=click.Path(path_type=Path, exists=True), help="Weights to begin with, of a model directory.")
+@click.option("--begin-at", type=int, default=0, show_default=True, help="The step that these weights are taken to have reached.")
 @click.option("--minutes", type=float, default=None, help="Stop after this long, with a checkpoint to go on from.")
 @click.option("--steps", type=int, default=None, help=f"Default: {PRIMARY.steps}, of the auxiliary model {AUXILIARY.steps}.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--threads", type=int, default=1, show_default=True)
 @click.option("--report-every", type=int, default=250, show_default=True, help="Steps between reports and checkpoints.")
-def main(out: Path, auxiliary: bool, minutes: float | None, steps: int | None, seed: int, threads: int, report_every: int) -> None:
+def main(
+    out: Path,
+    auxiliary: bool,
+    begin_with: Path | None,
+    begin_at: int,
+    minutes: float | None,
+    steps: int | None,
+    seed: int,
+    threads: int,
+    report_every: int,
+) -> None:
     """Trains a demo model on documents invented on the way."""
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
@@ -35,6 +47,8 @@ def main(out: Path, auxiliary: bool, minutes: float | None, steps: int | None, s
     recipe = dataclasses.replace(recipe, seed=seed, steps=recipe.steps if steps is None else steps)
     trainer = Trainer(recipe, out)
     try:
+        if begin_with is not None:
+            trainer.begin_with(begin_with, begin_at)
         trainer.resume()
     except ConfigError as error:
         raise click.ClickException(str(error)) from None

@@ -10,7 +10,7 @@ import torch
 
 from services.training.contexts import ContextShape, Layout, cut_passages, draw_context
 from services.training.corpus import Worlds
-from services.training.cross_chunk import draw_cross_chunk
+from services.training.cross_chunk import LEAST_PASSAGES, draw_cross_chunk
 from services.training.names import Split
 from services.training.rows import Batch, Row, RowMaker, collate
 from services.training.tokenizer import Family
@@ -32,6 +32,9 @@ generator:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
+    """``spread_full``, ``spread_independent``: the shares of contexts whose evidence is spread over passages, among rows of plain
+    text and among rows of independent chunks."""
+
     seed: int = 0
     steps: int = 9000
     tokenizer: Family = "bpe"
@@ -45,7 +48,8 @@ class Recipe:
     tokens_per_step: int = 3072
     lr: float = 4e-3
     questions_per_row: int = 12
-    cross_chunk_share: float = 0.0
+    spread_full: float = 0.4
+    spread_independent: float = 0.0
     suitable_settings: str = SUITABLE_SETTINGS
 
     def shape(self, rng: random.Random, step: int) -> ContextShape:
@@ -71,10 +75,10 @@ AUXILIARY = Recipe(
     num_kv_heads=3,
     tokens_per_step=2048,
     questions_per_row=8,
-    cross_chunk_share=0.4,
+    spread_independent=0.4,
     suitable_settings="",
 )
-"""Smaller, and with a tokenizer of another family. It shall find where evidence may be, so it reads what is spread over passages."""
+"""Smaller, with a tokenizer of another family. It shall find where evidence may be, so it reads what is spread over passages."""
 
 
 def build_model(recipe: Recipe, end_id: int) -> Any:
@@ -118,10 +122,10 @@ def draw_batch(recipe: Recipe, maker: RowMaker, step: int) -> Batch:
     shape = recipe.shape(rng, step)
     rows: list[Row] = []
     while not rows or (len(rows) + 1) * max(len(row.ids) for row in rows) <= recipe.tokens_per_step:
-        spread = shape.num_passages >= 4 and rng.random() < recipe.cross_chunk_share
-        draw = draw_cross_chunk if spread else draw_context
-        context = draw(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row)
-        rows.append(maker.of_context(context, independent=(step + len(rows)) % 2 == 1))
+        independent = (step + len(rows)) % 2 == 1
+        spread = rng.random() < (recipe.spread_independent if independent else recipe.spread_full)
+        draw = draw_cross_chunk if spread and shape.num_passages >= LEAST_PASSAGES else draw_context
+        rows.append(maker.of_context(draw(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row), independent))
     return collate(rows)
 
 

@@ -1,7 +1,8 @@
 """Two tokenizers, byte-level BPE and Unigram, in which a name has the same tokens wherever it stands.
 
 Spaces before capitals and digits are tokens of their own and digits stand alone, so "Velbrin" after a space, a newline or a quote
-is one and the same sequence: a small model need not learn that the variants are equal. Either makes tokens of any text: what has no piece of its own is spelt in bytes.
+is one and the same sequence: a small model need not learn that the variants are equal. Either makes tokens of any text: what has no
+piece of its own is spelt in bytes.
 """
 
 from __future__ import annotations

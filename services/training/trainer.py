@@ -48,6 +48,20 @@ class Trainer:
             self.optimizers.load_state_dict(state["optimizers"])
             self.step = state["step"]
 
+    def begin_with(self, directory: Path, step: int) -> None:
+        """Instead of random weights those of a model directory, as if it had been trained up to ``step``.
+
+        Raises:
+            ConfigError: its tokenizer is another one.
+        """
+        from transformers import AutoModelForCausalLM
+
+        begun = PromptTokenizer.of_model(str(directory))
+        if begun is None or begun.hash != PromptTokenizer(self.tokenizer, TEMPLATE).hash:
+            raise ConfigError(f"{directory}: its tokenizer is not the one that this recipe makes; begin without it")
+        self.model.load_state_dict(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict())
+        self.step = step
+
     def save(self) -> None:
         save_model(self.model, self.tokenizer, self.out, self.recipe.suitable_settings)
         state = {"model": self.model.state_dict(), "optimizers": self.optimizers.state_dict(), "step": self.step}
@@ -106,7 +120,7 @@ def exact_share(model: Any, maker: RowMaker, seed: int, independent: bool, shape
 
 
 def save_model(model: Any, tokenizer: Any, directory: Path, settings: str) -> None:
-    """A directory for stock ``transformers``, weights in bfloat16. ``settings``: what suits the model best, if there is anything."""
+    """A directory for stock ``transformers``, weights in bfloat16. ``settings``: those that suit it, if there are any."""
     from transformers import GenerationConfig
 
     directory.mkdir(parents=True, exist_ok=True)
