@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from shared.engine.attention import Attention, Backend, Lane, StepPlan
-from shared.engine.backends.piecewise import append, own_positions
+from shared.engine.backends.piecewise import append
 from shared.engine.model import LoadedModel
 from shared.engine.rope import Rotation
 
@@ -41,7 +41,7 @@ class Watcher:
     def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
         if layer != self._last_layer:
             return self._inner.run(layer, q_HRD, k_KRD, v_KRD, scale)
-        angles = self._rotation.angles([position for lane in self._lanes for position in own_positions(lane)])
+        angles = self._rotation.angles([int(place) for lane in self._lanes for place in lane.places()])
         append(self._lanes, layer, self._rotation.rotate(k_KRD, angles), v_KRD)
         if self._wanted:
             self.weights = [self._weights(lane, q_HRD[:, lane.rows].float() * scale) for lane in self._lanes]
