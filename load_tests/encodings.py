@@ -25,7 +25,6 @@ import torch
 
 from cluster.paths import DEMO_ASSETS
 from load_tests.report import Measurement, measured, write_report
-from services.generator.segment_files import KvShape, Scratch, encode_layers, write_layers
 from services.ingestion.chunker import Chunker
 from services.ingestion.formats.parse import parse
 from shared.documents import SourceDocument
@@ -38,6 +37,7 @@ from shared.engine.types import Chunk, GenerateRequest, PrefillRequest, ReuseMod
 from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS, buffers_of
 from shared.prompt import PromptTokenizer
+from shared.stored_segments.files import KvShape, Scratch, encode_layers, write_layers
 
 LOSSY = tuple(name for name in ENCODINGS if name != EXACT)
 CHUNK_TOKENS, PASSAGES, MAX_TOKENS = 96, 3, 32

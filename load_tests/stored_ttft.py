@@ -21,12 +21,12 @@ from load_tests.kv_nodes import disk_node
 from load_tests.report import Measurement, measured
 from load_tests.shapes import QWEN2_05B, Shape, build_model
 from load_tests.stored_chunks import drop_from_page_cache
-from services.generator.segment_files import KvShape
-from services.generator.segment_source import StoreSegmentSource
 from shared.engine import Engine, EngineConfig
 from shared.engine.model import LoadedModel
 from shared.engine.types import Chunk, DoneEvent, GenerateRequest, SamplingParams
 from shared.identity import ids_hash
+from shared.stored_segments.files import KvShape
+from shared.stored_segments.source import StoreSegmentSource
 
 MS = 1000.0
 

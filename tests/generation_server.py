@@ -17,7 +17,6 @@ from protos.kvquilt.v1 import generation_pb2_grpc
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
-from services.generator.segment_source import ChunkStore
 from services.generator.serving import Generator
 from shared.clients.exploring import ForestClient
 from shared.clients.generation import APPLICATION, SERVICE, GenerationClient
@@ -25,6 +24,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.config import load
 from shared.errors import KvquiltError
 from shared.request import RequestContext
+from shared.stored_segments.source import ChunkStore
 
 
 @dataclass

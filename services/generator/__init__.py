@@ -3,7 +3,6 @@
 It owns the model, what of the chunk KV is resident, and the batch of running requests. It knows nothing of documents, retrieval or
 where KV files come from: chunks arrive as token ids (or text), KV through the kv_store's client, and what is not stored is
 computed. Start reading at ``serving``: a request's way from pieces to events; below it ``prompts`` (pieces to ids),
-``margins`` (notes on the chunks before an answer), ``messages`` (protos to values and back),
-``engine_thread`` (asyncio to the engine and back), ``segment_source`` (the store's KV to the engine and back) and ``segment_files``
-(files to tensors and back).
+``margins`` (notes on the chunks before an answer), ``messages`` (protos to values and back) and ``engine_thread`` (asyncio to the
+engine and back). The store's KV comes and goes by ``shared.stored_segments``.
 """

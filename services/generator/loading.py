@@ -6,12 +6,12 @@ import asyncio
 import logging
 
 from services.generator.config import GeneratorConfig
-from services.generator.segment_files import KvShape
-from services.generator.segment_source import ChunkStore, StoreSegmentSource
 from services.generator.serving import Generator
 from shared.engine import Engine, load_model
 from shared.engine.source import NoSource, SegmentSource
 from shared.prompt import PromptTokenizer
+from shared.stored_segments.files import KvShape
+from shared.stored_segments.source import ChunkStore, StoreSegmentSource
 
 log = logging.getLogger(__name__)
 

@@ -75,11 +75,7 @@ class LoadedModel:
         chosen = sorted((k, str(v)) for k, v in settings.items() if any(part in k for part in _SETTINGS_IN_KV))
         shape = (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim)
         rotation = (spec.rope, self._decoder.rotary_emb.attention_scaling)
-        digest = hashlib.sha256(f"{type(self.hf_model).__name__} {shape} {rotation} {chosen}".encode())
-        for name, parameter in sorted(self.hf_model.named_parameters()):
-            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-            digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()[:32]
+        return fingerprint_of(self.hf_model, f"{shape} {rotation} {chosen}")
 
     def pack(self) -> None:
         """From now on the model's weights are for its products alone: nothing else reads them."""
@@ -115,6 +111,15 @@ class LoadedModel:
         """Raw logits [R, V] in float32."""
         logits_RV: torch.Tensor = self.hf_model.lm_head(self._decoder.norm(hidden_RE[None]))[0]
         return logits_RV.float()
+
+
+def fingerprint_of(hf_model: Any, besides: str) -> str:
+    """32 hex digits over the model's class, its weights with their types, and what decides its KV besides these."""
+    digest = hashlib.sha256(f"{type(hf_model).__name__} {besides}".encode())
+    for name, parameter in sorted(hf_model.named_parameters()):
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:32]
 
 
 def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> LoadedModel:

@@ -50,6 +50,11 @@ class Scorer(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
 
+    @property
+    def fingerprint(self) -> str:
+        """By which stored KV knows the model: equal ones compute equal KV of equal ids behind an equal prefix."""
+        ...
+
     def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
         """KV of every chunk behind the prefix.
 
@@ -92,6 +97,10 @@ class EngineScorer:
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    @property
+    def fingerprint(self) -> str:
+        return self.model.fingerprint
 
     def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
         self._limits.check_chunks(chunks)

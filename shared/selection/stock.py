@@ -10,13 +10,14 @@ Shapes: L layers, H query heads, K kv heads, R rows, T tokens, D head_dim.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from shared.engine.model import ModelSpec
+from shared.engine.model import ModelSpec, fingerprint_of
 from shared.engine.rope import RopeSpec
 from shared.engine.segment import Segment
 from shared.errors import InvalidRequest, ModelUnsupported
@@ -24,6 +25,7 @@ from shared.selection.limits import Limits
 from shared.selection.scoring import Reading, Scores
 
 _NO_LIMIT = 1 << 30
+_NOT_IN_KV = ("transformers_version", "architectures", "dtype", "use_cache", "output_attentions")
 _PROBE_LEN = 12
 _TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
@@ -48,6 +50,14 @@ class StockScorer:
     @property
     def spec(self) -> ModelSpec:
         return self._spec
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of no model of the engine: keys are kept where the model computed them. All settings that are not their class's defaults
+        count, as nobody knows which of them decide the KV."""
+        settings = self._model.config.to_diff_dict()
+        chosen = sorted((k, str(v)) for k, v in settings.items() if k not in _NOT_IN_KV and not k.startswith("_"))
+        return fingerprint_of(self._model, f"stock {chosen}")
 
     def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
         self._limits.check_chunks(chunks)

@@ -20,13 +20,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from services.generator.segment_files import FileSegment, KvShape, Scratch, empty_layers, encode_layers, write_layers
 from shared.engine.encodings import EXACT, Buffers, encoding_of
 from shared.engine.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.kv_format import ChunkFile, ChunkHeader
 from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
+from shared.stored_segments.files import FileSegment, KvShape, Scratch, empty_layers, encode_layers, write_layers
 
 log = logging.getLogger(__name__)
 

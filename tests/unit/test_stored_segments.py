@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.generator.segment_files import KvShape
-from services.generator.segment_source import StoreSegmentSource
 from shared.engine.rope import RopeSpec
 from shared.errors import CorruptData, StorageFull, Unavailable
 from shared.kv_buffers import ENCODINGS
 from shared.kv_format import ProgressWriter, inspect_chunk
 from shared.kv_format.layout import _mark, seal_of_tail
 from shared.kv_types import OpenedChunk
+from shared.stored_segments.files import KvShape
+from shared.stored_segments.source import StoreSegmentSource
 from tests.kv_directory import DirectoryStore
 
 Kv = tuple[list[torch.Tensor], list[torch.Tensor]]

@@ -9,13 +9,13 @@ import dataclasses
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from shared.engine import LoadedModel
 from shared.engine.encodings import EXACT, Buffers, encoding_of
+from shared.engine.model import ModelSpec
 from shared.engine.rope import RopeSpec, Rotation
 from shared.errors import CorruptData
 from shared.identity import ids_hash
@@ -24,6 +24,16 @@ from shared.kv_format import ChunkFile, ChunkHeader, write_chunk
 Array = np.ndarray[Any, np.dtype[Any]]
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numpy has no bfloat16: values travel as integers of their size
 _ALIGNMENT = 64
+
+
+class FingerprintedModel(Protocol):
+    """``shared.engine.LoadedModel``, or an auxiliary model's ``shared.selection.scoring.Scorer``."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +49,7 @@ class KvShape:
     tokenizer_hash: str = ""
 
     @classmethod
-    def of_model(cls, model: LoadedModel, tokenizer_hash: str = "") -> KvShape:
+    def of_model(cls, model: FingerprintedModel, tokenizer_hash: str = "") -> KvShape:
         s = model.spec
         return cls(model.fingerprint, s.num_layers, s.num_kv_heads, s.head_dim, s.dtype_name, s.rope, tokenizer_hash)
 
