@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,6 +37,7 @@ class Recipe:
 
     seed: int = 0
     steps: int = 9000
+    model_type: Literal["qwen2", "llama"] = "qwen2"
     tokenizer: Family = "bpe"
     vocab_size: int = 1536
     tokenizer_documents: int = 4000
@@ -65,7 +66,8 @@ class Recipe:
 
 PRIMARY = Recipe()
 AUXILIARY = Recipe(
-    steps=6000,
+    steps=5000,
+    model_type="llama",
     tokenizer="unigram",
     vocab_size=1024,
     hidden_size=96,
@@ -78,14 +80,16 @@ AUXILIARY = Recipe(
     spread_independent=0.4,
     suitable_settings="",
 )
-"""Smaller, with a tokenizer of another family. It shall find where evidence may be, so it reads what is spread over passages."""
+"""Smaller, with a tokenizer of another family, which stock ``transformers`` loads as it is for Llama, but not for Qwen2. It shall
+find where evidence may be, so it reads what is spread over passages in either kind of row."""
 
 
 def build_model(recipe: Recipe, end_id: int) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(recipe.seed)
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
+        recipe.model_type,
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
@@ -99,7 +103,7 @@ def build_model(recipe: Recipe, end_id: int) -> Any:
         eos_token_id=end_id,
         pad_token_id=end_id,
     )
-    return Qwen2ForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def sample_texts(seed: int, num_documents: int) -> list[str]:

@@ -50,7 +50,8 @@ def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """The trainer knows no bytes; they are appended to what it learned, less likely than any piece."""
+    """The trainer knows no bytes; they are appended to what it learned, less likely than any piece. Characters that it
+    had to keep come out in any order, nearly equally likely, so they are put in one."""
     tokenizer = Tokenizer(models.Unigram())
     words = pre_tokenizers.Split(Regex(_WORDS), "isolated")
     tokenizer.pre_tokenizer = words
@@ -58,9 +59,11 @@ def _train_unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size - len(_BYTES), special_tokens=[END, _UNKNOWN], unk_token=_UNKNOWN, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    learned = [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
-    least = min(score for _, score in learned) - 10.0
-    with_bytes = Tokenizer(models.Unigram([*learned, *((byte, least) for byte in _BYTES)], unk_id=1, byte_fallback=True))
+    special, learned = (vocab := json.loads(tokenizer.to_str())["model"]["vocab"])[:2], vocab[2:]
+    pieces = sorted(((piece, round(score, 2)) for piece, score in learned), key=lambda pair: (-pair[1], pair[0]))
+    least = pieces[-1][1] - 10.0
+    spelt = [(byte, least) for byte in _BYTES]
+    with_bytes = Tokenizer(models.Unigram([*map(tuple, special), *pieces, *spelt], unk_id=1, byte_fallback=True))
     with_bytes.pre_tokenizer = words
     with_bytes.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     with_bytes.add_special_tokens([END])
