@@ -34,7 +34,7 @@ from shared.errors import ConfigError
 from shared.identity import chunk_identity
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import load_auxiliary
-from shared.selection.scoring import EngineScorer, Reading
+from shared.selection.scoring import Reading
 from shared.selection.selector import PairedChunk, Selection, Selector
 from shared.selection.spans import SpanTokenizer
 
@@ -81,15 +81,12 @@ class Bench:
         model = load_model(primary)
         self.engine = Engine(model, EngineConfig(), decode=prompts.decode)
         self.selector = Selector(load_auxiliary(auxiliary), SpanTokenizer(prompts.tokenizer, primary))
-        self._auxiliary_name = auxiliary
         self._sampling = SamplingParams(max_tokens=max_tokens)
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
         """Of the models: answers of others are not to be mixed with theirs."""
-        scorer = self.selector.auxiliary.scorer
-        auxiliary = scorer.model.fingerprint if isinstance(scorer, EngineScorer) else self._auxiliary_name
-        return {"primary": self.engine.model.fingerprint, "auxiliary": auxiliary}
+        return {"primary": self.engine.model.fingerprint, "auxiliary": self.selector.auxiliary.scorer.fingerprint}
 
     def close(self) -> None:
         self.engine.shut_down()
@@ -181,7 +178,9 @@ class Bench:
         )
 
     def _agreements(self, prepared: Prepared, index: int, scores: Sequence[float]) -> dict[str, tuple[float, float]]:
-        """Of the auxiliary's scores, in every reading of this run, with the primary's own."""
+        """Of the auxiliary's scores, in every reading of this run, with the primary's own, if it judged."""
+        if not scores:
+            return {}
         by_reading: dict[Reading, Scores] = {
             clip.reading: np.concatenate(selections[index].scores) for clip, selections in prepared.chosen.items()
         }
