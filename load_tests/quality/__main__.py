@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ratio", type=float, default=0.2, help="of the tokens, to be recomputed (default: 0.2)")
     parser.add_argument("--controls", default="random,epic,cacheblend,query_attention", help="which (default: all four)")
     parser.add_argument(
-        "--cacheclip", default="budget/stitched", help="forms, GROUPING/READING; the controls recompute as the first"
+        "--cacheclip", default="budget/stitched", help="forms, GROUPING/READING; the controls take as many as the first"
     )
     parser.add_argument("--passages", type=int, nargs=2, default=(4, 6), metavar=("LEAST", "MOST"), help="per context (4 6)")
     parser.add_argument("--chars", type=int, nargs=2, default=(160, 300), metavar=("LEAST", "MOST"), help="per passage (160 300)")

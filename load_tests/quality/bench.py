@@ -45,11 +45,16 @@ Scores = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the engine said to one question. ``scores``: what it judged the context's tokens by, if it did."""
+    """What the engine said to one question."""
 
     text: str
-    selected: tuple[int, ...] = ()
-    scores: tuple[float, ...] = ()
+    selection: SelectedEvent
+
+    @property
+    def num_selected(self) -> float:
+        """Of ``cacheblend`` the mean of the layers behind the first two, which compute all tokens in order to choose."""
+        later = self.selection.layers[2:]
+        return sum(later) / len(later) if later else len(self.selection.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +163,12 @@ class Bench:
         for index in range(len(request.questions)):
             ids = [e.token_id for e in events if isinstance(e, TokenEvent) and e.question == index and e.token_id not in eos_ids]
             text = self.prompts.decode(ids).strip()
-            yield f"{context}.{int(first) + index}", Reply(text, selection.tokens, selection.scores)
+            yield f"{context}.{int(first) + index}", Reply(text, selection)
 
     def _judge(self, mode: ReuseMode | Clip, prepared: Prepared, index: int, reply: Reply) -> Answer:
         question = prepared.trial.questions[index]
-        selected = range(prepared.num_tokens) if mode is ReuseMode.FULL else reply.selected
+        if mode is ReuseMode.FULL:
+            reply = Reply(reply.text, SelectedEvent(tuple(range(prepared.num_tokens))))
         told = self._value_tokens(prepared, question)
         return Answer(
             mode.label if isinstance(mode, Clip) else mode.value,
@@ -172,13 +178,15 @@ class Bench:
             answers(reply.text, question.value),
             reply.text,
             prepared.num_tokens,
-            len(selected),
-            len(told.intersection(selected)) / len(told) if told else None,
-            self._agreements(prepared, index, reply.scores) if mode is ReuseMode.QUERY_ATTENTION and reply.scores else {},
+            reply.num_selected,
+            len(told.intersection(reply.selection.tokens)) / len(told) if told else None,
+            self._agreements(prepared, index, reply.selection.scores) if mode is ReuseMode.QUERY_ATTENTION else {},
         )
 
     def _agreements(self, prepared: Prepared, index: int, scores: Sequence[float]) -> dict[str, tuple[float, float]]:
         """Of the auxiliary's scores, in every reading of this run, with the primary's own, if it judged."""
+        if not scores:
+            return {}
         if not scores:
             return {}
         by_reading: dict[Reading, Scores] = {

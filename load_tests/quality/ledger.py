@@ -29,7 +29,7 @@ class Answer:
     correct: bool
     text: str
     num_tokens: int
-    selected: int
+    selected: float
     found: float | None = None
     agreement: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 

@@ -48,8 +48,9 @@ class Clusters:
         sizes_C = np.bincount(self._index_Q, minlength=self._num)
         means_B = [self._times_BC @ s / (self._times_BC @ sizes_C) for s in sums]
         with np.errstate(divide="ignore", invalid="ignore"):
-            low, high = np.nanpercentile(statistic(*means_B), [2.5, 97.5])
+            samples_B = statistic(*means_B)
             value = float(statistic(*(np.array(s.sum() / sizes_C.sum()) for s in sums)))
+        low, high = np.percentile(finite_B, [2.5, 97.5]) if len(finite_B := samples_B[np.isfinite(samples_B)]) else (value, value)
         return Interval(value, float(low), float(high))
 
 

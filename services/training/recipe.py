@@ -102,6 +102,7 @@ def build_model(recipe: Recipe, end_id: int) -> Any:
         bos_token_id=None,
         eos_token_id=end_id,
         pad_token_id=end_id,
+        **({"attention_bias": True} if recipe.model_type == "llama" else {}),  # as Qwen2 has; else it learns late
     )
     return AutoModelForCausalLM.from_config(config)
 
