@@ -27,11 +27,11 @@ def draw_cross_chunk(rng: random.Random, worlds: Worlds, shape: ContextShape, sp
     kind = rng.choice(list(worlds.kinds))
     num_documents = rng.randint(2, max(2, shape.num_passages // 2))
     parted = [_part(rng, document, shape) for document in _unlike(rng, worlds, kind, split, num_documents)]
-    spare = shape.num_passages - 2 * num_documents
+    spare = max(0, shape.num_passages - 2 * num_documents)
     passages: list[Passage] = []
     for cut in parted:
         extra = min(spare, rng.randint(0, len(cut) - 2))
-        spare -= max(0, extra)
+        spare -= extra
         passages += cut[: 2 + extra]
     asked = [*_ask(rng, passages, apart=True), *_ask(rng, passages, apart=False)]
     return Context(tuple(passages), tuple(asked[:num_questions]))

@@ -49,7 +49,7 @@ class Recipe:
     tokens_per_step: int = 3072
     lr: float = 4e-3
     questions_per_row: int = 12
-    spread_full: float = 0.4
+    spread_full: float = 0.5
     spread_independent: float = 0.0
     suitable_settings: str = SUITABLE_SETTINGS
 

@@ -57,7 +57,7 @@ class Trainer:
         from transformers import AutoModelForCausalLM
 
         begun = PromptTokenizer.of_model(str(directory))
-        if begun is None or begun.tokenizer.get_vocab() != self.tokenizer.get_vocab():
+        if begun is None or not self.tokenizer.get_vocab().items() <= begun.tokenizer.get_vocab().items():
             raise ConfigError(f"{directory}: its tokenizer is not the one that this recipe makes; begin without it")
         self.model.load_state_dict(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict())
         self.step = step
