@@ -66,7 +66,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
     shapes = Shapes(tuple(args.passages), tuple(args.chars))
     bench = Bench(args.model, args.auxiliary, args.ratio, clips)
     settings = {"seed": args.seed, "ratio": args.ratio, "controls_as": clips[0].label, **dataclasses.asdict(shapes)}
-    ledger = Ledger(args.answers, settings | bench.fingerprints)
+    ledger = Ledger(args.answers, {**settings, **bench.fingerprints})
     trials = list(draw_trials(args.seed, args.questions, shapes))
     try:
         _ask_all(bench, ledger, trials, (*BASELINES, *controls, *clips), args.minutes, errors)

@@ -76,7 +76,10 @@ def likenesses(answers: Sequence[Answer], ratio: float) -> list[Likeness]:
         for reading, pair in answer.agreement.items():
             pairs[reading].append(pair)
     chance = ratio / (2 - ratio)  # of two independent choices
-    return [Likeness(reading, *np.mean(of_it, 0).tolist(), chance, len(of_it)) for reading, of_it in pairs.items()]
+    return [
+        Likeness(reading, _mean([kl for kl, _ in of_it]), _mean([overlap for _, overlap in of_it]), chance, len(of_it))
+        for reading, of_it in pairs.items()
+    ]
 
 
 def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterator[Measurement]:

@@ -30,7 +30,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     """Exact two-sided p: how likely questions that only one of two ways answers are parted so unevenly by chance."""
     num = only_first + only_second
     tail = sum(math.comb(num, k) for k in range(min(only_first, only_second) + 1))
-    return min(1.0, 2 * tail / 2**num)
+    return min(1.0, float(2 * tail / 2**num))
 
 
 class Clusters:
