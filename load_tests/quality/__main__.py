@@ -42,7 +42,7 @@ computes all tokens in its first two layers besides, as it is defined.) A right 
                                                                         groupings and readings against each other
 
 p is McNemar's exact test of each mode against cacheclip, on the same questions. Intervals (95 %) resample contexts. Won back is
-(mode - reordered) / (full - reordered): where reuse loses nothing there is nothing to win, and the share means nothing."""
+(mode - reordered) / (full - reordered); it is left out where the interval of that loss holds 0."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from load_tests.quality.paired import Interval
 def show(console: Console, found: Sequence[Finding], alike: Sequence[Likeness]) -> None:
     for finding in found:
         console.print(_table(finding))
-        if finding.of_attention is not None:
+        if finding.of_attention is not None and _reuse_costs(finding):
             share = _percent(finding.of_attention)
             console.print(f"of what query_attention wins back over reordered, cacheclip wins back {share} %\n")
     for one in alike:
@@ -36,13 +36,18 @@ def _table(finding: Finding) -> Table:
             row.mode,
             _percent(row.correct),
             "" if row.mode == FULL else _percent(row.against_full, points=True),
-            "" if baseline else _percent(row.won_back),
+            "" if baseline or not _reuse_costs(finding) else _percent(row.won_back),
             f"{row.selected:.1%}",
             f"{row.found:.0%}",
             f"{row.ahead} / {row.behind}",
             f"{row.p:.2g}",
         )
     return table
+
+
+def _reuse_costs(finding: Finding) -> bool:
+    """For certain; else a share of what it costs means nothing."""
+    return next(row for row in finding.rows if row.mode == REORDERED).against_full.high < 0
 
 
 def _percent(interval: Interval, points: bool = False) -> str:
