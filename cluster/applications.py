@@ -1,4 +1,4 @@
-"""The five applications as Ray Serve builds them on a cluster: ``cluster.applications:<name>`` in a Serve configuration.
+"""The applications as Ray Serve builds them on a cluster: ``cluster.applications:<name>`` in a Serve configuration.
 
 An application is given its part of ``quilt.yaml``; what is not said there comes from the node: ``KVQUILT_*`` of its environment
 (a Milvus token from a secret), and the ``quilt.yaml`` of the model's directory.
@@ -39,6 +39,10 @@ def retrieval(args: dict[str, Any]) -> serve.Application:
 
 def generator(args: dict[str, Any]) -> serve.Application:
     return build("generator", args)
+
+
+def selector(args: dict[str, Any]) -> serve.Application:
+    return build("selector", args)
 
 
 def ingestion(args: dict[str, Any]) -> serve.Application:

@@ -132,7 +132,8 @@ async def _spool(store: Store, ctx: RequestContext, collection: str, spool: Path
     with open(spool, "wb") as file:
         async with aclosing(store.list_manifests(ctx, collection)) as manifests:
             async for manifest in manifests:
-                line = encode(manifest)
+                # Whoever imports it may have another auxiliary model, or none; its KV is made there.
+                line = encode(manifest.without_auxiliary())
                 file.write(line)
                 found.digest.update(line)
                 found.num_documents += 1
@@ -186,7 +187,7 @@ def _adapted(path: Path, chunk_id: str, head: Head, model: ModelDescription, ten
 
 def _moved(data: bytes, head: Head, tenant: str, collection: str) -> Manifest:
     try:
-        manifest = decode(data)
+        manifest = decode(data).without_auxiliary()
     except ValueError as error:
         raise CorruptData(f"a document of the archive is damaged ({error}); export the collection again") from None
     of = (manifest.model_fingerprint, manifest.prefix_ids)

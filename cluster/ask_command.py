@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
+from cluster.reuse_options import ape_of, recompute_of, reuse_options
 from cluster.session import Session, run
 from shared.clients.decoding import Beams, Choice, Decoding, Margins
 from shared.clients.generation import Sampling
 from shared.errors import InvalidRequest
 
-REUSE_MODES = ("full", "reordered", "composite")
 SEARCH_MODES = ("auto", "dense", "bm25", "hybrid")
 STOPPINGS = ("first", "estimate", "never")
 RULES = ("mean-logprob", "majority")
@@ -22,11 +22,7 @@ THOUGHT_TEMPERATURE = 0.7
 @click.argument("question", required=False)
 @click.option("--question", "-q", "questions", multiple=True, help="Several questions over one context, decoded together.")
 @click.option("--collection", "-c", required=True, help="The documents to read.")
-@click.option(
-    "--reuse",
-    type=click.Choice(REUSE_MODES),
-    help="Stored KV at its place in the request (reordered), right after the prefix (composite), or none (full).",
-)
+@reuse_options
 @click.option("--stream/--no-stream", default=True, help="Write the answer as it comes.")
 @click.option("-k", type=click.IntRange(min=1), default=None, help="Chunks in the context.")
 @click.option("--search", type=click.Choice(SEARCH_MODES), default="auto", help="How to find them.")
@@ -69,6 +65,7 @@ def ask(session: Session, /, question: str | None, questions: tuple[str, ...], c
     \b
     kvquilt ask "Who signed the lease?" -c handbook
     kvquilt ask "Who signed the lease?" -c handbook --reuse full       the same without reuse, for comparison
+    kvquilt ask "Who signed the lease?" -c handbook --reuse cacheclip --recompute-ratio 0.2 --explain
     kvquilt ask -q "Who signed it?" -q "When?" -q "Where?" -c handbook
     kvquilt ask "Who signed it?" -c handbook --samples 4 --temperature 0.8
     kvquilt ask "Who signed it?" -c handbook --beams 4 --samples 2     the best 2 of 4 beams
@@ -86,7 +83,9 @@ def ask(session: Session, /, question: str | None, questions: tuple[str, ...], c
     if options["margins"] and len(asked) > 1:
         raise InvalidRequest("--margins are written for one question; ask one at a time")
     sampling, decoding = sampling_of(options), decoding_of(options)
-    rest = (options["reuse"], sampling, RetrievalOptions(options["k"] or 0, SearchMode(options["search"])), decoding)
+    retrieval = RetrievalOptions(options["k"] or 0, SearchMode(options["search"]))
+    anew = recompute_of(options), ape_of(options), options["no_prefix"], options["explain"]
+    rest = (options["reuse"], sampling, retrieval, decoding, *anew)
 
     async def go() -> None:
         async with rag_client(session.target) as client:
@@ -97,7 +96,7 @@ def ask(session: Session, /, question: str | None, questions: tuple[str, ...], c
             if options["as_json"]:
                 click.echo(show_json(await collect(events), asked))
             else:
-                await show(session.out, events, asked, sampling.n, options["stream"])
+                await show(session.out, events, asked, sampling.n, options["stream"], options["explain"])
 
     run(go())
 

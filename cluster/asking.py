@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.console import citation_line, timings_table, usage_line
+from cluster.explaining import hidden_line, selection_json, show_context
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Retrieved
 from shared.clients.decoding import Chosen, Margin
 from shared.clients.generation import GeneratedToken
+from shared.clients.recompute import Selected
 from shared.errors import Unavailable
 
 
@@ -24,6 +26,7 @@ class WholeAnswer:
     """Everything a stream said, once it is complete."""
 
     hits: Retrieved | None = None
+    selections: list[Selected] = field(default_factory=list)
     texts: list[AnswerText] = field(default_factory=list)
     chosen: dict[int, Chosen] = field(default_factory=dict)
     margins: list[Margin] = field(default_factory=list)
@@ -34,6 +37,8 @@ class WholeAnswer:
         match event:
             case Retrieved():
                 self.hits = event
+            case Selected():
+                self.selections.append(event)
             case AnswerText():
                 self.texts.append(event)
             case Chosen():
@@ -72,6 +77,7 @@ class WholeAnswer:
                 {"chunk_id": h.chunk.chunk_id, "document_id": h.document_id, "score": h.score, "text": h.chunk.text}
                 for h in self.hits.hits
             ],
+            **({"selected": [selection_json(s, self.hits) for s in self.selections]} if self.selections else {}),
             "usage": dataclasses.asdict(self.usage.usage),
             "timings_ms": {k.removesuffix("_ms"): round(v, 3) for k, v in dataclasses.asdict(self.usage.timings).items()},
         }
@@ -97,9 +103,15 @@ async def collect(events: AsyncGenerator[AnswerEvent, None]) -> WholeAnswer:
 
 
 async def show(
-    console: Console, events: AsyncGenerator[AnswerEvent, None], questions: Sequence[str], per_question: int, stream: bool
+    console: Console,
+    events: AsyncGenerator[AnswerEvent, None],
+    questions: Sequence[str],
+    per_question: int,
+    stream: bool,
+    explain: bool = False,
 ) -> None:
-    """One branch is written as it comes (``stream``); several are written one by one, each when it is finished."""
+    """One branch is written as it comes (``stream``); several are written one by one, each when it is finished. ``explain``: then
+    the context, with what was computed anew."""
     live = stream and len(questions) * per_question == 1
     answer, told = WholeAnswer(), ""
     async with aclosing(events):
@@ -114,9 +126,14 @@ async def show(
                 _show_margin(console, event, answer.hits)
             elif isinstance(event, Chosen):
                 _show_chosen(console, event, answer.text(event.question, event.sample))
-    usage = _checked(answer).usage
+    usage, hits = _checked(answer).usage, answer.hits
     assert usage is not None
+    assert hits is not None
+    if explain:
+        show_context(console, hits, answer.selections, questions)
     console.print()
+    for line in filter(None, (usage.usage.note, hidden_line(usage.timings))):
+        console.print(Text(line, "yellow" if line == usage.usage.note else "dim"), soft_wrap=True)
     console.print(usage_line(usage), style="dim")
     console.print(timings_table(usage))
 

@@ -1,4 +1,4 @@
-"""The composition root: from one ``quilt.yaml`` to five Ray Serve applications.
+"""The composition root: from one ``quilt.yaml`` to five Ray Serve applications, or six with a selector.
 
 The same dictionary is what ``serve deploy`` takes (``python -m cluster.compose --config quilt.yaml > serve.yaml``), what the Helm
 chart renders, and what the local supervisor deploys, so that a laptop and a cluster run the same thing.
@@ -22,11 +22,13 @@ from cluster.config import QuiltConfig, load_quilt
 from shared.config import merge_env, read_yaml
 from shared.errors import KvquiltError
 
-APPLICATIONS = ("kv_store", "retrieval", "generator", "ingestion", "gateway")
+APPLICATIONS = ("kv_store", "retrieval", "generator", "selector", "ingestion", "gateway")
+_ASK_THE_SELECTOR = ("ingestion", "gateway")
 SERVICERS = {
     "kv_store": ("KvStore",),
     "retrieval": ("Retrieval",),
     "generation": ("Generation",),
+    "selection": ("Selection",),
     "ingest": ("Ingest",),
     "rag": ("Rag", "Admin"),
 }
@@ -46,8 +48,13 @@ def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, An
             "enable_reflection": True,
         },
         "logging_config": {"encoding": config.log.format.upper(), "log_level": config.log.level, "enable_access_log": False},
-        "applications": [_application(name, values, config) for name in APPLICATIONS],
+        "applications": [_application(name, values, config) for name in deployed(config)],
     }
+
+
+def deployed(config: QuiltConfig) -> tuple[str, ...]:
+    """In the order in which they are started."""
+    return tuple(name for name in APPLICATIONS if name != "selector" or config.selector.model)
 
 
 def servicer_functions() -> tuple[str, ...]:
@@ -67,6 +74,10 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
         args["log"] = values["log"]
     given = values.get(name) or {}
     section = {key: value for key, value in given.items() if key != "deployment"}
+    if name in _ASK_THE_SELECTOR:  # decided here: a node that knows a model with an auxiliary need not know what is deployed
+        section["selector"] = getattr(config, name).selector
+    if name == "generator":
+        section["selector"] = {**section.get("selector", {}), "application": config.generator.selector.application}
     if log := (given.get("deployment") or {}).get("log"):
         section["deployment"] = {"log": log}
     return args | ({name: section} if section else {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from services.generator.config import GeneratorConfig
 from services.ingestion.config import IngestionConfig
 from services.kv_store.config import KvStoreConfig
 from services.retrieval.config import RetrievalConfig
+from services.selector.config import SelectorConfig
 from shared.config import load, merge_env, read_yaml
 from shared.errors import ConfigError
 from shared.log import LogConfig
 
 DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
-SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator")
+SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator", "selector")
 MODEL_SETTINGS_FILE = "quilt.yaml"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -45,6 +47,7 @@ class QuiltConfig:
     retrieval: RetrievalConfig
     kv_store: KvStoreConfig
     generator: GeneratorConfig
+    selector: SelectorConfig
     data_dir: str
     model: str = str(DEMO_MODEL)
     grpc_port: int = DEFAULT_GRPC_PORT
@@ -72,15 +75,19 @@ def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str], resolve: C
     merged["data_dir"] = str(Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute())
     merged["model"] = (resolve or resolve_model)(str(merged.get("model") or DEMO_MODEL))
     suited = _model_settings(merged["model"])
-    for section, shared in _shared_values(merged).items():
+    for section in SECTIONS:
         given = merged.get(section) or {}
         if not isinstance(given, Mapping):
             raise ConfigError(f"{section}: expected a section, got {given!r}")
-        merged[section] = under(given, under(suited.get(section, {}), shared))
+        merged[section] = under(given, suited.get(section, {}))
+    auxiliary = merged["selector"].get("model") or ""
+    merged["selector"]["model"] = auxiliary and (resolve or partial(resolve_model, setting="selector.model"))(str(auxiliary))
+    for section, shared in _shared_values(merged).items():
+        merged[section] = under(merged[section], shared)
     return load(QuiltConfig, merged)
 
 
-def resolve_model(model: str) -> str:
+def resolve_model(model: str, setting: str = "model") -> str:
     """An absolute directory, or a Hugging Face id as it is.
 
     Raises:
@@ -89,17 +96,17 @@ def resolve_model(model: str) -> str:
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"model: {model} holds no config.json; give a directory written by transformers' save_pretrained")
+            raise ConfigError(f"{setting}: {model} holds no config.json; give a directory written by transformers' save_pretrained")
         return str(path.absolute())
     if path.exists() or not _HUB_ID.fullmatch(model):
         raise ConfigError(
-            f"model: there is no directory {model}; give a model directory or a Hugging Face id such as Qwen/Qwen2.5-0.5B"
+            f"{setting}: there is no directory {model}; give a model directory or a Hugging Face id such as Qwen/Qwen2.5-0.5B"
         )
     return model
 
 
 def _model_settings(model: str) -> dict[str, dict[str, Any]]:
-    """Sections of the settings that suit the model.
+    """Sections of the settings that suit the model. An auxiliary model that is named there may lie beside it.
 
     Raises:
         ConfigError: the model's file holds something else.
@@ -111,17 +118,22 @@ def _model_settings(model: str) -> dict[str, dict[str, Any]]:
     for section, values in settings.items():
         if section not in SECTIONS or not isinstance(values, dict):
             raise ConfigError(f"the model's {MODEL_SETTINGS_FILE}: {section}: expected a section among {', '.join(SECTIONS)}")
+    auxiliary = settings.get("selector", {}).get("model")
+    if auxiliary and (beside := Path(model) / str(auxiliary)).is_dir():
+        settings["selector"]["model"] = str(beside.resolve())
     return settings
 
 
 def _shared_values(merged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     data_dir, model = Path(merged["data_dir"]), merged["model"]
+    selector = "selector" if merged["selector"].get("model") else ""
     values: dict[str, dict[str, Any]] = {
-        "gateway": {},
-        "ingestion": {"model": model},
+        "gateway": {"selector": selector},
+        "ingestion": {"model": model, "selector": selector},
         "retrieval": {"milvus_uri": str(data_dir / "index.db")},
         "kv_store": {"directory": str(data_dir / "kv")},
-        "generator": {"model": model},
+        "generator": {"model": model, "selector": {"application": selector}},
+        "selector": {"primary": model},
     }
     if "log" in merged:
         for section in values.values():

@@ -44,8 +44,10 @@ def timings_table(usage: AnswerUsage) -> Table:
 
 def usage_line(usage: AnswerUsage) -> str:
     u = usage.usage
+    chosen = f", {u.selected_tokens} of them chosen by {u.reuse}" if u.selected_tokens else ""
     return (
-        f"{u.prompt_tokens} prompt tokens: {u.reused_tokens} reused, {u.recomputed_tokens} computed; {u.generated_tokens} generated"
+        f"{u.prompt_tokens} prompt tokens: {u.reused_tokens} reused, {u.recomputed_tokens} computed{chosen}; "
+        f"{u.generated_tokens} generated"
     )
 
 

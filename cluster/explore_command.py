@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from cluster.ask_command import REUSE_MODES
+from cluster.reuse_options import FOREST_MODES
 from cluster.session import Session, run
 from shared.clients.generation import ChunkRef, Reuse, Sampling
 from shared.errors import ModelMismatch, NotFound
@@ -18,7 +18,7 @@ DEADLINE_MS = 3_600_000
 @click.command()
 @click.argument("topic")
 @click.option("--collection", "-c", required=True, help="The documents to read.")
-@click.option("--reuse", type=click.Choice(REUSE_MODES), help="As of `kvquilt ask`.")
+@click.option("--reuse", type=click.Choice(FOREST_MODES), help="As of `kvquilt ask`.")
 @click.option("-k", type=click.IntRange(min=1), default=None, help="Chunks in the context.")
 @click.option("--temperature", type=float, default=0.0, help="0: always the most likely token.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")

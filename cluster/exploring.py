@@ -31,6 +31,7 @@ from shared.clients.exploring import (
     Start,
 )
 from shared.clients.generation import GenerationDone, Sampling
+from shared.clients.recompute import Selected
 from shared.errors import InvalidRequest
 
 COMMANDS = (
@@ -153,6 +154,8 @@ class Conversation:
                 if isinstance(command, Grow):
                     self._growing.discard(command.branch)
                 self._refuse(line, event.error.detail)
+            case Selected():
+                self._console.print(Text(f"{len(event.tokens)} tokens of the context are computed anew", "dim"), soft_wrap=True)
             case Grown():
                 self._texts[event.branch] += event.text
             case Rested():

@@ -1,4 +1,4 @@
-"""The process that owns a local stack: a private Ray, Ray Serve, the five applications; started and stopped by ``launcher``.
+"""The process that owns a local stack: a private Ray, Ray Serve, the applications; started and stopped by ``launcher``.
 
 ``python -m cluster.supervisor DATA_DIR`` reads ``run/config.json`` there, reports in ``run/state.json``, and lives until SIGTERM.
 If it is killed, Ray's head processes die with it (PDEATHSIG) and workers when they lose the raylet; two of Ray's agents stay behind
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import applications
-from cluster.compose import APPLICATIONS, serve_config
+from cluster.compose import deployed, serve_config
 from cluster.config import QuiltConfig
 from cluster.processes import end_session
 from cluster.remote import rag_client
@@ -66,7 +66,7 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        self._report(services=dict.fromkeys(APPLICATIONS, "waiting"))
+        self._report(services=dict.fromkeys(deployed(self._config), "waiting"))
         try:
             self._listen_for_signals()
             start_ray(self._state.ray_dir)
@@ -102,14 +102,14 @@ class Supervisor:
             Unavailable: an application could not be started; says which and why.
         """
         while not self._stop.wait(POLL_S):
-            services = application_states()
+            services = application_states(self._config)
             self._report(services=services)
             if all(state == "running" for state in services.values()):
                 break
         deadline_s = time.monotonic() + HEALTH_TIMEOUT_S
         while not self._stop.wait(POLL_S):
             unhealthy = asyncio.run(unready_services(self._state.target))
-            self._report(services={name: unhealthy.get(name, "ready") for name in APPLICATIONS})
+            self._report(services={name: unhealthy.get(name, "ready") for name in deployed(self._config)})
             if not unhealthy:
                 return
             if time.monotonic() > deadline_s:
@@ -158,7 +158,7 @@ def deploy(config: QuiltConfig) -> None:
     serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
-def application_states() -> dict[str, str]:
+def application_states(config: QuiltConfig) -> dict[str, str]:
     """
     Raises:
         Unavailable: an application failed to start for good.
@@ -170,7 +170,7 @@ def application_states() -> dict[str, str]:
         messages = [app.message, *(d.message for d in app.deployments.values())]
         if app.status.value == "DEPLOY_FAILED":
             raise Unavailable(f"{name}: {root_cause(messages)}")
-    return {name: found[name].status.value.lower() if name in found else "waiting" for name in APPLICATIONS}
+    return {name: found[name].status.value.lower() if name in found else "waiting" for name in deployed(config)}
 
 
 def root_cause(messages: list[str]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shared.clients.decoding import Chosen, Margin, MarginToken
 from shared.clients.generation import FinishReason, GeneratedToken, Timings, Usage
+from shared.clients.recompute import Selected
 from shared.search import Filter, SearchHit, SearchMode
 
 
@@ -66,4 +67,4 @@ class AnswerDone:
     request_id: str
 
 
-AnswerEvent = Retrieved | GeneratedToken | AnswerText | Chosen | MarginToken | Margin | AnswerUsage | AnswerDone
+AnswerEvent = Retrieved | Selected | GeneratedToken | AnswerText | Chosen | MarginToken | Margin | AnswerUsage | AnswerDone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from shared.clients.health import ServiceHealth
@@ -58,7 +58,8 @@ class DeletedChunks:
 
 @dataclass(frozen=True, slots=True)
 class ManifestChunk:
-    """``char_start``, ``char_end``: characters of the document's extracted text."""
+    """``char_start``, ``char_end``: characters of the document's extracted text. ``auxiliary_id``: identity of the chunk's KV by
+    the auxiliary model that selects tokens; empty: it has none, or is computed when it is asked for."""
 
     chunk_id: str
     token_ids: tuple[int, ...]
@@ -66,11 +67,13 @@ class ManifestChunk:
     char_end: int = 0
     text: str = ""
     heading: str = ""
+    auxiliary_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a document is made of. ``source_hash`` covers the source and the settings of parser and chunker."""
+    """What a document is made of. ``source_hash`` covers the source and the settings of parser and chunker; ``auxiliary``: identity
+    of the auxiliary model that all its chunks were encoded with, if any."""
 
     tenant: str
     collection: str
@@ -82,6 +85,16 @@ class Manifest:
     chunks: tuple[ManifestChunk, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
     created_s: float = 0.0
+    auxiliary: str = ""
+
+    @property
+    def kv_ids(self) -> tuple[str, ...]:
+        """Each chunk of KV that it refers to, the auxiliary's included, once."""
+        auxiliaries = (c.auxiliary_id for c in self.chunks if c.auxiliary_id)
+        return tuple(dict.fromkeys((*(c.chunk_id for c in self.chunks), *auxiliaries)))
+
+    def without_auxiliary(self) -> Manifest:
+        return replace(self, auxiliary="", chunks=tuple(replace(c, auxiliary_id="") for c in self.chunks))
 
     def cursor(self, collection: str) -> str:
         """``start_after`` for what follows this one in a listing of ``collection`` (empty: of all collections)."""

@@ -17,6 +17,7 @@ from protos.kvquilt.v1 import generation_pb2_grpc
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
+from services.generator.selecting import Selector
 from services.generator.serving import Generator
 from shared.clients.exploring import ForestClient
 from shared.clients.generation import APPLICATION, SERVICE, GenerationClient
@@ -36,12 +37,14 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(model: Path, store: ChunkStore | None = None, **settings: Any) -> AsyncIterator[Served]:
+async def serving(
+    model: Path, store: ChunkStore | None = None, chooser: Selector | None = None, **settings: Any
+) -> AsyncIterator[Served]:
     """A server over ``model``; a model that cannot be loaded is served as the application does it."""
     config = load(GeneratorConfig, {"model": str(model)} | settings)
     generator: Generator | KvquiltError
     try:
-        generator = load_generator(config, store, "node", asyncio.get_running_loop())
+        generator = load_generator(config, store, "node", asyncio.get_running_loop(), chooser)
     except KvquiltError as error:
         generator = error
     server = grpc.aio.server(options=CHANNEL_OPTIONS)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from services.ingestion.calls import CallPolicy
 from services.ingestion.config import IngestionConfig
@@ -13,6 +14,7 @@ from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared.clients.generation import ChunkRef, ModelDescription, PrefilledChunk
+from shared.clients.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.documents import SourceDocument, Stage, UpsertProgress
 from shared.errors import FailedPrecondition, KvquiltError, NotFound
 from shared.identity import chunk_identity
@@ -44,12 +46,47 @@ class WordTokenizer:
 
 
 @dataclass
+class Selector:
+    """An auxiliary model for ingestion. ``failure`` is raised by every call while it is set; ``hangs``: nothing is answered."""
+
+    kv: set[str]
+    fingerprint: str = "auxiliary-a"
+    failure: KvquiltError | None = None
+    hangs: bool = False
+    calls: Counter[str] = field(default_factory=Counter)
+    texts: list[str] = field(default_factory=list)
+
+    async def describe(self, ctx: RequestContext) -> AuxiliaryDescription:
+        await self._called("describe")
+        return AuxiliaryDescription("aux", self.fingerprint, "tokenizer", (1,), "{question}", 99, "float32", 1, "cpu", "primary")
+
+    async def encode(self, ctx: RequestContext, chunks: Sequence[SelectionChunk]) -> AsyncGenerator[EncodedChunk, None]:
+        for i, chunk in enumerate(chunks):
+            await self._called("encode")
+            assert chunk.token_ids == WordTokenizer().encode_chunk(chunk.text)
+            self.texts.append(chunk.text)
+            auxiliary_id = chunk_identity(ctx.tenant, self.fingerprint, (1,), chunk.token_ids)
+            existed = auxiliary_id in self.kv
+            self.calls["computed"] += not existed
+            self.kv.add(auxiliary_id)
+            yield EncodedChunk(i, auxiliary_id, len(chunk.token_ids), existed)
+
+    async def _called(self, name: str) -> None:
+        self.calls[name] += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.failure is not None:
+            raise self.failure
+
+
+@dataclass
 class World:
     """``step`` is called before and after every effect; tests make it fail or crash."""
 
     fingerprint: str = "model-a"
     salt: int = 0
     kv: set[str] = field(default_factory=set)
+    selector: Selector | None = None
     manifests: dict[tuple[str, str, str], Manifest] = field(default_factory=dict)
     indexed: dict[tuple[str, str, str], IndexedDocument] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
@@ -60,12 +97,13 @@ class World:
     other_embedder: set[str] = field(default_factory=set)
     """Collections that were indexed with another embedder."""
 
-    def service(self, chunk_tokens: int = 16, **config: int) -> IngestionService:
+    def service(self, chunk_tokens: int = 16, **config: Any) -> IngestionService:
         async def no_pause(seconds: float) -> None:
             await asyncio.sleep(0)
 
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
-        store = DocumentStore(self, self, self, CallPolicy(sleep=no_pause), settings.prefill_batch, now=lambda: 1.0)
+        policy = CallPolicy(timeout_s=settings.step_timeout_s, sleep=no_pause)
+        store = DocumentStore(self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0)
         return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens), store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
@@ -100,7 +138,7 @@ class World:
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         self._effect("put_manifest")
-        if any(chunk.chunk_id not in self.kv for chunk in manifest.chunks):
+        if not self.kv.issuperset(manifest.kv_ids):
             raise FailedPrecondition("chunks are not stored")
         key = (ctx.tenant, manifest.collection, manifest.document_id)
         old = self.manifests.get(key)
@@ -169,7 +207,7 @@ class World:
     def check_invariants(self) -> None:
         """Whatever can be found is made of durable chunks, and no document misses a chunk."""
         for manifest in self.manifests.values():
-            assert all(chunk.chunk_id in self.kv for chunk in manifest.chunks)
+            assert self.kv.issuperset(manifest.kv_ids)
 
     def check_settled(self) -> None:
         """Nothing is left over or missing: index, manifests and KV tell the same."""
@@ -191,10 +229,10 @@ class World:
         self.step(name)
 
     def _referenced(self) -> set[str]:
-        return {chunk.chunk_id for manifest in self.manifests.values() for chunk in manifest.chunks}
+        return {kv_id for manifest in self.manifests.values() for kv_id in manifest.kv_ids}
 
     def _drop_unreferenced(self, old: Manifest | None) -> list[str]:
-        gone = {c.chunk_id for c in old.chunks} - self._referenced() if old else set()
+        gone = set(old.kv_ids) - self._referenced() if old else set()
         self.kv -= gone
         return sorted(gone)
 

@@ -27,7 +27,7 @@ class Gateway(GatewayHandlers):
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(GatewayConfig, args)
         log.configure(SERVICE, config.deployment.log.level, config.deployment.log.format)
-        transports = {name: ServeTransport(name) for name in OTHERS}
+        transports = {name: ServeTransport(name) for name in (*OTHERS, *filter(None, [config.selector]))}
         fetcher = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None
         pipeline = Pipeline(
             RetrievalClient(transports["retrieval"]), GenerationClient(transports["generator"]), config, Prefetching(fetcher)

@@ -17,6 +17,7 @@ class GatewayConfig:
     rrf_constant: of reciprocal-rank fusion; larger values weigh the top of the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
     kv_store: the application that is told, as soon as chunks are retrieved, to bring their KV nearer; empty: nobody is told.
+    selector: the application that selects tokens; empty: there is none. Filled in where `selector.model` is set.
     """
 
     k: int = 8
@@ -26,6 +27,7 @@ class GatewayConfig:
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
     kv_store: str = "kv_store"
+    selector: str = ""
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

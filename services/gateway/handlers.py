@@ -10,8 +10,10 @@ from services.gateway.pipeline import Inquiry, Pipeline
 from services.gateway.ports import HealthSource
 from services.gateway.status import system_status
 from shared.clients.decoding import decoding_of
+from shared.clients.generation import reuse_of
 from shared.clients.health import ServiceHealth, health_to_pb
-from shared.clients.rag import event_to_pb, retrieval_of, reuse_of, sampling_of
+from shared.clients.rag import event_to_pb, retrieval_of, sampling_of
+from shared.clients.recompute import ape_of, recompute_of
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
 
@@ -59,4 +61,8 @@ def _inquiry(request: rag_pb2.AnswerRequest | rag_pb2.AnswerManyRequest, questio
         sampling_of(request.sampling),
         retrieval_of(request.retrieval),
         decoding_of(request.decoding),
+        recompute_of(request.recompute),
+        ape_of(request.ape),
+        request.without_prefix,
+        request.explain,
     )

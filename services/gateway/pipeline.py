@@ -35,13 +35,15 @@ from shared.clients.generation import (
     Reuse,
     Sampling,
 )
+from shared.clients.recompute import Ape, Recompute, Selected
 from shared.errors import InvalidRequest, ModelMismatch, NotFound
 from shared.request import RequestContext, check_name
 
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """One or more questions over one context. ``reuse`` None: the service's default."""
+    """One or more questions over one context. ``reuse`` None: the service's default. ``without_prefix``: nothing stands in front of
+    the chunks; ``explain``: it is told by which scores tokens are computed anew, and where they are in the text."""
 
     collection: str
     questions: tuple[str, ...]
@@ -49,6 +51,10 @@ class Inquiry:
     sampling: Sampling = field(default_factory=Sampling)
     retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
     decoding: Decoding = field(default_factory=Decoding)
+    recompute: Recompute = field(default_factory=Recompute)
+    ape: Ape = field(default_factory=Ape)
+    without_prefix: bool = False
+    explain: bool = False
 
 
 class Pipeline:
@@ -90,7 +96,7 @@ class Pipeline:
                         yield event
                     case BranchDone():
                         yield _text(event, texts.pop((event.question, event.sample), ""), inquiry, retrieved)
-                    case Chosen() | MarginToken() | Margin():
+                    case Selected() | Chosen() | MarginToken() | Margin():
                         yield event
                     case GenerationDone():
                         measured = {
@@ -134,17 +140,17 @@ class Pipeline:
         k = options.k or self._config.k
         result = await self._retriever.search(ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters)
         hits = fuse(result.rankings, k, self._config.rrf_constant)
-        if (inquiry.reuse or self._config.reuse) != "full":
+        if (inquiry.reuse or self._config.reuse) != "full" and not inquiry.without_prefix:  # their KV without it is another
             self._prefetching.begin(ctx, [hit.chunk.chunk_id for hit in hits])
         return Retrieved(hits, result.mode)
 
     def _generate(self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved) -> AsyncGenerator[GenerationEvent, None]:
-        chunks = [ChunkRef(hit.chunk.chunk_id, hit.chunk.token_ids) for hit in retrieved.hits]
-        reuse = inquiry.reuse or self._config.reuse
+        chunks = [ChunkRef(hit.chunk.chunk_id, hit.chunk.token_ids, hit.chunk.text) for hit in retrieved.hits]
+        reuse, prefix = inquiry.reuse or self._config.reuse, () if inquiry.without_prefix else None
 
         def start() -> AsyncGenerator[GenerationEvent, None]:
-            asked = inquiry.questions, reuse, inquiry.sampling
-            return self._generator.generate(ctx, chunks, *asked, decoding=inquiry.decoding)
+            asked = inquiry.questions, reuse, inquiry.sampling, prefix, inquiry.decoding
+            return self._generator.generate(ctx, chunks, *asked, inquiry.recompute, inquiry.ape, inquiry.explain)
 
         return generate_with_retry(start, ctx)
 

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from shared.clients.decoding import Decoding
-from shared.clients.generation import ChunkRef, GenerationEvent, ModelDescription, Reuse, Sampling
+from shared.clients.generation import ChunkRef, GenerationEvent, ModelDescription, Piece, Reuse, Sampling
 from shared.clients.health import ServiceHealth
+from shared.clients.recompute import Ape, Recompute
 from shared.request import RequestContext
 from shared.search import Filter, SearchMode, SearchResult
 
@@ -39,8 +40,11 @@ class Generator(Protocol):
         questions: Sequence[str],
         reuse: Reuse | None,
         sampling: Sampling | None,
-        *,
+        prefix: Piece | None,
         decoding: Decoding | None,
+        recompute: Recompute | None,
+        ape: Ape | None,
+        explain: bool,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """Tokens and finished branches, then one ``GenerationDone``. Closing the generator stops the branches.
 

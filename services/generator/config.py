@@ -5,8 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shared.clients.generation import Reuse
+from shared.clients.selection import Grouping, Reading
 from shared.deployment import DeploymentConfig
 from shared.engine_config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorConfig:
+    """Who chooses the tokens under ``cacheclip``, while KV is loaded, and how long a request waits for that.
+
+    application: the selector's; empty: there is none, and ``cacheclip`` is refused.
+    fallback: how a request goes on when the selector fails or is late.
+    deadline_share, timeout_s: late is what takes more than this part of the request's remaining time, or so many seconds.
+    grouping, reading: where the request names none (docs/selection.md).
+    """
+
+    application: str = ""
+    fallback: Literal["full", "reordered", "composite", "epic", "random", "query_attention", "cacheblend", "ape"] = "epic"
+    deadline_share: float = 0.25
+    timeout_s: float = 5.0
+    grouping: Grouping = "budget"
+    reading: Reading = "stitched"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.deadline_share <= 1:  # True for NaN
+            raise ValueError(f"deadline_share: must be above 0 and at most 1, got {self.deadline_share}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s: must be above 0, got {self.timeout_s}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +41,21 @@ class GeneratorConfig:
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``kv_store`` is the application that keeps KV; empty: none,
     everything is computed here and forgotten with the process. ``kv_encoding``: how new KV is stored (see
-    ``docs/encodings.md``); what is stored already is read as it is.
+    ``docs/encodings.md``); what is stored already is read as it is. ``verdict``: the file that ``auto`` goes by; empty:
+    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md).
     """
 
     model: str
     engine: EngineConfig = field(default_factory=EngineConfig)
-    reuse: Literal["full", "reordered", "composite"] = "reordered"
+    reuse: Reuse = "reordered"
     max_tokens: int = 256
     max_tokens_limit: int = 8192
     max_chunks: int = 1024
     max_questions: int = 64
     kv_store: str = "kv_store"
     kv_encoding: Literal["exact", "int8", "int4"] = "exact"
+    verdict: str = ""
+    selector: SelectorConfig = field(default_factory=SelectorConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
@@ -37,3 +66,5 @@ class GeneratorConfig:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.max_tokens > self.max_tokens_limit:
             raise ValueError(f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})")
+        if self.reuse == "cacheclip" and not self.selector.application:
+            raise ValueError("reuse: cacheclip needs a selector; name its application in selector.application")

@@ -8,11 +8,23 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from shared.engine.types import Close, Command, DoneEvent, Event, FailedEvent, ForestRequest, GenerateRequest, PrefillRequest
+from services.generator.selecting import Decision
+from shared.engine.types import (
+    Close,
+    Command,
+    DoneEvent,
+    Event,
+    FailedEvent,
+    ForestRequest,
+    GenerateRequest,
+    PrefillRequest,
+    Recompute,
+    ReuseMode,
+)
 from shared.errors import DeadlineExceeded, InternalError, KvquiltError, Unavailable
 from shared.request import RequestContext
 
@@ -22,10 +34,11 @@ Request = GenerateRequest | PrefillRequest | ForestRequest
 
 
 class RunsRequests(Protocol):
-    """What of ``shared.engine.Engine`` is used here. ``submit`` and ``cancel`` may be called from any thread."""
+    """What of ``shared.engine.Engine`` is used here. All but ``run`` may be called from any thread."""
 
     def submit(self, request: Request, sink: Callable[[Event], None]) -> None: ...
     def command(self, request_id: str, command: Command) -> None: ...
+    def decide(self, request_id: str, reuse: ReuseMode, recompute: Recompute) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def run(self) -> None: ...
     def close(self) -> None: ...
@@ -49,11 +62,16 @@ class EngineThread:
         return not self._ended
 
     async def stream(
-        self, request: Request, ctx: RequestContext, commands: AsyncIterator[Command] | None = None
+        self,
+        request: Request,
+        ctx: RequestContext,
+        commands: AsyncIterator[Command] | None = None,
+        decision: Awaitable[Decision] | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """The request's events; the last one is ``DoneEvent``. ``commands``: to a live forest, which is closed when they end; what
-        they raise, this raises. Closing the generator, or cancelling who iterates it, cancels the
-        request in the engine. The queue has no bound: a branch yields at most ``max_tokens`` small events.
+        """The request's events; the last one is ``DoneEvent``. ``commands``: to a live forest, which is closed when they end;
+        ``decision``: of a request whose mode is deferred, awaited once the engine has it. What either raises, this raises. Closing
+        the generator, or cancelling who iterates it, cancels the request in the engine. The queue has no bound: a branch yields at
+        most ``max_tokens`` small events.
 
         Raises:
             KvquiltError: the engine refused the request, or it failed later.
@@ -70,6 +88,8 @@ class EngineThread:
             self._engine.submit(request, sink)
             if commands is not None:
                 giving = asyncio.create_task(self._give(request.request_id, commands, events))
+            elif decision is not None:
+                giving = asyncio.create_task(self._decide(request.request_id, decision, events))
             while not ended:
                 event = await _next(events, ctx)
                 ended = isinstance(event, (DoneEvent, FailedEvent))
@@ -85,15 +105,26 @@ class EngineThread:
                 await asyncio.gather(giving, return_exceptions=True)
 
     async def _give(self, request_id: str, commands: AsyncIterator[Command], events: asyncio.Queue[Event]) -> None:
-        try:
+        with self._broken_off(request_id, "the commands", events):
             async for command in commands:
                 self._engine.command(request_id, command)
             self._engine.command(request_id, Close())
+
+    async def _decide(self, request_id: str, decision: Awaitable[Decision], events: asyncio.Queue[Event]) -> None:
+        with self._broken_off(request_id, "the choice of tokens", events):
+            decided = await decision
+            self._engine.decide(request_id, decided.mode, decided.recompute)
+
+    @contextlib.contextmanager
+    def _broken_off(self, request_id: str, what: str, events: asyncio.Queue[Event]) -> Iterator[None]:
+        """An error inside ends the request with it."""
+        try:
+            yield
         except Exception as error:
             self._engine.cancel(request_id)
-            known = error if isinstance(error, KvquiltError) else InternalError("the commands broke off; the log has the reason")
+            known = error if isinstance(error, KvquiltError) else InternalError(f"{what} broke off; the log has the reason")
             if known is not error:
-                log.exception("commands of request %s broke off", request_id)
+                log.exception("%s of request %s broke off", what, request_id)
             events.put_nowait(FailedEvent(known))
 
     def close(self) -> None:

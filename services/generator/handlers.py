@@ -7,10 +7,20 @@ from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
 from services.generator.margins import MarginEvent, MarginTokenEvent, MarginWriter
-from services.generator.messages import chunks_of, command_of, explored_to_pb, margins_of, order_of, piece_of, response_of, reuse_of
+from services.generator.messages import (
+    chunks_of,
+    command_of,
+    explored_to_pb,
+    margins_of,
+    order_of,
+    piece_of,
+    response_of,
+    reuse_order_of,
+)
 from services.generator.serving import Generator
+from services.generator.telling import Told
 from shared.clients.health import ServiceHealth, health_to_pb
-from shared.engine.types import Command, Event
+from shared.engine.types import Command
 from shared.errors import InvalidRequest, KvquiltError, Unavailable
 from shared.request import RequestContext
 from shared.rpc import both_streams, context_of, server_stream, unary
@@ -44,14 +54,14 @@ class GenerationServicer:
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         generator, order, margins = self._generator, order_of(request), margins_of(request.decoding)
         planned = generator.plan(ctx, order)
-        events: AsyncGenerator[Event | MarginTokenEvent | MarginEvent, None]
+        events: AsyncGenerator[Told | MarginTokenEvent | MarginEvent, None]
         if margins is None:
             events = generator.generate(ctx, planned)
         else:
-            events = MarginWriter(generator, ctx, order, margins).answer()
+            events = MarginWriter(generator, ctx, planned, margins).answer()
         async with aclosing(events):
             async for event in events:
-                yield response_of(event, planned)
+                yield response_of(event)
 
     @both_streams
     async def Explore(
@@ -67,11 +77,10 @@ class GenerationServicer:
                 yield command_of(request, generator.prompts, generator.config)
 
         prefix = piece_of(opened.prefix, "prefix") if opened.HasField("prefix") else None
-        chunks, reuse = chunks_of(opened.chunks), reuse_of(opened.reuse)
-        forest, events = generator.explore(context_of(opened.meta), prefix, chunks, reuse, commands())
-        async with aclosing(events):
+        chunks, reuse = chunks_of(opened.chunks), reuse_order_of(opened)
+        async with aclosing(generator.explore(context_of(opened.meta), prefix, chunks, reuse, commands())) as events:
             async for event in events:
-                yield explored_to_pb(event, forest.chunks)
+                yield explored_to_pb(event)
 
     @unary(generation_pb2.DescribeModelResponse)
     async def DescribeModel(

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 from services.generator.config import GeneratorConfig
+from services.generator.selecting import Selector
 from services.generator.serving import Generator
 from shared.engine import Engine, load_model
 from shared.engine.source import NoSource, SegmentSource
 from shared.prompt import PromptTokenizer
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import ChunkStore, StoreSegmentSource
+from shared.verdict import VERDICT_FILE, Verdict
 
 log = logging.getLogger(__name__)
 
 
-def load_generator(config: GeneratorConfig, store: ChunkStore | None, node_id: str, loop: asyncio.AbstractEventLoop) -> Generator:
-    """Loads the model and starts its engine. ``store`` is called on ``loop`` only; None keeps no KV.
+def load_generator(
+    config: GeneratorConfig,
+    store: ChunkStore | None,
+    node_id: str,
+    loop: asyncio.AbstractEventLoop,
+    selector: Selector | None = None,
+) -> Generator:
+    """Loads the model and starts its engine. ``store`` is called on ``loop`` only; None keeps no KV. ``selector`` None: nobody
+    chooses for ``cacheclip``.
 
     Raises:
-        KvquiltError: there is no such model, it cannot be reproduced exactly, or its tokenizer or template is broken.
+        KvquiltError: there is no such model, it cannot be reproduced exactly, or its tokenizer, template or verdict is broken.
     """
+    verdict = _verdict(config)
     model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
     tokenizer = PromptTokenizer.of_model(config.model)
     source: SegmentSource = NoSource()
@@ -30,4 +41,12 @@ def load_generator(config: GeneratorConfig, store: ChunkStore | None, node_id: s
         source = StoreSegmentSource(store, node_id, loop, shape, config.kv_encoding)
     engine = Engine(model, config.engine, source, decode=tokenizer.decode if tokenizer else None)
     log.info("serving %s, fingerprint %s, %s on %s", config.model, model.fingerprint, model.spec.dtype_name, model.spec.device)
-    return Generator(config, engine, tokenizer)
+    return Generator(config, engine, tokenizer, selector, verdict)
+
+
+def _verdict(config: GeneratorConfig) -> Verdict | None:
+    """What ``auto`` goes by."""
+    if config.verdict:
+        return Verdict.read(Path(config.verdict))
+    brought = Path(config.model) / VERDICT_FILE
+    return Verdict.read(brought) if brought.is_file() else None

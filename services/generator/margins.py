@@ -19,8 +19,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from services.generator.prompts import IdsPiece, TextPiece
-from services.generator.serving import GenerationOrder, Generator
-from shared.engine.types import BranchDoneEvent, DoneEvent, Event, SamplingParams, TokenEvent, Usage
+from services.generator.reusing import ReuseOrder
+from services.generator.serving import GenerationOrder, Generator, Plan
+from services.generator.telling import EndEvent, Told
+from shared.engine.types import BranchDoneEvent, DoneEvent, ReuseMode, SamplingParams, TokenEvent, Usage
 from shared.errors import InvalidRequest
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
@@ -65,11 +67,13 @@ class MarginEvent:
 class MarginWriter:
     """Answers one order whose ``question`` is text."""
 
-    def __init__(self, generator: Generator, ctx: RequestContext, order: GenerationOrder, margins: MarginsOrder) -> None:
-        """
+    def __init__(self, generator: Generator, ctx: RequestContext, planned: Plan, margins: MarginsOrder) -> None:
+        """``planned``: the answer as it would be without margins.
+
         Raises:
             InvalidRequest: names the field.
         """
+        order = planned.order
         if generator.tokenizer is None:
             raise InvalidRequest("decoding.margins: margins are text, and this model has no tokenizer")
         if len(order.questions) != 1 or not isinstance(order.questions[0], TextPiece):
@@ -87,12 +91,14 @@ class MarginWriter:
         self._tokenizer: PromptTokenizer = generator.tokenizer
         self._ctx = ctx
         self._order = order
+        # A chunk alone behind the prefix is stored as ``full`` would compute it: nothing is worth computing anew.
+        self._reuse_alone = ReuseOrder(ReuseMode.REORDERED) if planned.request.reuse.recomputes else order.reuse
         self._margins = margins
         self._question = order.questions[0].text
         self._shared_ids, self._yes_id, self._no_id = _first_difference(self._tokenizer, margins.yes, margins.no)
         self._usage = Usage(0, 0, 0, 0)
 
-    async def answer(self) -> AsyncGenerator[Event | MarginTokenEvent | MarginEvent, None]:
+    async def answer(self) -> AsyncGenerator[Told | MarginTokenEvent | MarginEvent, None]:
         """Margins as they come, then the answer's events. Usage is that of everything, times are the answer's, its first token and
         its end from the beginning of the margins."""
         begun = time.monotonic()
@@ -106,17 +112,17 @@ class MarginWriter:
         final = self._generator.plan(self._ctx, replace(self._order, questions=(self._annotated(notes),)))
         async with aclosing(self._generator.generate(self._ctx, final)) as answer:
             async for told in answer:
-                if isinstance(told, DoneEvent):
-                    times = told.timings
+                if isinstance(told, EndEvent):
+                    times = told.done.timings
                     timings = replace(times, first_token_s=times.first_token_s + before, total_s=times.total_s + before)
-                    yield DoneEvent(_sum(self._usage, told.usage), timings)
+                    yield replace(told, done=DoneEvent(_sum(self._usage, told.done.usage), timings))
                 else:
                     yield told
 
     def _annotated(self, notes: Sequence[MarginEvent]) -> IdsPiece:
         ordered = sorted(notes, key=lambda note: note.chunk)
         noted = [token for note in ordered for token in self._tokenizer.encode_chunk(note.text.strip())]
-        return IdsPiece((*noted, *self._tokenizer.encode_question(self._question)))
+        return IdsPiece((*noted, *self._tokenizer.encode_question(self._question)), self._question)
 
     async def _margin(self, chunk: int) -> AsyncGenerator[MarginTokenEvent | MarginEvent, None]:
         text = ""
@@ -146,19 +152,19 @@ class MarginWriter:
         yes, no = token.watched
         return yes, no
 
-    async def _ask(self, chunk: int, question_ids: tuple[int, ...], sampling: SamplingParams) -> AsyncGenerator[Event, None]:
+    async def _ask(self, chunk: int, question_ids: tuple[int, ...], sampling: SamplingParams) -> AsyncGenerator[Told, None]:
         order = GenerationOrder(
             self._order.prefix,
             (self._order.chunks[chunk],),
             (IdsPiece(question_ids),),
-            self._order.reuse,
+            self._reuse_alone,
             sampling.max_tokens,
             sampling,
         )
         async with aclosing(self._generator.generate(self._ctx, self._generator.plan(self._ctx, order))) as events:
             async for event in events:
-                if isinstance(event, DoneEvent):
-                    self._usage = _sum(self._usage, event.usage)
+                if isinstance(event, EndEvent):
+                    self._usage = _sum(self._usage, event.done.usage)
                 yield event
 
 
@@ -178,6 +184,7 @@ def _sum(a: Usage, b: Usage) -> Usage:
         a.recomputed_tokens + b.recomputed_tokens,
         a.generated_tokens + b.generated_tokens,
         a.loaded_tokens + b.loaded_tokens,
+        a.selected_tokens + b.selected_tokens,
     )
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from protos.kvquilt.v1 import common_pb2, generation_pb2
+from protos.kvquilt.v1 import common_pb2, generation_pb2, recompute_pb2
 from services.generator.config import GeneratorConfig
 from services.generator.margins import INSTRUCTION, MAX_TOKENS, NO, RELEVANCE, YES, MarginEvent, MarginsOrder, MarginTokenEvent
 from services.generator.prompts import IdsPiece, Piece, Prompts, TextPiece
+from services.generator.reusing import ReuseOrder, mode_of
 from services.generator.serving import GenerationOrder
+from services.generator.telling import EndEvent, SelectionEvent, Told
 from shared.clients.decoding import Decoding, decoding_of
+from shared.clients.generation import reuse_of
+from shared.clients.recompute import Ape as AskedApe
+from shared.clients.recompute import Selected, ape_of, recompute_of, selected_to_pb
 from shared.engine.types import (
+    Ape,
     Append,
     AppliedEvent,
     Beams,
@@ -18,35 +25,24 @@ from shared.engine.types import (
     Choice,
     ChoiceRule,
     ChosenEvent,
-    Chunk,
     Command,
-    DoneEvent,
     EarlyStopping,
-    Event,
     FinishReason,
     Fork,
-    GenerateRequest,
     Grow,
     GrownEvent,
     Merge,
     Prune,
+    Recompute,
     RefusedEvent,
     RestedEvent,
-    ReuseMode,
     Rewind,
     SamplingParams,
     Start,
-    Timings,
     TokenEvent,
 )
 from shared.errors import InvalidRequest
 
-_REUSE: dict[int, ReuseMode | None] = {
-    common_pb2.REUSE_MODE_UNSPECIFIED: None,
-    common_pb2.REUSE_MODE_FULL: ReuseMode.FULL,
-    common_pb2.REUSE_MODE_REORDERED: ReuseMode.REORDERED,
-    common_pb2.REUSE_MODE_COMPOSITE: ReuseMode.COMPOSITE,
-}
 FINISH = {FinishReason.STOP: common_pb2.FINISH_REASON_STOP, FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH}
 
 
@@ -56,11 +52,12 @@ def order_of(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
         prefix=piece_of(pb.prefix, "prefix") if pb.HasField("prefix") else None,
         chunks=chunks_of(pb.chunks),
         questions=tuple(piece_of(q, f"questions[{i}]") for i, q in enumerate(pb.questions)),
-        reuse=reuse_of(pb.reuse),
+        reuse=reuse_order_of(pb),
         max_tokens=pb.sampling.max_tokens or None,
         sampling=sampling_of(pb.sampling),
         beams=_beams(decoding),
         choose=_choice(decoding),
+        explain=pb.explain,
     )
 
 
@@ -76,11 +73,22 @@ def _choice(decoding: Decoding) -> Choice | None:
     return Choice(ChoiceRule(decoding.choose.rule), decoding.choose.marker)
 
 
-def reuse_of(mode: int) -> ReuseMode | None:
-    """None: the configured one."""
-    if mode not in _REUSE:
-        raise InvalidRequest(f"reuse: {mode} is not a mode of this service")
-    return _REUSE[mode]
+def reuse_order_of(pb: generation_pb2.GenerateRequest | generation_pb2.ForestOpen) -> ReuseOrder:
+    name, recompute = reuse_of(pb.reuse), recompute_of(pb.recompute)
+    return ReuseOrder(
+        mode=None if name is None else mode_of(name),
+        recompute=Recompute(recompute.ratio, recompute.tokens, recompute.seed),
+        ape=_ape(ape_of(pb.ape)),
+        grouping=recompute.grouping,
+        reading=recompute.reading,
+    )
+
+
+def _ape(asked: AskedApe) -> Ape:
+    usual = Ape()
+    return Ape(
+        usual.temperature if asked.temperature is None else asked.temperature, usual.scale if asked.scale is None else asked.scale
+    )
 
 
 def sampling_of(pb: common_pb2.Sampling, max_tokens: int = 1) -> SamplingParams:
@@ -111,7 +119,12 @@ def margins_of(pb: common_pb2.Decoding) -> MarginsOrder | None:
 
 
 def chunks_of(pbs: Iterable[generation_pb2.ChunkInput]) -> tuple[Piece, ...]:
-    return tuple(piece_of(c.piece, f"chunks[{i}].piece") for i, c in enumerate(pbs))
+    return tuple(_chunk_of(c, f"chunks[{i}].piece") for i, c in enumerate(pbs))
+
+
+def _chunk_of(pb: generation_pb2.ChunkInput, field: str) -> Piece:
+    piece = piece_of(pb.piece, field)
+    return IdsPiece(piece.token_ids, pb.text) if isinstance(piece, IdsPiece) else piece
 
 
 def piece_of(pb: generation_pb2.Piece, field: str) -> Piece:
@@ -124,7 +137,7 @@ def piece_of(pb: generation_pb2.Piece, field: str) -> Piece:
             raise InvalidRequest(f"{field}: neither text nor token_ids is set")
 
 
-def response_of(event: Event | MarginTokenEvent | MarginEvent, request: GenerateRequest) -> generation_pb2.GenerateResponse:
+def response_of(event: Told | MarginTokenEvent | MarginEvent) -> generation_pb2.GenerateResponse:
     match event:
         case TokenEvent():
             token = generation_pb2.GeneratedToken(
@@ -161,28 +174,46 @@ def response_of(event: Event | MarginTokenEvent | MarginEvent, request: Generate
                 no_logprob=event.no_logprob,
             )
             return generation_pb2.GenerateResponse(margin=margin)
-        case DoneEvent():
-            return generation_pb2.GenerateResponse(done=done_to_pb(event, request.chunks))
+        case SelectionEvent():
+            return generation_pb2.GenerateResponse(selected=_selected(event))
+        case EndEvent():
+            return generation_pb2.GenerateResponse(done=_done(event))
         case _:
             raise AssertionError(f"{type(event).__name__} is no event of a generation")
 
 
-def done_to_pb(event: DoneEvent, chunks: Iterable[Chunk]) -> generation_pb2.GenerateDone:
-    return generation_pb2.GenerateDone(usage=_usage(event), timings=_timings(event.timings), chunk_ids=[c.chunk_id for c in chunks])
+def _selected(event: SelectionEvent) -> recompute_pb2.Selected:
+    selected, answer = event.selected, event.answer
+    told = Selected(selected.tokens, selected.question, selected.layers, selected.scores, event.chunks)
+    if answer is not None:
+        told = replace(
+            told, reading=answer.reading, num_picked=answer.num_picked, num_grouped=answer.num_grouped, timings=answer.timings
+        )
+    return selected_to_pb(told)
 
 
-def _usage(event: DoneEvent) -> common_pb2.Usage:
-    usage = event.usage
+def _done(event: EndEvent) -> generation_pb2.GenerateDone:
+    return generation_pb2.GenerateDone(usage=_usage(event), timings=_timings(event), chunk_ids=event.chunk_ids)
+
+
+def _usage(event: EndEvent) -> common_pb2.Usage:
+    usage, answer = event.done.usage, event.answer
     return common_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         reused_tokens=usage.reused_tokens,
         recomputed_tokens=usage.recomputed_tokens,
         generated_tokens=usage.generated_tokens,
         loaded_tokens=usage.loaded_tokens,
+        selected_tokens=usage.selected_tokens,
+        picked_tokens=answer.num_picked if answer is not None else 0,
+        grouped_tokens=answer.num_grouped if answer is not None else 0,
+        reuse=f"REUSE_MODE_{event.mode.name}",
+        note=event.note,
     )
 
 
-def _timings(timings: Timings) -> common_pb2.Timings:
+def _timings(event: EndEvent) -> common_pb2.Timings:
+    timings = event.done.timings
     return common_pb2.Timings(
         queue_ms=timings.queue_s * 1000,
         load_ms=timings.load_s * 1000,
@@ -191,6 +222,8 @@ def _timings(timings: Timings) -> common_pb2.Timings:
         decode_ms=timings.decode_s * 1000,
         total_ms=timings.total_s * 1000,
         engine_ttft_ms=timings.engine_ttft_s * 1000,
+        select_ms=event.select_s * 1000,
+        select_wait_ms=timings.select_wait_s * 1000,
     )
 
 
@@ -224,7 +257,7 @@ def command_of(pb: generation_pb2.ExploreRequest, prompts: Prompts, config: Gene
             raise InvalidRequest("command: a message without a command")
 
 
-def explored_to_pb(event: Event, chunks: tuple[Chunk, ...]) -> generation_pb2.ExploreResponse:
+def explored_to_pb(event: Told) -> generation_pb2.ExploreResponse:
     match event:
         case AppliedEvent():
             applied = generation_pb2.ForestApplied(
@@ -251,7 +284,9 @@ def explored_to_pb(event: Event, chunks: tuple[Chunk, ...]) -> generation_pb2.Ex
                 num_tokens=event.num_tokens,
             )
             return generation_pb2.ExploreResponse(rested=rested)
-        case DoneEvent():
-            return generation_pb2.ExploreResponse(done=done_to_pb(event, chunks))
+        case SelectionEvent():
+            return generation_pb2.ExploreResponse(selected=_selected(event))
+        case EndEvent():
+            return generation_pb2.ExploreResponse(done=_done(event))
         case _:
             raise AssertionError(f"{type(event).__name__} is no event of a live forest")

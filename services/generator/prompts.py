@@ -16,7 +16,10 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class IdsPiece:
+    """``text``: what they were made of, without the template; empty: not known."""
+
     token_ids: tuple[int, ...]
+    text: str = ""
 
 
 Piece = TextPiece | IdsPiece

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from services.generator.chunk_texts import ChunkReader, ChunkText, spans_of
 from services.generator.config import GeneratorConfig
 from services.generator.engine_thread import EngineThread
 from services.generator.prompts import Piece, Prompts
+from services.generator.reusing import Modes, ReuseOrder, Reusing
+from services.generator.selecting import Choosing, Decision, Selector
+from services.generator.telling import SelectionEvent, Told, end_of
 from shared.engine import Engine
 from shared.engine.types import (
     Beams,
@@ -16,12 +21,12 @@ from shared.engine.types import (
     Chunk,
     ChunkStoredEvent,
     Command,
-    Event,
+    DoneEvent,
     ForestRequest,
     GenerateRequest,
     PrefillRequest,
-    ReuseMode,
     SamplingParams,
+    SelectedEvent,
     total_len,
 )
 from shared.errors import InvalidRequest
@@ -29,11 +34,13 @@ from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
+from shared.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOrder:
-    """What a caller asks for. ``prefix``, ``reuse``, ``max_tokens`` None: the model's, the configured ones.
+    """What a caller asks for. ``prefix``, ``max_tokens`` None: the model's, the configured one. ``explain``: scores and places in
+    the text are told of what is selected.
 
     ``sampling.max_tokens`` is overruled by ``max_tokens``.
     """
@@ -41,11 +48,21 @@ class GenerationOrder:
     prefix: Piece | None
     chunks: tuple[Piece, ...]
     questions: tuple[Piece, ...]
-    reuse: ReuseMode | None
+    reuse: ReuseOrder
     max_tokens: int | None
     sampling: SamplingParams
     beams: Beams | None = None
     choose: Choice | None = None
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An order as the engine is asked for it."""
+
+    order: GenerationOrder
+    request: GenerateRequest
+    reusing: Reusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +75,21 @@ class PrefilledChunk:
 class Generator:
     """Everything the service does, without a wire. Every method raises ``shared.errors``."""
 
-    def __init__(self, config: GeneratorConfig, engine: Engine, tokenizer: PromptTokenizer | None) -> None:
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        engine: Engine,
+        tokenizer: PromptTokenizer | None,
+        selector: Selector | None = None,
+        verdict: Verdict | None = None,
+    ) -> None:
         self.config = config
         self.model = engine.model
         self.tokenizer = tokenizer
         self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
+        self._modes = Modes(config, engine.model.fingerprint, verdict, selector is not None)
+        self._reader = ChunkReader(tokenizer)
+        self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
         self._thread = EngineThread(engine)
 
@@ -95,7 +122,7 @@ class Generator:
                     yield PrefilledChunk(next_index, chunks[next_index], stored[chunks[next_index]])
                     next_index += 1
 
-    def plan(self, ctx: RequestContext, order: GenerationOrder) -> GenerateRequest:
+    def plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
         """The engine's request for ``order``: everything is ids, every chunk has its identity, every default its value."""
         if len(order.questions) > self.config.max_questions:
             raise InvalidRequest(f"questions: {len(order.questions)} are more than the {self.config.max_questions} allowed")
@@ -104,33 +131,62 @@ class Generator:
         prefix_ids, chunks = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len([c.token_ids for c in chunks]) + max(map(len, questions))
-        return GenerateRequest(
+        reusing = self._modes.settle(order.reuse, prefix_ids)
+        request = GenerateRequest(
             request_id=ctx.request_id,
             prefix_ids=prefix_ids,
             chunks=chunks,
             questions=questions,
-            reuse=order.reuse or ReuseMode(self.config.reuse),
+            reuse=reusing.mode,
+            recompute=reusing.recompute,
+            ape=reusing.ape,
             sampling=replace(order.sampling, max_tokens=self._max_tokens(order.max_tokens, prompt_len)),
             beams=order.beams,
             choose=order.choose,
         )
+        return Plan(order, request, reusing)
 
-    def generate(self, ctx: RequestContext, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """The events of a planned request; the last one is ``DoneEvent``. Closing it early cancels the work."""
-        return self._thread.stream(request, ctx)
+    async def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Told, None]:
+        """What happens to a planned request; the last event is ``EndEvent``. Closing it early cancels the work."""
+        choosing = asyncio.create_task(self._choose(ctx, plan)) if plan.request.reuse.deferred else None
+        reading = asyncio.create_task(self._read(plan)) if plan.order.explain and plan.request.reuse.recomputes else None
+        try:
+            async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
+                async for event in events:
+                    decision = choosing.result() if choosing is not None else None
+                    if isinstance(event, SelectedEvent):
+                        yield _selection(event, decision, plan, await reading if reading is not None else None)
+                    elif isinstance(event, DoneEvent):
+                        yield end_of(event, plan.request.chunks, plan.reusing, decision)
+                    else:
+                        yield event
+        finally:
+            beside = [task for task in (choosing, reading) if task is not None]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
-    def explore(
+    async def explore(
         self,
         ctx: RequestContext,
         prefix: Piece | None,
         pieces: Sequence[Piece],
-        reuse: ReuseMode | None,
+        reuse: ReuseOrder,
         commands: AsyncIterator[Command],
-    ) -> tuple[ForestRequest, AsyncGenerator[Event, None]]:
-        """A live forest, and what happens in it. It is closed when ``commands`` end."""
+    ) -> AsyncGenerator[Told, None]:
+        """What happens in a live forest. It is closed when ``commands`` end."""
         prefix_ids, chunks = self._context(ctx, prefix, pieces)
-        request = ForestRequest(ctx.request_id, prefix_ids, chunks, reuse or ReuseMode(self.config.reuse))
-        return request, self._thread.stream(request, ctx, commands)
+        reusing = self._modes.settle(reuse, prefix_ids, has_question=False)
+        request = ForestRequest(ctx.request_id, prefix_ids, chunks, reusing.mode, recompute=reusing.recompute, ape=reusing.ape)
+        async with aclosing(self._thread.stream(request, ctx, commands)) as events:
+            async for event in events:
+                match event:
+                    case SelectedEvent():
+                        yield SelectionEvent(event)
+                    case DoneEvent():
+                        yield end_of(event, chunks, reusing, None)
+                    case _:
+                        yield event
 
     def facts(self) -> dict[str, str]:
         """For an operator."""
@@ -150,6 +206,14 @@ class Generator:
 
     def close(self) -> None:
         self._thread.close()
+
+    async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
+        assert self._choosing is not None, "planned without a selector"
+        return await self._choosing.choose(ctx, plan.request.chunks, plan.order.chunks, plan.order.questions, plan.reusing)
+
+    async def _read(self, plan: Plan) -> list[ChunkText | None]:
+        ids = [chunk.token_ids for chunk in plan.request.chunks]
+        return await asyncio.to_thread(self._reader.chunks, plan.order.chunks, ids)
 
     def _context(
         self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
@@ -171,3 +235,13 @@ class Generator:
         if asked > limit:
             raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
         return asked
+
+
+def _selection(event: SelectedEvent, decision: Decision | None, plan: Plan, texts: list[ChunkText | None] | None) -> SelectionEvent:
+    """``texts`` of the chunks; None: no explanation was asked for."""
+    answer = decision.selected if decision is not None else None
+    if texts is None:
+        return SelectionEvent(replace(event, scores=()), answer)
+    scores = event.scores if answer is None else answer.scores
+    lens = [len(chunk.token_ids) for chunk in plan.request.chunks]
+    return SelectionEvent(replace(event, scores=scores), answer, spans_of(texts, lens, event.tokens, scores))

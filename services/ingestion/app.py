@@ -14,7 +14,7 @@ from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared import log as logs
-from shared.clients import generation, kv_store, retrieval
+from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.serve_transport import ServeTransport
 from shared.config import load, to_dict
 from shared.errors import KvquiltError
@@ -43,6 +43,7 @@ def build_service(config: IngestionConfig) -> IngestionService:
         index=retrieval.RetrievalClient(ServeTransport("retrieval")),
         policy=CallPolicy(timeout_s=config.step_timeout_s),
         prefill_batch=config.prefill_batch,
+        selector=selection.SelectionClient(ServeTransport(config.selector)) if config.selector else None,
     )
     return IngestionService(config, _recipe(config), store)
 

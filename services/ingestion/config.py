@@ -16,6 +16,7 @@ class IngestionConfig:
     parallel_documents: documents of one run that are worked on at the same time.
     run_deadline_s: how long a run may take where the caller names no deadline.
     step_timeout_s: how long one call to another service may take; a prefill call gets it once per chunk.
+    selector: the application that makes auxiliary KV; empty: there is none. Filled in where `selector.model` is set.
     """
 
     model: str
@@ -25,6 +26,7 @@ class IngestionConfig:
     max_document_bytes: int = 64 * 2**20
     run_deadline_s: float = 24 * 3600.0
     step_timeout_s: float = 120.0
+    selector: str = ""
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

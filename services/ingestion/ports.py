@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from shared.clients.generation import ChunkRef, ModelDescription, PrefilledChunk
+from shared.clients.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.kv_types import Manifest, ManifestPage
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
@@ -21,9 +22,17 @@ class Generator(Protocol):
         ...
 
 
+class Selector(Protocol):
+    async def describe(self, ctx: RequestContext) -> AuxiliaryDescription: ...
+
+    def encode(self, ctx: RequestContext, chunks: Sequence[SelectionChunk]) -> AsyncGenerator[EncodedChunk, None]:
+        """One value per chunk, in order, each once its auxiliary KV is durable."""
+        ...
+
+
 class Manifests(Protocol):
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        """``FailedPrecondition``: a chunk that it names is not stored."""
+        """``FailedPrecondition``: a chunk of KV that it names is not stored."""
         ...
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...

@@ -51,6 +51,7 @@ class IngestionService:
         sources = {d.document_id: d for d in documents}
         known = {m.document_id: m async for m in self._store.summaries(ctx, collection)}
         stale = [d for d, m in known.items() if d not in sources and not is_current(m, model)]
+        auxiliary = await self._store.auxiliary(ctx, model)
 
         def unchanged(stored: Manifest | None, source: SourceDocument) -> bool:
             return stored is not None and stored.source_hash == recipe.source_hash(source) and is_current(stored, model)
@@ -65,9 +66,9 @@ class IngestionService:
                 if unchanged(known.get(document_id), source):
                     stored = await self._store.stored(ctx, collection, document_id)
                     if stored is not None and unchanged(stored, source):  # still: others may have changed it meanwhile
-                        return await self._store.keep(ctx, stored, report)
+                        return await self._store.keep(ctx, stored, report, auxiliary)
                 draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.cut, source)
-                return await self._store.put(ctx, collection, model, draft, report)
+                return await self._store.put(ctx, collection, model, draft, report, auxiliary)
 
         async with aclosing(run_documents(list(sources), work, self._config.parallel_documents)) as progress:
             async for event in progress:
@@ -83,6 +84,7 @@ class IngestionService:
         recipe, model = await self._prepare(ctx)
         stored = await self._inventory(ctx, collection)
         stale = [m.document_id for m in stored if not is_current(m, model)]
+        auxiliary = await self._store.auxiliary(ctx, model)
 
         async def work(document_id: str, report: Report) -> None:
             async with self._locks.of(ctx, collection, document_id):
@@ -90,9 +92,9 @@ class IngestionService:
                 if manifest is None:
                     raise NotFound("the document was deleted meanwhile")
                 if is_current(manifest, model):
-                    return await self._store.keep(ctx, manifest, report)
+                    return await self._store.keep(ctx, manifest, report, auxiliary)
                 draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.recut, manifest)
-                return await self._store.put(ctx, collection, model, draft, report)
+                return await self._store.put(ctx, collection, model, draft, report, auxiliary)
 
         async with aclosing(run_documents(stale, work, self._config.parallel_documents)) as progress:
             async for event in progress:

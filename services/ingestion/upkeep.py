@@ -69,6 +69,7 @@ class Upkeep:
         found = {m.cursor(collection): _concerns(m, named) async for m in self._store.summaries(ctx, collection)}
         if collection and not found:
             raise unknown(collection)
+        auxiliary = await self._store.auxiliary(ctx, model)
 
         async def work(key: str, report: Report) -> None:
             name, document_id = _split(collection, key)
@@ -81,7 +82,7 @@ class Upkeep:
                         "made for another model than the one being served, which cannot compute its KV; make it anew: "
                         f"kvquilt ingest --re-encode --collection {name}"
                     )
-                return await self._store.refresh(ctx, manifest, named, encoding, _as(key, report))
+                return await self._store.refresh(ctx, manifest, named, encoding, _as(key, report), auxiliary)
 
         chosen = [key for key, concerned in found.items() if concerned]
         async with aclosing(run_documents(chosen, work, self._parallel)) as progress:
@@ -124,4 +125,4 @@ def _as(key: str, report: Report) -> Report:
 
 
 def _concerns(manifest: Manifest, chunk_ids: frozenset[str]) -> bool:
-    return not chunk_ids or any(c.chunk_id in chunk_ids for c in manifest.chunks)
+    return not chunk_ids or any(kv_id in chunk_ids for kv_id in manifest.kv_ids)

@@ -1,6 +1,7 @@
 """One document, step by step. The order is the guarantee:
 
     prefill      the generator makes the KV of every chunk durable
+    auxiliary    the selector, if there is one, does the same with its own
     manifest     kv_store refers to the chunks: they stay
     index        the chunks can be found
 
@@ -17,12 +18,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
-from services.ingestion.ports import Generator, Index, Manifests
+from services.ingestion.ports import Generator, Index, Manifests, Selector
 from services.ingestion.recipe import Draft
 from shared.clients.generation import ChunkRef, ModelDescription
 from shared.documents import Stage, UpsertProgress
-from shared.errors import Conflict, FailedPrecondition, ModelMismatch, NotFound
+from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
 from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
@@ -36,13 +38,14 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class DocumentStore:
-    """The services behind a document, and how they are called."""
+    """The services behind a document, and how they are called. ``selector`` None: there is none."""
 
     generator: Generator
     manifests: Manifests
     index: Index
     policy: CallPolicy
     prefill_batch: int
+    selector: Selector | None = None
     now: Callable[[], float] = time.time
 
     async def stored(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest | None:
@@ -62,13 +65,27 @@ class DocumentStore:
             truncated = page.truncated
             after = page.manifests[-1].cursor(collection) if page.manifests else ""
 
-    async def keep(self, ctx: RequestContext, manifest: Manifest, report: Report) -> None:
-        """For a document that has not changed: makes sure that it can be found, as a run may have ended just before that."""
-        indexed_now = await self._index(ctx, manifest)
-        report(_progress(manifest, Stage.STORED if indexed_now else Stage.UNCHANGED, reused=len(manifest.chunks)))
+    async def auxiliary(self, ctx: RequestContext, model: ModelDescription) -> AuxiliaryRun:
+        """For one run."""
+        return await AuxiliaryRun(self.selector, model, self.policy.timeout_s, self.prefill_batch).begin(ctx)
 
-    async def put(self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft, report: Report) -> None:
-        """Prefill, manifest, index.
+    async def keep(self, ctx: RequestContext, manifest: Manifest, report: Report, auxiliary: AuxiliaryRun | None = None) -> None:
+        """For a document that has not changed: makes sure that it can be found, as a run may have ended just before that, and that
+        it has the auxiliary KV, as it may be older than the auxiliary model."""
+        added = auxiliary is not None and await self._add_auxiliary(ctx, manifest, auxiliary)
+        indexed_now = await self._index(ctx, manifest)
+        report(_progress(manifest, Stage.STORED if indexed_now or added else Stage.UNCHANGED, reused=len(manifest.chunks)))
+
+    async def put(
+        self,
+        ctx: RequestContext,
+        collection: str,
+        model: ModelDescription,
+        draft: Draft,
+        report: Report,
+        auxiliary: AuxiliaryRun,
+    ) -> None:
+        """Prefill, auxiliary, manifest, index.
 
         Raises:
             ModelMismatch: the generator serves another model than when the run began.
@@ -79,8 +96,9 @@ class DocumentStore:
         report(_progress(manifest, Stage.PARSED))
         reused = await self._prefill(ctx, manifest, report)
         for _ in range(_ROUNDS):
+            manifest = await auxiliary.encoded(ctx, manifest)
             try:
-                await self.policy.run(ctx, lambda c: self.manifests.put_manifest(c, manifest))
+                await self.policy.run(ctx, partial(self.manifests.put_manifest, manifest=manifest))
                 break
             except ModelMismatch:
                 raise
@@ -93,14 +111,24 @@ class DocumentStore:
         report(_progress(manifest, Stage.STORED, done=len(manifest.chunks), reused=reused))
 
     async def refresh(
-        self, ctx: RequestContext, manifest: Manifest, chunk_ids: frozenset[str], encoding: str, report: Report
+        self,
+        ctx: RequestContext,
+        manifest: Manifest,
+        kv_ids: frozenset[str],
+        encoding: str,
+        report: Report,
+        auxiliary: AuxiliaryRun,
     ) -> None:
-        """Makes the KV of a stored document durable again; of its chunks in ``chunk_ids`` only, if there are any."""
-        chosen = replace(manifest, chunks=tuple(c for c in manifest.chunks if not chunk_ids or c.chunk_id in chunk_ids))
+        """Makes the KV of a stored document durable again, the auxiliary's too (which keeps its encoding); of ``kv_ids`` only, if
+        there are any."""
+        chosen = replace(manifest, chunks=tuple(c for c in manifest.chunks if not kv_ids or c.chunk_id in kv_ids))
         reused = await self._prefill(ctx, chosen, report, encoding)
-        num_chunks = len(chosen.chunks)
-        stage = Stage.UNCHANGED if reused == num_chunks else Stage.STORED
-        report(_progress(chosen, stage, done=num_chunks, reused=reused))
+        restored = await auxiliary.restored(ctx, manifest, kv_ids)
+        added = not kv_ids and await self._add_auxiliary(ctx, manifest, auxiliary)
+        num_chunks = len(chosen.chunks) + len(restored)
+        reused += sum(one.existed for one in restored)
+        stage = Stage.UNCHANGED if reused == num_chunks and not added else Stage.STORED
+        report(replace(_progress(chosen, stage, done=num_chunks, reused=reused), num_chunks=num_chunks))
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> None:
         await self.policy.run(ctx, lambda c: self.index.unindex(c, collection, document_ids))
@@ -112,6 +140,20 @@ class DocumentStore:
             return await self.policy.run(ctx, lambda c: self.manifests.delete_manifest(c, collection, document_id))
         except NotFound:
             return None
+
+    async def _add_auxiliary(self, ctx: RequestContext, manifest: Manifest, auxiliary: AuxiliaryRun) -> bool:
+        """Gives a stored document the auxiliary KV that it lacks; whether it did."""
+        if not auxiliary.lacks(manifest):
+            return False
+        encoded = await auxiliary.encoded(ctx, manifest)
+        if not encoded.auxiliary:
+            return False
+        try:
+            await self.policy.run(ctx, partial(self.manifests.put_manifest, manifest=encoded))
+        except KvquiltError as error:
+            log.warning("document %s stays without auxiliary KV: %s", manifest.document_id, error.detail)
+            return False
+        return True
 
     async def _prefill(self, ctx: RequestContext, manifest: Manifest, report: Report, encoding: str = "") -> int:
         """How many chunks were durable before."""

@@ -255,7 +255,7 @@ class Agent:
     # ---- documents (home node)
 
     async def _check_stored(self, ctx: RequestContext, manifest: Manifest) -> None:
-        ids = list(dict.fromkeys(c.chunk_id for c in manifest.chunks))
+        ids = list(manifest.kv_ids)
         missing = {s.chunk_id for s in await self.stat(ctx, ids) if not s.exists}
         unreachable = 0
         if missing:
@@ -330,5 +330,5 @@ def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:
     if manifest.tenant != ctx.tenant:
         raise InvalidRequest(f"manifest.tenant: {manifest.tenant!r}, but the request is of tenant {ctx.tenant!r}")
     check_name("manifest.collection", manifest.collection)
-    for chunk in manifest.chunks:
-        check_chunk_id(chunk.chunk_id)
+    for chunk_id in manifest.kv_ids:
+        check_chunk_id(chunk_id)

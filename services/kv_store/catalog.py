@@ -18,7 +18,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Each of its chunks once: a document refers to a chunk or it does not."""
+    """Each of its chunks of KV once, the auxiliary's too: a document refers to a chunk or it does not."""
 
     tenant: str
     collection: str
@@ -109,5 +109,4 @@ class Catalog:
 
 
 def document_of(manifest: Manifest) -> Document:
-    chunk_ids = tuple(dict.fromkeys(c.chunk_id for c in manifest.chunks))
-    return Document(manifest.tenant, manifest.collection, manifest.document_id, chunk_ids)
+    return Document(manifest.tenant, manifest.collection, manifest.document_id, manifest.kv_ids)

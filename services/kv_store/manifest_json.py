@@ -1,7 +1,8 @@
 """A manifest as it is stored: JSON that carries a checksum over its own bytes, and the version of its form.
 
-    {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     the checksum covers what follows it, to the closing brace
-    {"xxh3_64":"<16 hex digits>","manifest":{…}}                 version 1: it covers the inner object
+    {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     the checksum covers what follows it, to the closing brace
+    {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     without auxiliary KV, and so still written where there is none
+    {"xxh3_64":"<16 hex digits>","manifest":{…}}                 version 1: the checksum covers the inner object
 
 One checksum covers everything, so there is none per chunk: a chunk's id is a hash of its token ids, ``source_hash`` covers the
 source, and the KV has checksums of its own, layer by layer (it may be encoded anew while the manifest stays).
@@ -19,13 +20,20 @@ import xxhash
 from shared.errors import NewerFormat
 from shared.kv_types import Manifest, ManifestChunk
 
-VERSION = 2
+VERSION = 3
+_WITHOUT_AUXILIARY = 2
 _FORM = re.compile(rb'\{"xxh3_64":"([0-9a-f]{16})",(.*)\}\n', re.DOTALL)
 _VERSION_1 = b'"manifest":'
 
 
 def encode(manifest: Manifest) -> bytes:
-    body = f'"version":{VERSION},"manifest":'.encode() + json.dumps(asdict(manifest), separators=(",", ":")).encode()
+    fields, version = asdict(manifest), VERSION
+    if manifest == manifest.without_auxiliary():
+        version = _WITHOUT_AUXILIARY
+        del fields["auxiliary"]
+        for chunk in fields["chunks"]:
+            del chunk["auxiliary_id"]
+    body = f'"version":{version},"manifest":'.encode() + json.dumps(fields, separators=(",", ":")).encode()
     return b'{"xxh3_64":"' + _checksum(body) + b'",' + body + b"}\n"
 
 

@@ -80,4 +80,4 @@ def after_replacing(documents: Iterable[Document], new: Manifest) -> tuple[set[s
         if document.tenant == new.tenant:
             is_it = (document.collection, document.document_id) == (new.collection, new.document_id)
             (replaced if is_it else others).update(document.chunk_ids)
-    return others | replaced, others | {c.chunk_id for c in new.chunks}
+    return others | replaced, others | set(new.kv_ids)

@@ -232,7 +232,7 @@ class Upkeep:
         if not self._quotas.of(manifest.tenant):
             return
         before, after = after_replacing(self._documents.documents(), manifest)
-        await self._learn(ctx, {*self._usage.unknown(before), *(c.chunk_id for c in manifest.chunks)})
+        await self._learn(ctx, {*self._usage.unknown(before), *manifest.kv_ids})
         self._quotas.check(manifest.tenant, self._usage.bytes_of(before), self._usage.bytes_of(after))
 
     async def tenants(self, ctx: RequestContext) -> tuple[TenantStats, ...]:

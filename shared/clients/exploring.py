@@ -23,6 +23,7 @@ from shared.clients.generation import (
     sampling_to_pb,
 )
 from shared.clients.health import meta_of
+from shared.clients.recompute import Ape, Recompute, Selected, ape_to_pb, recompute_to_pb, selected_of
 from shared.clients.transport import ClientStreaming
 from shared.errors import KvquiltError, Unavailable
 from shared.request import RequestContext
@@ -114,7 +115,7 @@ class Rested:
     num_tokens: int
 
 
-ForestEvent = Applied | Refused | Grown | Rested
+ForestEvent = Selected | Applied | Refused | Grown | Rested
 
 
 class ForestClient:
@@ -130,6 +131,8 @@ class ForestClient:
         commands: AsyncIterator[ForestCommand],
         reuse: Reuse | None = None,
         prefix: Piece | None = None,
+        recompute: Recompute | None = None,
+        ape: Ape | None = None,
     ) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
         """A live forest that obeys ``commands`` and is closed when they end; the last value is ``GenerationDone``.
 
@@ -137,7 +140,12 @@ class ForestClient:
             Unavailable: the stream ended without it.
         """
         opened = generation_pb2.ForestOpen(
-            meta=meta_of(ctx), prefix=optional_to_pb(prefix), chunks=map(chunk_to_pb, chunks), reuse=reuse_to_pb(reuse)
+            meta=meta_of(ctx),
+            prefix=optional_to_pb(prefix),
+            chunks=map(chunk_to_pb, chunks),
+            reuse=reuse_to_pb(reuse),
+            recompute=recompute_to_pb(recompute),
+            ape=ape_to_pb(ape),
         )
 
         async def requests() -> AsyncIterator[generation_pb2.ExploreRequest]:
@@ -177,6 +185,8 @@ def command_to_pb(command: ForestCommand) -> generation_pb2.ExploreRequest:
 def event_of(pb: generation_pb2.ExploreResponse) -> ForestEvent:
     """Of every response but ``done``."""
     match pb.WhichOneof("event"):
+        case "selected":
+            return selected_of(pb.selected)
         case "applied":
             return Applied(pb.applied.command, pb.applied.num_tokens, pb.applied.approximate)
         case "refused":

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
 from shared.clients.decoding import Chosen, Decoding, Margin, MarginToken, chosen_of, decoding_to_pb, margin_of, margin_token_of
 from shared.clients.health import ServiceHealth, health, meta_of
+from shared.clients.recompute import Ape, Recompute, Selected, ape_to_pb, recompute_to_pb, selected_of
 from shared.clients.transport import Transport
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest, Unavailable
 from shared.request import RequestContext
 
 APPLICATION = "generator"
@@ -20,7 +21,19 @@ SERVICE = "kvquilt.v1.Generation"
 Piece = str | tuple[int, ...]
 """Text, which goes through the model's template and tokenizer, or the very token ids."""
 
-Reuse = Literal["full", "reordered", "composite"]
+Reuse = Literal[
+    "full",
+    "reordered",
+    "composite",
+    "tokens",
+    "epic",
+    "random",
+    "query_attention",
+    "cacheblend",
+    "ape",
+    "cacheclip",
+    "auto",
+]
 FinishReason = Literal["stop", "length"]
 
 _REUSE: dict[Reuse | None, common_pb2.ReuseMode] = {
@@ -28,16 +41,27 @@ _REUSE: dict[Reuse | None, common_pb2.ReuseMode] = {
     "full": common_pb2.REUSE_MODE_FULL,
     "reordered": common_pb2.REUSE_MODE_REORDERED,
     "composite": common_pb2.REUSE_MODE_COMPOSITE,
+    "tokens": common_pb2.REUSE_MODE_TOKENS,
+    "epic": common_pb2.REUSE_MODE_EPIC,
+    "random": common_pb2.REUSE_MODE_RANDOM,
+    "query_attention": common_pb2.REUSE_MODE_QUERY_ATTENTION,
+    "cacheblend": common_pb2.REUSE_MODE_CACHEBLEND,
+    "ape": common_pb2.REUSE_MODE_APE,
+    "cacheclip": common_pb2.REUSE_MODE_CACHECLIP,
+    "auto": common_pb2.REUSE_MODE_AUTO,
 }
+_REUSE_OF: dict[int, Reuse | None] = {number: mode for mode, number in _REUSE.items()}
 FINISH: dict[int, FinishReason] = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """A chunk whose ids are known. ``chunk_id`` may be empty: the generator derives it from the ids anyway."""
+    """A chunk whose ids are known. ``chunk_id`` may be empty: the generator derives it from the ids anyway. ``text``: what they
+    were made of, without the template; empty: not known."""
 
     chunk_id: str
     token_ids: tuple[int, ...]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +110,20 @@ class PrefilledChunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident."""
+    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident;
+    ``selected_tokens``: those recomputed ones that the mode chose; ``picked_tokens``, ``grouped_tokens``: of the selector's model.
+    ``reuse``: the mode that was really used; ``note``: why it is not the one that was asked for."""
 
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
     generated_tokens: int
     loaded_tokens: int = 0
+    selected_tokens: int = 0
+    picked_tokens: int = 0
+    grouped_tokens: int = 0
+    reuse: Reuse | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +138,8 @@ class Timings:
     decode_ms: float = 0.0
     total_ms: float = 0.0
     engine_ttft_ms: float = 0.0
+    select_ms: float = 0.0
+    select_wait_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +172,7 @@ class GenerationDone:
     chunk_ids: tuple[str, ...] = field(default=())
 
 
-GenerationEvent = GeneratedToken | BranchDone | Chosen | MarginToken | Margin | GenerationDone
+GenerationEvent = Selected | GeneratedToken | BranchDone | Chosen | MarginToken | Margin | GenerationDone
 
 
 class GenerationClient:
@@ -188,8 +221,12 @@ class GenerationClient:
         sampling: Sampling | None = None,
         prefix: Piece | None = None,
         decoding: Decoding | None = None,
+        recompute: Recompute | None = None,
+        ape: Ape | None = None,
+        explain: bool = False,
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Tokens of all branches as they come; the last value is ``GenerationDone``.
+        """Tokens of all branches as they come; the last value is ``GenerationDone``. ``prefix`` None: the model's own; ``()``:
+        none. ``explain``: ``Selected`` brings scores and spans.
 
         Raises:
             Unavailable: the stream ended without saying that the answer is whole.
@@ -202,6 +239,9 @@ class GenerationClient:
             reuse=reuse_to_pb(reuse),
             sampling=sampling_to_pb(sampling or Sampling()),
             decoding=decoding_to_pb(decoding or Decoding()),
+            recompute=recompute_to_pb(recompute),
+            ape=ape_to_pb(ape),
+            explain=explain,
         )
         stream = self._transport.stream("Generate", request, generation_pb2.GenerateResponse, ctx.remaining_s)
         async with aclosing(stream):
@@ -228,13 +268,24 @@ def optional_to_pb(piece: Piece | None) -> generation_pb2.Piece | None:
 
 def chunk_to_pb(chunk: ChunkRef | Piece) -> generation_pb2.ChunkInput:
     if isinstance(chunk, ChunkRef):
-        return generation_pb2.ChunkInput(chunk_id=chunk.chunk_id, piece=piece_to_pb(chunk.token_ids))
+        return generation_pb2.ChunkInput(chunk_id=chunk.chunk_id, piece=piece_to_pb(chunk.token_ids), text=chunk.text)
     return generation_pb2.ChunkInput(piece=piece_to_pb(chunk))
 
 
 def reuse_to_pb(reuse: Reuse | None) -> common_pb2.ReuseMode:
     """None: the service's default."""
     return _REUSE[reuse]
+
+
+def reuse_of(number: int) -> Reuse | None:
+    """None: the service's default.
+
+    Raises:
+        InvalidRequest: it is no mode that this version knows.
+    """
+    if number not in _REUSE_OF:
+        raise InvalidRequest(f"reuse: {number} is not a mode of this service; it has {', '.join(get_args(Reuse))}")
+    return _REUSE_OF[number]
 
 
 def sampling_to_pb(sampling: Sampling) -> common_pb2.Sampling:
@@ -265,6 +316,8 @@ def _event_of(pb: generation_pb2.GenerateResponse) -> GenerationEvent:
         return margin_token_of(pb.margin_token)
     if pb.HasField("margin"):
         return margin_of(pb.margin)
+    if pb.HasField("selected"):
+        return selected_of(pb.selected)
     return done_of(pb.done)
 
 
@@ -273,7 +326,23 @@ def done_of(pb: generation_pb2.GenerateDone) -> GenerationDone:
 
 
 def usage_of(pb: common_pb2.Usage) -> Usage:
-    return Usage(pb.prompt_tokens, pb.reused_tokens, pb.recomputed_tokens, pb.generated_tokens, pb.loaded_tokens)
+    return Usage(
+        prompt_tokens=pb.prompt_tokens,
+        reused_tokens=pb.reused_tokens,
+        recomputed_tokens=pb.recomputed_tokens,
+        generated_tokens=pb.generated_tokens,
+        loaded_tokens=pb.loaded_tokens,
+        selected_tokens=pb.selected_tokens,
+        picked_tokens=pb.picked_tokens,
+        grouped_tokens=pb.grouped_tokens,
+        reuse=_REUSE_OF.get(pb.reuse),
+        note=pb.note,
+    )
+
+
+def usage_to_pb(usage: Usage) -> common_pb2.Usage:
+    values = {field.name: getattr(usage, field.name) for field in fields(usage)}
+    return common_pb2.Usage(**values | {"reuse": reuse_to_pb(usage.reuse)})
 
 
 def timings_of(pb: common_pb2.Timings) -> Timings:
@@ -286,4 +355,6 @@ def timings_of(pb: common_pb2.Timings) -> Timings:
         decode_ms=pb.decode_ms,
         total_ms=pb.total_ms,
         engine_ttft_ms=pb.engine_ttft_ms,
+        select_ms=pb.select_ms,
+        select_wait_ms=pb.select_wait_ms,
     )

@@ -297,11 +297,13 @@ def manifest_to_pb(m: Manifest) -> pb.Manifest:
                 char_end=c.char_end,
                 text=c.text,
                 heading=c.heading,
+                auxiliary_id=c.auxiliary_id,
             )
             for c in m.chunks
         ],
         metadata=m.metadata,
         created_s=m.created_s,
+        auxiliary=m.auxiliary,
     )
 
 
@@ -314,7 +316,11 @@ def manifest_from_pb(m: pb.Manifest) -> Manifest:
         source_hash=m.source_hash,
         model_fingerprint=m.model_fingerprint,
         prefix_ids=tuple(m.prefix_ids),
-        chunks=tuple(ManifestChunk(c.chunk_id, tuple(c.token_ids), c.char_start, c.char_end, c.text, c.heading) for c in m.chunks),
+        chunks=tuple(
+            ManifestChunk(c.chunk_id, tuple(c.token_ids), c.char_start, c.char_end, c.text, c.heading, c.auxiliary_id)
+            for c in m.chunks
+        ),
         metadata=dict(m.metadata),
         created_s=m.created_s,
+        auxiliary=m.auxiliary,
     )

@@ -31,8 +31,10 @@ from shared.clients.generation import (
     sampling_to_pb,
     timings_of,
     usage_of,
+    usage_to_pb,
 )
 from shared.clients.health import ServiceHealth, health, health_from_pb, meta_of
+from shared.clients.recompute import Ape, Recompute, Selected, ape_to_pb, recompute_to_pb, selected_of, selected_to_pb
 from shared.clients.retrieval import filter_of, filter_to_pb, hit_of, hit_to_pb, mode_of, mode_to_pb
 from shared.clients.transport import Transport
 from shared.errors import Unavailable
@@ -46,11 +48,6 @@ _FINISH_TO_PB: dict[FinishReason, common_pb2.FinishReason] = {
     "length": common_pb2.FINISH_REASON_LENGTH,
 }
 _FINISH = {pb: reason for reason, pb in _FINISH_TO_PB.items()}
-_REUSE: dict[common_pb2.ReuseMode, Reuse] = {
-    common_pb2.REUSE_MODE_FULL: "full",
-    common_pb2.REUSE_MODE_REORDERED: "reordered",
-    common_pb2.REUSE_MODE_COMPOSITE: "composite",
-}
 
 
 class RagClient:
@@ -69,8 +66,13 @@ class RagClient:
         sampling: Sampling | None = None,
         retrieval: RetrievalOptions | None = None,
         decoding: Decoding | None = None,
+        recompute: Recompute | None = None,
+        ape: Ape | None = None,
+        without_prefix: bool = False,
+        explain: bool = False,
     ) -> AsyncGenerator[AnswerEvent, None]:
         """What was retrieved, tokens as they come, whole texts, costs; the last event of a whole answer is ``AnswerDone``.
+        ``explain``: ``Selected`` brings scores and spans.
 
         Raises:
             Unavailable: the stream ended without it.
@@ -83,6 +85,10 @@ class RagClient:
             sampling=sampling_to_pb(sampling or Sampling()),
             retrieval=_retrieval_to_pb(retrieval or RetrievalOptions()),
             decoding=decoding_to_pb(decoding or Decoding()),
+            recompute=recompute_to_pb(recompute),
+            ape=ape_to_pb(ape),
+            without_prefix=without_prefix,
+            explain=explain,
         )
         return _events(self._rag.stream("Answer", request, rag_pb2.AnswerEvent, ctx.remaining_s))
 
@@ -95,6 +101,10 @@ class RagClient:
         sampling: Sampling | None = None,
         retrieval: RetrievalOptions | None = None,
         decoding: Decoding | None = None,
+        recompute: Recompute | None = None,
+        ape: Ape | None = None,
+        without_prefix: bool = False,
+        explain: bool = False,
     ) -> AsyncGenerator[AnswerEvent, None]:
         """Several questions over one context, decoded together; see ``answer``."""
         request = rag_pb2.AnswerManyRequest(
@@ -105,6 +115,10 @@ class RagClient:
             sampling=sampling_to_pb(sampling or Sampling()),
             retrieval=_retrieval_to_pb(retrieval or RetrievalOptions()),
             decoding=decoding_to_pb(decoding or Decoding()),
+            recompute=recompute_to_pb(recompute),
+            ape=ape_to_pb(ape),
+            without_prefix=without_prefix,
+            explain=explain,
         )
         return _events(self._rag.stream("AnswerMany", request, rag_pb2.AnswerEvent, ctx.remaining_s))
 
@@ -125,11 +139,6 @@ async def _events(stream: AsyncGenerator[rag_pb2.AnswerEvent, None]) -> AsyncGen
             if isinstance(event, AnswerDone):
                 return
     raise Unavailable("the answer broke off; what came is not the whole; retry")
-
-
-def reuse_of(mode: common_pb2.ReuseMode) -> Reuse | None:
-    """None: the service's default."""
-    return _REUSE.get(mode)
 
 
 def sampling_of(pb: common_pb2.Sampling) -> Sampling:
@@ -159,6 +168,8 @@ def event_to_pb(event: AnswerEvent) -> rag_pb2.AnswerEvent:
             return rag_pb2.AnswerEvent(token=_token_to_pb(event))
         case AnswerText():
             return rag_pb2.AnswerEvent(answer=_text_to_pb(event))
+        case Selected():
+            return rag_pb2.AnswerEvent(selected=selected_to_pb(event))
         case Chosen():
             return rag_pb2.AnswerEvent(chosen=chosen_to_pb(event))
         case MarginToken():
@@ -166,8 +177,8 @@ def event_to_pb(event: AnswerEvent) -> rag_pb2.AnswerEvent:
         case Margin():
             return rag_pb2.AnswerEvent(margin=margin_to_pb(event))
         case AnswerUsage():
-            usage = common_pb2.Usage(**_fields(event.usage))
-            return rag_pb2.AnswerEvent(usage=rag_pb2.AnswerUsage(usage=usage, timings=common_pb2.Timings(**_fields(event.timings))))
+            timings = common_pb2.Timings(**_fields(event.timings))
+            return rag_pb2.AnswerEvent(usage=rag_pb2.AnswerUsage(usage=usage_to_pb(event.usage), timings=timings))
         case AnswerDone():
             return rag_pb2.AnswerEvent(done=rag_pb2.AnswerDone(request_id=event.request_id))
 
@@ -180,6 +191,8 @@ def event_of(pb: rag_pb2.AnswerEvent) -> AnswerEvent:
             return _token_of(pb.token)
         case "answer":
             return _text_of(pb.answer)
+        case "selected":
+            return selected_of(pb.selected)
         case "chosen":
             return chosen_of(pb.chosen)
         case "margin_token":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -91,6 +93,12 @@ class AuxiliaryDescription:
     device: str
     primary_tokenizer_hash: str
 
+    @property
+    def identity(self) -> str:
+        """Of all that decides which KV a text gets, 32 hex digits: what was encoded under another identity is not used."""
+        decides = repr((self.fingerprint, self.tokenizer_hash, self.prefix_ids))
+        return hashlib.blake2b(decides.encode(), digest_size=16).hexdigest()
+
 
 class SelectionClient:
     """Every method raises ``shared.errors``; a call that is given up ends the work behind it."""
@@ -162,6 +170,10 @@ def reading_of(number: pb.Reading) -> Reading | None:
 
 def chunk_of(message: pb.SelectionChunk) -> SelectionChunk:
     return SelectionChunk(message.text, tuple(message.token_ids))
+
+
+def description_to_pb(described: AuxiliaryDescription) -> pb.DescribeAuxiliaryResponse:
+    return pb.DescribeAuxiliaryResponse(**dataclasses.asdict(described))
 
 
 def selected_to_pb(selected: SelectedTokens) -> pb.SelectResponse:

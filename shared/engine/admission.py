@@ -25,7 +25,7 @@ def check(request: GenerateRequest | PrefillRequest | ForestRequest, spec: Model
         longest = max(len(chunk.token_ids) for chunk in request.chunks)
         _check_length(len(request.prefix_ids) + longest, f"prefix and chunk ({longest} tokens)", spec)
         return
-    _check_recompute(request)
+    check_recompute(request)
     if isinstance(request, ForestRequest):
         context = len(request.prefix_ids) + sum(len(chunk.token_ids) for chunk in request.chunks)
         _check_length(context + 1, f"context ({context} tokens) and a branch", spec)
@@ -56,7 +56,12 @@ def prefill_usage(num_tokens: int) -> Usage:
     return Usage(num_tokens, 0, num_tokens, 0)
 
 
-def _check_recompute(request: GenerateRequest | ForestRequest) -> None:
+def check_recompute(request: GenerateRequest | ForestRequest) -> None:
+    """What is to be computed anew fits the mode and the context.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
     mode, recompute = request.reuse, request.recompute
     by_list, by_ratio = mode is ReuseMode.TOKENS, mode.recomputes and mode is not ReuseMode.TOKENS
     if recompute.tokens and not by_list:
@@ -64,8 +69,8 @@ def _check_recompute(request: GenerateRequest | ForestRequest) -> None:
     if recompute.ratio is not None and not by_ratio:
         remedy = "give recompute.tokens alone" if by_list else "leave it out"
         raise InvalidRequest(f"recompute.ratio: mode {mode.value} does not go by a ratio; {remedy}")
-    if isinstance(request, ForestRequest) and mode is ReuseMode.QUERY_ATTENTION:
-        raise InvalidRequest("reuse: query_attention goes by the question, and a forest is opened without one; choose another mode")
+    if isinstance(request, ForestRequest) and mode in (ReuseMode.QUERY_ATTENTION, ReuseMode.CACHECLIP):
+        raise InvalidRequest(f"reuse: {mode.value} goes by the question, and a forest is opened without one; choose another mode")
     if mode is not ReuseMode.APE and request.ape != Ape():
         raise InvalidRequest(f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape")
     num_tokens = sum(len(chunk.token_ids) for chunk in request.chunks)

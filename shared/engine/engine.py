@@ -44,6 +44,7 @@ from shared.engine.types import (
     ForestRequest,
     GenerateRequest,
     PrefillRequest,
+    Recompute,
     ReuseMode,
 )
 from shared.engine_config import EngineConfig
@@ -142,6 +143,11 @@ class Engine:
         """To a live forest; what became of it is told to the sink. A forest that has ended takes no notice."""
         self._post(lambda: self._command(request_id, command))
 
+    def decide(self, request_id: str, reuse: ReuseMode, recompute: Recompute) -> None:
+        """Of a request whose mode is deferred: from here on it is one of this mode, whether its KV is there already or not. A
+        decision that does not fit it fails it; a request that is decided, or has ended, takes no notice."""
+        self._post(lambda: self._decide(request_id, reuse, recompute))
+
     def cancel(self, request_id: str) -> None:
         """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are ignored."""
         self._post(lambda: self._fail_by_id(request_id, Cancelled("the request was cancelled")))
@@ -173,7 +179,8 @@ class Engine:
         self._loader.close()
 
     def generate(self, request: GenerateRequest | PrefillRequest) -> Iterator[Event]:
-        """Library use, without threads of one's own: drives the steps until the request ends.
+        """Library use, without threads of one's own: drives the steps until the request ends. One of a deferred mode waits for
+        another thread's ``decide``.
 
         Raises:
             KvquiltError: the request failed.
@@ -218,6 +225,7 @@ class Engine:
         self._roster.check_invariants()
         self._library.check_invariants(self._roster.admitted())
         for job in self._roster.generating():
+            assert not (job.started and job.undecided), "runs before it is decided what to compute anew"
             assert not job.started or job.placed or all(p.segment.whole for b in job.branches() for p in b.seen()), "runs on holes"
 
     # --- arrivals --------------------------------------------------------------------------------------------------------
@@ -293,7 +301,9 @@ class Engine:
 
     def _start_placed(self) -> None:
         for job in self._roster.generating():
-            if not job.started and job.placed:
+            if job.undecided and job.placed:
+                job.clock.tick_resident()
+            elif not job.started and job.placed:
                 self._start(job)
 
     def _start(self, job: GenerateJob) -> None:
@@ -303,6 +313,14 @@ class Engine:
             self._exploring.start(job)
         else:
             self._answering.start(job)
+
+    def _decide(self, request_id: str, reuse: ReuseMode, recompute: Recompute) -> None:
+        job = self._roster.get(request_id)
+        if isinstance(job, GenerateJob) and job.undecided:
+            try:
+                job.decide(reuse, recompute)
+            except InvalidRequest as error:
+                self._fail(job, error)
 
     def _command(self, request_id: str, command: Command) -> None:
         job = self._roster.get(request_id)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from shared.engine.admission import check_recompute
 from shared.engine.beams import BeamSearch
 from shared.engine.blending import Blend
 from shared.engine.choosing import Thought
@@ -20,7 +21,19 @@ from shared.engine.segment import Branch, Placement
 from shared.engine.selecting import num_selected
 from shared.engine.text import TextStream
 from shared.engine.tree import reachable
-from shared.engine.types import Chunk, Command, Event, GenerateRequest, PrefillRequest, ReuseMode, SamplingParams, Timings, Usage
+from shared.engine.types import (
+    Chunk,
+    Command,
+    Event,
+    GenerateRequest,
+    PrefillRequest,
+    Recompute,
+    ReuseMode,
+    SamplingParams,
+    Timings,
+    Usage,
+)
+from shared.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -154,23 +167,31 @@ class Clock:
 
     arrived: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
+    resident: float = 0.0
+    decided: float = 0.0
     placed: float = 0.0
     first_token: float = 0.0
     last_first_token: float = 0.0
+
+    def tick_resident(self) -> None:
+        """All KV is there, and it is not decided yet what to compute anew."""
+        self.resident = self.resident or time.monotonic()
 
     def tick_first_token(self) -> None:
         self.last_first_token = time.monotonic()
         self.first_token = self.first_token or self.last_first_token
 
     def timings(self, now: float) -> Timings:
+        select_wait_s = self.decided - self.resident if self.resident else 0.0
         return Timings(
             queue_s=self.admitted - self.arrived,
-            load_s=self.placed - self.admitted,
+            load_s=self.placed - self.admitted - select_wait_s,
             prefill_s=self.last_first_token - self.placed,
             first_token_s=self.first_token - self.arrived,
             decode_s=now - self.first_token,
             total_s=now - self.arrived,
             engine_ttft_s=self.first_token - self.placed,
+            select_wait_s=select_wait_s,
         )
 
 
@@ -179,7 +200,8 @@ class GenerateJob:
     """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had to look for in the
     store; ``lost``: those that had to be recomputed. ``questions`` are not computed yet, ``answers`` grow, ``thoughts`` are
     complete (question → sample → thought); ``num_open`` answers are to come. ``selected`` tokens of the context are computed anew,
-    in ascending order; None: not known yet. Questions that select for themselves add to them.
+    in ascending order; None: not known yet. Questions that select for themselves add to them. A request whose mode is deferred
+    holds its chunks like any other, and starts when it is decided.
 
     ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are whole.
     """
@@ -211,14 +233,32 @@ class GenerateJob:
         return all(entry.ready for entry in self.held)
 
     @property
+    def undecided(self) -> bool:
+        """What to compute anew is for its owner to say (``decide``). Until then it only loads."""
+        return self.request.reuse.deferred
+
+    def decide(self, reuse: ReuseMode, recompute: Recompute) -> None:
+        """From here on it is a request of this mode.
+
+        Raises:
+            InvalidRequest: names the field; the request is as it was.
+        """
+        if reuse.deferred:
+            raise InvalidRequest(f"reuse: {reuse.value} is no decision; decide for tokens or for a mode that chooses by itself")
+        decided = replace(self.request, reuse=reuse, recompute=recompute)
+        check_recompute(decided)
+        self.request = decided
+        self.clock.decided = time.monotonic()
+
+    @property
     def arriving(self) -> bool:
         """Its first layer is there, and nothing speaks against waiting for the others layer by layer."""
-        return not self.patient and all(entry.ready or entry.arriving for entry in self.held)
+        return not self.undecided and not self.patient and all(entry.ready or entry.arriving for entry in self.held)
 
     @property
     def idle(self) -> bool:
         """It has nothing to do until its owner says more."""
-        return False
+        return self.undecided
 
     @property
     def remaining_s(self) -> float:
@@ -235,7 +275,8 @@ class GenerateJob:
             own = context
         elif request.reuse.recomputes:
             sets = len(request.questions) if request.reuse is ReuseMode.QUERY_ATTENTION else 1
-            own = len(request.recompute.tokens) or sets * num_selected(request.recompute.ratio, context)
+            by_list = request.reuse is ReuseMode.TOKENS
+            own = len(request.recompute.tokens) if by_list else sets * num_selected(request.recompute.ratio, context)
         return sum(map(len, request.questions)) + own
 
     def beams(self, group: BeamGroup) -> list[Beam]:

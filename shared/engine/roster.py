@@ -82,11 +82,14 @@ class Roster:
         return job
 
     def admit_next(self) -> Job | None:
-        """Admits the oldest question there is room for, else the oldest prefill while few of them run."""
-        question = next((job for job in self.waiting if isinstance(job, GenerateJob)), None)
+        """Admits the oldest question if there is room for it, else the oldest prefill while few of them run. An undecided question
+        that must wait for room holds up nobody behind it."""
+        questions = [job for job in self.waiting if isinstance(job, GenerateJob)]
         prefill = next((job for job in self.waiting if isinstance(job, PrefillJob)), None)
-        if question is not None and all(job.idle for job in self.paused) and self._fits(question):
-            return self._admit(question)
+        if all(job.idle for job in self.paused):
+            for question in (*questions[:1], *[job for job in questions if not job.idle][:1]):
+                if self._fits(question):
+                    return self._admit(question)
         if prefill is not None and len(self.prefilling()) < _MAX_PREFILL_JOBS:
             return self._admit(prefill)
         return None
@@ -106,5 +109,5 @@ class Roster:
         return job
 
     def _fits(self, job: GenerateJob) -> bool:
-        """Those that have nothing to do make room."""
-        return self._scheduler.fits(job.demand(), (running.demand() for running in self.generating() if not running.idle))
+        """Those that have nothing to do make room, but not for more of their kind: they hold chunks."""
+        return self._scheduler.fits(job.demand(), (other.demand() for other in self.generating() if job.idle or not other.idle))

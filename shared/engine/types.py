@@ -27,10 +27,16 @@ class ReuseMode(enum.Enum):
     QUERY_ATTENTION = "query_attention"
     CACHEBLEND = "cacheblend"
     APE = "ape"
+    CACHECLIP = "cacheclip"
 
     @property
     def recomputes(self) -> bool:
         return self not in (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.COMPOSITE, ReuseMode.APE)
+
+    @property
+    def deferred(self) -> bool:
+        """Somebody else chooses, while the KV is loaded: the request waits for ``Engine.decide``."""
+        return self is ReuseMode.CACHECLIP
 
 
 class FinishReason(enum.Enum):
@@ -308,7 +314,8 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Seconds. ``engine_ttft_s`` runs from placements known to the first token: all KV is resident then, or arriving in the order
-    in which it is needed; ``load_s`` is what passed before."""
+    in which it is needed; ``load_s`` is what passed before, without ``select_wait_s``, in which all KV was resident and somebody
+    else still chose the tokens to compute anew."""
 
     queue_s: float = 0.0
     load_s: float = 0.0
@@ -317,6 +324,7 @@ class Timings:
     decode_s: float = 0.0
     total_s: float = 0.0
     engine_ttft_s: float = 0.0
+    select_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,28 @@ async def test_replacing_a_document_removes_what_only_the_old_one_had(store: KvS
     await store.put_manifest(CTX, document("1", A, B))
     assert await store.put_manifest(CTX, document("1", B, C)) == [A]
     assert await stored(store) == sorted([B, C])
+
+
+async def test_a_documents_auxiliary_kv_stays_and_goes_with_it_as_its_chunks_do(store: KvStore) -> None:
+    bare = document("1", A)
+    encoded = replace(bare, auxiliary="a model", chunks=(replace(bare.chunks[0], auxiliary_id=B),))
+    await put(store, A)
+    with pytest.raises(FailedPrecondition, match="1 of 2 chunks"):
+        await store.put_manifest(CTX, encoded)
+    with pytest.raises(InvalidRequest):
+        await store.put_manifest(CTX, replace(encoded, chunks=(replace(bare.chunks[0], auxiliary_id="../x"),)))
+    await put(store, B)
+    assert await store.put_manifest(CTX, encoded) == []
+    assert await store.get_manifest(CTX, "books", "1") == encoded
+    assert (await store.manifest_page(CTX, "books", summary=True)).manifests[0].kv_ids == (A, B)
+    assert await store.delete(CTX, [A, B]) == DeletedChunks((), (A, B))
+    assert (await store.collect_garbage(CTX, grace_s=0)).num_chunks == 0
+    assert [t.num_bytes for t in (await store.stats(CTX)).tenants] == [2 * len(chunk_bytes(A))]
+    assert await store.put_manifest(CTX, bare) == [B]
+    await put(store, B)
+    await store.put_manifest(CTX, encoded)
+    assert sorted(await store.delete_manifest(CTX, "books", "1")) == sorted([A, B])
+    assert await stored(store) == []
 
 
 async def test_an_empty_document_is_a_document(store: KvStore) -> None:

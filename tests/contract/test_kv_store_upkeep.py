@@ -193,6 +193,21 @@ async def test_garbage_goes_everywhere_and_what_documents_need_stays(world: Worl
     await world.document("2", A)
 
 
+async def test_lost_auxiliary_kv_of_a_document_is_missing_and_with_a_pin_it_is_pinned(world: World) -> None:
+    for chunk_id in (A, B):
+        await world.put(chunk_id)
+    chunks = (ManifestChunk(A, (1, 2), text="t", auxiliary_id=B),)
+    await world.store.put_manifest(CTX, Manifest("acme", "books", "1", chunks=chunks, auxiliary="a model"))
+    assert await world.store.pin(CTX, "books") == 2 * SIZE
+    assert (await world.store.list_pinned_chunks(CTX)).chunk_ids == {A, B}
+    for path in world.files(B):
+        path.write_bytes(b"torn")
+    if world.objects is not None:
+        world.objects.data[blob_of(B)] = b"torn"
+    last, _ = await world.verify()
+    assert last.missing == (B,)
+
+
 async def test_young_garbage_is_kept(world: World) -> None:
     await world.put(B)
     assert await world.store.collect_garbage(CTX, 3600.0) == CollectedGarbage(0, 0, 1)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.compose import APPLICATIONS
 from cluster.launcher import free_port
 from cluster.paths import PROJECT_ROOT
 from cluster.processes import end_session, session_members
@@ -47,13 +46,14 @@ class Cluster:
         adapted["http_options"] = {"host": "127.0.0.1", "port": self.ports["http"]}
         adapted["grpc_options"]["port"] = self.ports["grpc"]
         self._call("PUT", adapted)
-        wait_for(lambda: set(self.states().values()) == {"RUNNING"} or None, "running applications", timeout_s=480)
+        running = {app["name"]: "RUNNING" for app in config["applications"]}
+        wait_for(lambda: self.states() == running or None, "running applications", timeout_s=480)
 
     def states(self) -> dict[str, str]:
         applications = self._call("GET")["applications"]
         failed = {name: app["message"] for name, app in applications.items() if app["status"] == "DEPLOY_FAILED"}
         assert not failed, failed
-        return dict.fromkeys(APPLICATIONS, "") | {name: app["status"] for name, app in applications.items()}
+        return {name: app["status"] for name, app in applications.items()}
 
     def replicas(self) -> dict[str, set[str]]:
         """The actors that serve each application."""

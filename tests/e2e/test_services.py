@@ -25,8 +25,8 @@ pytestmark = pytest.mark.e2e
 QUESTION = "Which day is market day in Tambach?"
 SERVICES = dict(
     zip(
-        ("kv_store", "retrieval", "generator", "ingestion", "gateway"),
-        ("KvStore", "Retrieval", "Generation", "Ingest", "Rag"),
+        ("kv_store", "retrieval", "generator", "selector", "ingestion", "gateway"),
+        ("KvStore", "Retrieval", "Generation", "Selection", "Ingest", "Rag"),
         strict=True,
     )
 )

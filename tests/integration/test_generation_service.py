@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+from protos.kvquilt.v1.recompute_pb2 import Ape, Recompute
 from services.generator.serving import Generator
 from shared.clients.generation import (
     BranchDone,
@@ -385,6 +386,39 @@ _BAD = {
     "chunks: 5 are more than": {"questions": [_IDS], "chunks": [generation_pb2.ChunkInput(piece=_IDS)] * 5},
     "questions: 4 are more than": {"questions": [_IDS] * 4},
     "reuse: 77": {"questions": [_IDS], "reuse": 77},
+    "recompute.tokens: mode reordered": {"questions": [_IDS], "recompute": Recompute(tokens=[0])},
+    "recompute.ratio: nan": {
+        "questions": [_IDS],
+        "reuse": "REUSE_MODE_EPIC",
+        "recompute": Recompute(ratio=float("nan")),
+    },
+    "recompute.ratio: 1.5": {"questions": [_IDS], "reuse": "REUSE_MODE_EPIC", "recompute": Recompute(ratio=1.5)},
+    "recompute.ratio: -0.1": {
+        "questions": [_IDS],
+        "reuse": "REUSE_MODE_CACHEBLEND",
+        "recompute": Recompute(ratio=-0.1),
+    },
+    "recompute.ratio: mode reordered": {"questions": [_IDS], "recompute": Recompute(ratio=0.5)},
+    "recompute.tokens: 3 is out of range": {
+        "questions": [_IDS],
+        "reuse": "REUSE_MODE_TOKENS",
+        "recompute": Recompute(tokens=[3]),
+    },
+    "recompute.tokens: 1 is there more than once": {
+        "questions": [_IDS],
+        "reuse": "REUSE_MODE_TOKENS",
+        "recompute": Recompute(tokens=[1, 1]),
+    },
+    "recompute.grouping: 9 is not known": {"questions": [_IDS], "recompute": Recompute(grouping=9)},
+    "recompute.reading: 9 is not known": {"questions": [_IDS], "recompute": Recompute(reading=9)},
+    "recompute.grouping: mode reordered": {"questions": [_IDS], "recompute": Recompute(grouping="GROUPING_PAPER")},
+    "recompute, ape: mode auto": {
+        "questions": [_IDS],
+        "reuse": "REUSE_MODE_AUTO",
+        "recompute": Recompute(ratio=0.5),
+    },
+    "ape.temperature: 0.0": {"questions": [_IDS], "reuse": "REUSE_MODE_APE", "ape": Ape(temperature=0)},
+    "ape.scale: nan": {"questions": [_IDS], "reuse": "REUSE_MODE_APE", "ape": Ape(scale=float("nan"))},
     "sampling.temperature: nan": {"questions": [_IDS], "sampling": common_pb2.Sampling(temperature=float("nan"))},
     "sampling.temperature: -1": {"questions": [_IDS], "sampling": common_pb2.Sampling(temperature=-1)},
     "sampling.top_p": {"questions": [_IDS], "sampling": common_pb2.Sampling(top_p=1.5)},

@@ -43,10 +43,14 @@
       "retrieval.milvus_token" "milvus.existingSecret"
       "generator.model" "model.path"
       "ingestion.model" "model.path"
+      "selector.primary" "model.path"
+      "ingestion.selector" "config.selector.model"
+      "gateway.selector" "config.selector.model"
+      "generator.selector.application" "config.selector.model"
       "generator.deployment.num_replicas" "generator.replicas"
       "generator.deployment.max_replicas" "generator.replicas"
       "generator.deployment.num_gpus" "generator.gpus" -}}
-{{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "generator" -}}
+{{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "generator" "selector" -}}
 {{- $_ := set $decided (printf "%s.deployment.resources" $section) "nothing: the chart places the services" -}}
 {{- end -}}
 {{- range $setting, $instead := $decided -}}
@@ -60,7 +64,7 @@
 {{- fail (printf "config.%s: the chart decides it; set %s" $setting $instead) -}}
 {{- end -}}
 {{- end -}}
-{{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" -}}
+{{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "selector" -}}
 {{- if gt (float64 (dig $section "deployment" "num_gpus" 0 $config)) 0.0 -}}
 {{- fail (printf "config.%s.deployment.num_gpus: only generators use GPUs; set generator.gpus" $section) -}}
 {{- end -}}
@@ -86,7 +90,7 @@
 {{- fail (printf "config.generator.engine.device: is %s, but generator.gpus is %d; leave the device out, or set generator.gpus=0" $device (int $v.generator.gpus)) -}}
 {{- end -}}
 
-{{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "generator" -}}
+{{- range $section := list "gateway" "ingestion" "retrieval" "kv_store" "generator" "selector" -}}
 {{- $drain := float64 (dig $section "deployment" "drain_s" 20 $config) -}}
 {{- if gt $drain (include "kvquilt.drainSeconds" $ | float64) -}}
 {{- fail (printf "terminationGracePeriodSeconds: is %d, but config.%s.deployment.drain_s is %v; it must be at least 15 s longer" (int $v.terminationGracePeriodSeconds) $section $drain) -}}

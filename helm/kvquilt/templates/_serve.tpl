@@ -23,7 +23,13 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $_ := set $generator "engine" (dict "device" $device) -}}
 {{- end -}}
 {{- $decided := dict "kv_store" (dict "objects" $objects) "retrieval" (dict "milvus_uri" $milvus) "generator" $generator -}}
-{{- range list "kv_store" "retrieval" "ingestion" "gateway" -}}
+{{- $selector := dig "selector" "model" "" $quilt -}}
+{{- $_ := set $decided "selector" (dict "model" $selector) -}}
+{{- range list "ingestion" "gateway" -}}
+{{- $_ := set $decided . (dict "selector" (ternary "selector" "" (ne $selector ""))) -}}
+{{- end -}}
+{{- $_ := set $generator "selector" (dict "application" (ternary "selector" "" (ne $selector ""))) -}}
+{{- range list "kv_store" "retrieval" "ingestion" "gateway" "selector" -}}
 {{- $_ := set $decided . (mergeOverwrite (default dict (get $decided .)) (deepCopy $onServices)) -}}
 {{- end -}}
 {{- mergeOverwrite $quilt $decided | toYaml -}}
@@ -33,12 +39,12 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $quilt := include "kvquilt.quilt" . | fromYaml -}}
 {{- $log := default dict $quilt.log -}}
 {{- $servicers := list -}}
-{{- range $pair := list "kv_store KvStore" "retrieval Retrieval" "generation Generation" "ingest Ingest" "rag Rag" "rag Admin" -}}
+{{- range $pair := list "kv_store KvStore" "retrieval Retrieval" "generation Generation" "selection Selection" "ingest Ingest" "rag Rag" "rag Admin" -}}
 {{- $words := splitList " " $pair -}}
 {{- $servicers = append $servicers (printf "protos.kvquilt.v1.%s_pb2_grpc.add_%sServicer_to_server" (first $words) (last $words)) -}}
 {{- end -}}
 {{- $applications := list -}}
-{{- range $name := list "kv_store" "retrieval" "generator" "ingestion" "gateway" -}}
+{{- range $name := list "kv_store" "retrieval" "generator" "selector" "ingestion" "gateway" -}}
 {{- $section := get $quilt $name -}}
 {{- $args := dict "data_dir" $quilt.data_dir -}}
 {{- with $quilt.model }}{{ $_ := set $args "model" . }}{{ end -}}
@@ -47,12 +53,14 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- with $section.deployment.log }}{{ $_ := set $own "deployment" (dict "log" .) }}{{ end -}}
 {{- if $own }}{{ $_ := set $args $name $own }}{{ end -}}
 {{- $deployment := include "kvquilt.deployment" (dict "name" $name "deployment" $section.deployment) | fromYaml -}}
+{{- if or (ne $name "selector") $section.model -}}
 {{- $applications = append $applications (dict
       "name" $name
       "route_prefix" (printf "/%s" $name)
       "import_path" (printf "cluster.applications:%s" $name)
       "args" $args
       "deployments" (list $deployment)) -}}
+{{- end -}}
 {{- end -}}
 {{- dict
       "proxy_location" "EveryNode"

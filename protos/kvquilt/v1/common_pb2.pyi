@@ -13,6 +13,14 @@ class ReuseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REUSE_MODE_FULL: _ClassVar[ReuseMode]
     REUSE_MODE_REORDERED: _ClassVar[ReuseMode]
     REUSE_MODE_COMPOSITE: _ClassVar[ReuseMode]
+    REUSE_MODE_TOKENS: _ClassVar[ReuseMode]
+    REUSE_MODE_EPIC: _ClassVar[ReuseMode]
+    REUSE_MODE_RANDOM: _ClassVar[ReuseMode]
+    REUSE_MODE_QUERY_ATTENTION: _ClassVar[ReuseMode]
+    REUSE_MODE_CACHEBLEND: _ClassVar[ReuseMode]
+    REUSE_MODE_APE: _ClassVar[ReuseMode]
+    REUSE_MODE_CACHECLIP: _ClassVar[ReuseMode]
+    REUSE_MODE_AUTO: _ClassVar[ReuseMode]
 
 class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -36,6 +44,14 @@ REUSE_MODE_UNSPECIFIED: ReuseMode
 REUSE_MODE_FULL: ReuseMode
 REUSE_MODE_REORDERED: ReuseMode
 REUSE_MODE_COMPOSITE: ReuseMode
+REUSE_MODE_TOKENS: ReuseMode
+REUSE_MODE_EPIC: ReuseMode
+REUSE_MODE_RANDOM: ReuseMode
+REUSE_MODE_QUERY_ATTENTION: ReuseMode
+REUSE_MODE_CACHEBLEND: ReuseMode
+REUSE_MODE_APE: ReuseMode
+REUSE_MODE_CACHECLIP: ReuseMode
+REUSE_MODE_AUTO: ReuseMode
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_FIRST: EarlyStopping
 EARLY_STOPPING_ESTIMATE: EarlyStopping
@@ -191,21 +207,31 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens")
+    __slots__ = ("prompt_tokens", "reused_tokens", "recomputed_tokens", "generated_tokens", "loaded_tokens", "selected_tokens", "picked_tokens", "grouped_tokens", "reuse", "note")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PICKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GROUPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
     generated_tokens: int
     loaded_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ...) -> None: ...
+    selected_tokens: int
+    picked_tokens: int
+    grouped_tokens: int
+    reuse: ReuseMode
+    note: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[_Union[ReuseMode, str]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("retrieve_ms", "queue_ms", "load_ms", "prefill_ms", "first_token_ms", "decode_ms", "total_ms", "engine_ttft_ms")
+    __slots__ = ("retrieve_ms", "queue_ms", "load_ms", "prefill_ms", "first_token_ms", "decode_ms", "total_ms", "engine_ttft_ms", "select_ms", "select_wait_ms")
     RETRIEVE_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     LOAD_MS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +240,8 @@ class Timings(_message.Message):
     DECODE_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    SELECT_MS_FIELD_NUMBER: _ClassVar[int]
+    SELECT_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     retrieve_ms: float
     queue_ms: float
     load_ms: float
@@ -222,4 +250,6 @@ class Timings(_message.Message):
     decode_ms: float
     total_ms: float
     engine_ttft_ms: float
-    def __init__(self, retrieve_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., engine_ttft_ms: _Optional[float] = ...) -> None: ...
+    select_ms: float
+    select_wait_ms: float
+    def __init__(self, retrieve_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., first_token_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., engine_ttft_ms: _Optional[float] = ..., select_ms: _Optional[float] = ..., select_wait_ms: _Optional[float] = ...) -> None: ...

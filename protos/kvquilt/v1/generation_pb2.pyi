@@ -1,4 +1,5 @@
 from protos.kvquilt.v1 import common_pb2 as _common_pb2
+from protos.kvquilt.v1 import recompute_pb2 as _recompute_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -22,12 +23,14 @@ class Piece(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class ChunkInput(_message.Message):
-    __slots__ = ("chunk_id", "piece")
+    __slots__ = ("chunk_id", "piece", "text")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     piece: Piece
-    def __init__(self, chunk_id: _Optional[str] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ...) -> None: ...
+    text: str
+    def __init__(self, chunk_id: _Optional[str] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("meta", "prefix", "chunks", "encoding")
@@ -56,7 +59,7 @@ class PrefillResponse(_message.Message):
     def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., existed: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding")
+    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding", "recompute", "ape", "explain")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +67,9 @@ class GenerateRequest(_message.Message):
     REUSE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DECODING_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    APE_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
@@ -71,23 +77,28 @@ class GenerateRequest(_message.Message):
     reuse: _common_pb2.ReuseMode
     sampling: _common_pb2.Sampling
     decoding: _common_pb2.Decoding
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ...) -> None: ...
+    recompute: _recompute_pb2.Recompute
+    ape: _recompute_pb2.Ape
+    explain: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin")
+    __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin", "selected")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     BRANCH_DONE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     MARGIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
     token: GeneratedToken
     branch_done: BranchDone
     done: GenerateDone
     chosen: _common_pb2.Chosen
     margin_token: _common_pb2.MarginToken
     margin: _common_pb2.Margin
-    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ...) -> None: ...
+    selected: _recompute_pb2.Selected
+    def __init__(self, token: _Optional[_Union[GeneratedToken, _Mapping]] = ..., branch_done: _Optional[_Union[BranchDone, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ...) -> None: ...
 
 class GeneratedToken(_message.Message):
     __slots__ = ("question", "sample", "token_id", "text", "logprob", "top_logprobs")
@@ -152,16 +163,20 @@ class ExploreRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[ForestOpen, _Mapping]] = ..., start: _Optional[_Union[ForestStart, _Mapping]] = ..., fork: _Optional[_Union[ForestFork, _Mapping]] = ..., rewind: _Optional[_Union[ForestRewind, _Mapping]] = ..., prune: _Optional[_Union[ForestPrune, _Mapping]] = ..., append: _Optional[_Union[ForestAppend, _Mapping]] = ..., grow: _Optional[_Union[ForestGrow, _Mapping]] = ..., merge: _Optional[_Union[ForestMerge, _Mapping]] = ...) -> None: ...
 
 class ForestOpen(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks", "reuse")
+    __slots__ = ("meta", "prefix", "chunks", "reuse", "recompute", "ape")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     REUSE_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    APE_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
     reuse: _common_pb2.ReuseMode
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ...) -> None: ...
+    recompute: _recompute_pb2.Recompute
+    ape: _recompute_pb2.Ape
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ...) -> None: ...
 
 class ForestStart(_message.Message):
     __slots__ = ("branch", "piece")
@@ -224,18 +239,20 @@ class ForestMerge(_message.Message):
     def __init__(self, branch: _Optional[int] = ..., sources: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ..., placed: _Optional[bool] = ...) -> None: ...
 
 class ExploreResponse(_message.Message):
-    __slots__ = ("applied", "refused", "grown", "rested", "done")
+    __slots__ = ("applied", "refused", "grown", "rested", "done", "selected")
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     GROWN_FIELD_NUMBER: _ClassVar[int]
     RESTED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
     applied: ForestApplied
     refused: ForestRefused
     grown: ForestGrown
     rested: ForestRested
     done: GenerateDone
-    def __init__(self, applied: _Optional[_Union[ForestApplied, _Mapping]] = ..., refused: _Optional[_Union[ForestRefused, _Mapping]] = ..., grown: _Optional[_Union[ForestGrown, _Mapping]] = ..., rested: _Optional[_Union[ForestRested, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ...) -> None: ...
+    selected: _recompute_pb2.Selected
+    def __init__(self, applied: _Optional[_Union[ForestApplied, _Mapping]] = ..., refused: _Optional[_Union[ForestRefused, _Mapping]] = ..., grown: _Optional[_Union[ForestGrown, _Mapping]] = ..., rested: _Optional[_Union[ForestRested, _Mapping]] = ..., done: _Optional[_Union[GenerateDone, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ...) -> None: ...
 
 class ForestApplied(_message.Message):
     __slots__ = ("command", "num_tokens", "approximate")

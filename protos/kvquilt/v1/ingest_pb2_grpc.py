@@ -103,6 +103,7 @@ class IngestServicer:
 
     def Refresh(self, request, context):
         """Makes the stored KV of documents whole again: chunks that are missing or damaged are computed, others may change their encoding.
+        Documents without KV of the selector's auxiliary model get it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -188,23 +188,25 @@ class ListChunksResponse(_message.Message):
     def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkStat, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class ManifestChunk(_message.Message):
-    __slots__ = ("chunk_id", "token_ids", "char_start", "char_end", "text", "heading")
+    __slots__ = ("chunk_id", "token_ids", "char_start", "char_end", "text", "heading", "auxiliary_id")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAR_START_FIELD_NUMBER: _ClassVar[int]
     CHAR_END_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     HEADING_FIELD_NUMBER: _ClassVar[int]
+    AUXILIARY_ID_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     char_start: int
     char_end: int
     text: str
     heading: str
-    def __init__(self, chunk_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., text: _Optional[str] = ..., heading: _Optional[str] = ...) -> None: ...
+    auxiliary_id: str
+    def __init__(self, chunk_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., text: _Optional[str] = ..., heading: _Optional[str] = ..., auxiliary_id: _Optional[str] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s")
+    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s", "auxiliary")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +224,7 @@ class Manifest(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    AUXILIARY_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     collection: str
     document_id: str
@@ -232,7 +235,8 @@ class Manifest(_message.Message):
     chunks: _containers.RepeatedCompositeFieldContainer[ManifestChunk]
     metadata: _containers.ScalarMap[str, str]
     created_s: float
-    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ...) -> None: ...
+    auxiliary: str
+    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ..., auxiliary: _Optional[str] = ...) -> None: ...
 
 class PutManifestRequest(_message.Message):
     __slots__ = ("meta", "manifest")

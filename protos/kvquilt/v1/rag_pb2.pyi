@@ -1,4 +1,5 @@
 from protos.kvquilt.v1 import common_pb2 as _common_pb2
+from protos.kvquilt.v1 import recompute_pb2 as _recompute_pb2
 from protos.kvquilt.v1 import retrieval_pb2 as _retrieval_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -19,7 +20,7 @@ class RetrievalOptions(_message.Message):
     def __init__(self, k: _Optional[int] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[_retrieval_pb2.Filter, _Mapping]]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("meta", "collection", "question", "reuse", "sampling", "retrieval", "decoding")
+    __slots__ = ("meta", "collection", "question", "reuse", "sampling", "retrieval", "decoding", "recompute", "ape", "without_prefix", "explain")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +28,10 @@ class AnswerRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     DECODING_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    APE_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     question: str
@@ -34,10 +39,14 @@ class AnswerRequest(_message.Message):
     sampling: _common_pb2.Sampling
     retrieval: RetrievalOptions
     decoding: _common_pb2.Decoding
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., question: _Optional[str] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ...) -> None: ...
+    recompute: _recompute_pb2.Recompute
+    ape: _recompute_pb2.Ape
+    without_prefix: bool
+    explain: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., question: _Optional[str] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class AnswerManyRequest(_message.Message):
-    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval", "decoding")
+    __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval", "decoding", "recompute", "ape", "without_prefix", "explain")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +54,10 @@ class AnswerManyRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
     DECODING_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    APE_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     questions: _containers.RepeatedScalarFieldContainer[str]
@@ -52,10 +65,14 @@ class AnswerManyRequest(_message.Message):
     sampling: _common_pb2.Sampling
     retrieval: RetrievalOptions
     decoding: _common_pb2.Decoding
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ...) -> None: ...
+    recompute: _recompute_pb2.Recompute
+    ape: _recompute_pb2.Ape
+    without_prefix: bool
+    explain: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class AnswerEvent(_message.Message):
-    __slots__ = ("retrieved", "token", "answer", "usage", "done", "chosen", "margin_token", "margin")
+    __slots__ = ("retrieved", "token", "answer", "usage", "done", "chosen", "margin_token", "margin", "selected")
     RETRIEVED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +81,7 @@ class AnswerEvent(_message.Message):
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     MARGIN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
     retrieved: Retrieved
     token: AnswerToken
     answer: AnswerText
@@ -72,7 +90,8 @@ class AnswerEvent(_message.Message):
     chosen: _common_pb2.Chosen
     margin_token: _common_pb2.MarginToken
     margin: _common_pb2.Margin
-    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[AnswerToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ...) -> None: ...
+    selected: _recompute_pb2.Selected
+    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[AnswerToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ...) -> None: ...
 
 class Retrieved(_message.Message):
     __slots__ = ("hits", "mode")

@@ -21,8 +21,10 @@ EVERYTHING: dict[str, Any] = {
     "generator": {
         "engine": {"dtype": "float32", "resident_bytes": 17179869184},
         "kv_encoding": "int8",
+        "selector": {"timeout_s": 2.0, "fallback": "reordered"},
         "deployment": {"max_ongoing_requests": 7, "max_queued_requests": -1, "num_cpus": 2},
     },
+    "selector": {"model": "HuggingFaceTB/SmolLM2-135M", "threads": 2, "deployment": {"num_cpus": 2}},
 }
 ON_SERVICES = {"deployment": {"resources": {"kvquilt_services": 1}}}
 
@@ -55,6 +57,7 @@ def test_chart_and_composition_root_agree(helm: Helm, config: dict[str, Any], gp
         "retrieval": {"milvus_uri": "http://milvus:19530", **ON_SERVICES},
         "ingestion": ON_SERVICES,
         "gateway": ON_SERVICES,
+        "selector": {"model": config.get("selector", {}).get("model", ""), **ON_SERVICES},
         "generator": {"deployment": {"resources": {"kvquilt_generator": 1}, "num_replicas": 3, "num_gpus": gpus}, **cuda},
     }
     quilt = merged(config, decided)

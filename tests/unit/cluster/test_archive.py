@@ -153,6 +153,15 @@ async def test_what_was_exported_is_imported_byte_for_byte(store: Store, other: 
         assert path.read_bytes() == store.path(path.stem).read_bytes()
 
 
+async def test_auxiliary_kv_stays_where_its_model_is(store: Store, other: Store, file: Path) -> None:
+    for key, manifest in store.manifests.items():
+        chunks = tuple(dataclasses.replace(c, auxiliary_id="0" * 40) for c in manifest.chunks)
+        store.manifests[key] = dataclasses.replace(manifest, chunks=chunks, auxiliary="a model")
+    await export(store, file)
+    assert await bring(other, file) == Transferred("books", 2, 3, 3)
+    assert other.manifests == {key: m.without_auxiliary() for key, m in store.manifests.items() if key[1] == "books"}
+
+
 async def test_the_file_is_an_ordinary_tar_archive_with_each_chunk_once(store: Store, file: Path) -> None:
     await export(store, file)
     with tarfile.open(file) as archive:

@@ -17,12 +17,15 @@ from cluster.ask_command import ask, decoding_of, sampling_of
 from cluster.asking import collect, show, show_json
 from cluster.cli import main
 from cluster.ingesting import ingest_files
+from cluster.reuse_options import FOREST_MODES, REUSE_MODES, ape_of, recompute_of
 from cluster.session import exit_code
 from cluster.sources import SourceFile
 from shared import errors
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, Retrieved
 from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins
 from shared.clients.generation import GeneratedToken, Sampling, Timings, Usage
+from shared.clients.recompute import Ape, Recompute, Selected, TextSpan
+from shared.clients.selection import SelectionTimings
 from shared.documents import SourceDocument, Stage, UpsertProgress
 from shared.search import IndexedChunk, SearchHit, SearchMode
 
@@ -49,9 +52,12 @@ def whole(*texts: AnswerText, tokens: Sequence[str] = ()) -> list[AnswerEvent]:
     return [Retrieved((HIT,), SearchMode.DENSE), *told, *texts, COST, AnswerDone("r1")]
 
 
-async def shown(events: list[AnswerEvent], questions: list[str], live: bool, per_question: int = 1) -> str:
+async def shown(
+    events: list[AnswerEvent], questions: list[str], live: bool, per_question: int = 1, explain: bool = False, colour: bool = False
+) -> str:
     out = io.StringIO()
-    await show(Console(file=out, width=100), stream(*events), questions, per_question, live)
+    console = Console(file=out, width=200, force_terminal=colour, color_system="standard" if colour else None)
+    await show(console, stream(*events), questions, per_question, live, explain)
     return out.getvalue()
 
 
@@ -68,6 +74,8 @@ def test_every_command_explains_itself(command: str) -> None:
         (["status"], 3, "start it with `kvquilt up`"),
         (["ask", "-c", "x"], 2, "give a QUESTION"),
         (["ask", "-q", "?", "-q", "!", "-c", "x", "--margins"], 2, "one question"),
+        (["ask", "?", "-c", "x", "--recompute-tokens", "1,2"], 2, "--recompute-tokens belongs to --reuse tokens"),
+        (["ask", "?", "-c", "x", "--reuse", "tokens", "--recompute-tokens", "1;2"], 2, "no list of numbers"),
         (["ask", "?", "-c", "x", "--choose", "majority"], 2, "--choose belongs to --thoughts"),
         (["ask", "?", "-c", "x", "--length-penalty", "2"], 2, "--length-penalty belongs to --beams"),
         (["ask", "?", "-c", "x", "--beams", "2", "--thoughts", "2"], 2, "exclude each other"),
@@ -145,6 +153,77 @@ async def test_margins_are_shown_with_the_document_they_are_written_on() -> None
 def test_options_of_ask_become_what_is_asked_for(args: dict[str, Any], sampling: Sampling, decoding: Decoding) -> None:
     options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "marker": ""} | args
     assert (sampling_of(options), decoding_of(options)) == (sampling, decoding)
+
+
+def clipped() -> list[AnswerEvent]:
+    """One of the hit's two tokens was chosen, by a selector that took 30 ms, of which 10 were waited for."""
+    spans = ((TextSpan(5, 9, 0.5),),)
+    selected = Selected((1,), None, (), (0.25, 0.5), spans, "stitched", 3, 8, SelectionTimings(1.5, 0.0, 20.0, 25.0))
+    usage = Usage(50, 40, 10, 2, 0, 1, 3, 8, "cacheclip")
+    cost = AnswerUsage(usage, Timings(select_ms=30.0, select_wait_ms=10.0))
+    return [Retrieved((HIT,), SearchMode.DENSE), selected, text(0, "Orla"), cost, AnswerDone("r1")]
+
+
+async def test_an_explanation_shows_the_context_with_what_was_computed_anew_and_what_choosing_it_took() -> None:
+    output = await shown(clipped(), ["Who?"], live=True, explain=True)
+    assert "context, computed anew: 1 of 2 tokens" in output
+    assert "[1] bridge.txt: 1 of 2 tokens; scores up to 0.5, 0.75 in all" in output
+    assert "Orla ⟦Venn⟧ built it" in output
+    assert "selector: 3 of its tokens picked, 8 in groups, read stitched; load 1.5, encode 0.0, score 20.0, total 25.0 ms" in output
+    assert "choosing took 30.0 ms: 20.0 hidden behind loading, 10.0 waited for" in output
+    assert "10 computed, 1 of them chosen by cacheclip" in output
+    coloured = await shown(clipped(), ["Who?"], live=True, explain=True, colour=True)
+    assert "Orla \x1b[30;43mVenn\x1b[0m built it" in coloured
+    plain = await shown(clipped(), ["Who?"], live=True)
+    assert "⟦" not in plain
+    assert "choosing took" in plain
+
+
+async def test_without_spans_an_explanation_still_counts_and_without_a_choice_it_shows_the_chunks() -> None:
+    events = clipped()
+    events[1] = Selected((1,), 0)
+    output = await shown(events, ["Who?", "When?"], live=True, explain=True)
+    assert "context, computed anew for “Who?”: 1 of 2 tokens" in output
+    assert "Orla Venn built it" in output
+    assert "computed anew: 0 of 2 tokens" in await shown(whole(text(0, "Orla")), ["Who?"], live=True, explain=True)
+
+
+async def test_json_has_what_was_chosen_with_its_text_and_times() -> None:
+    answer = json.loads(show_json(await collect(stream(*clipped())), ["Who?"]))
+    (selected,) = answer["selected"]
+    assert selected["tokens"] == [1]
+    assert selected["scores"] == [0.25, 0.5]
+    assert selected["chunks"] == [[{"start": 5, "end": 9, "score": 0.5, "text": "Venn"}]]
+    assert (selected["num_picked"], selected["num_grouped"], selected["reading"]) == (3, 8, "stitched")
+    assert selected["timings_ms"]["score"] == 20.0
+    assert answer["usage"]["reuse"] == "cacheclip"
+    assert answer["timings_ms"]["select_wait"] == 10.0
+
+
+async def test_a_note_says_what_an_answer_really_ran_as() -> None:
+    events = whole(text(0, "Orla"))
+    note = "cacheclip became epic: the selector did not answer within 5 s"
+    events[-2] = AnswerUsage(Usage(50, 40, 10, 2, reuse="epic", note=note), Timings())
+    assert note in await shown(events, ["Who?"], live=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "recompute", "ape"),
+    [
+        ({}, Recompute(), Ape()),
+        ({"reuse": "tokens", "recompute_tokens": "5, 1,9"}, Recompute(tokens=(5, 1, 9)), Ape()),
+        ({"reuse": "random", "recompute_ratio": 0.3, "seed": 4}, Recompute(0.3, seed=4), Ape()),
+        ({"reuse": "cacheclip", "grouping": "paper", "reading": "each"}, Recompute(grouping="paper", reading="each"), Ape()),
+        ({"reuse": "ape", "ape_scale": 0.5, "seed": 4}, Recompute(), Ape(scale=0.5)),
+    ],
+)
+def test_options_of_reuse_become_what_is_asked_for(args: dict[str, Any], recompute: Recompute, ape: Ape) -> None:
+    options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "recompute_tokens": ""} | args
+    assert (recompute_of(options), ape_of(options)) == (recompute, ape)
+
+
+def test_a_forest_is_offered_the_modes_that_need_no_question() -> None:
+    assert set(REUSE_MODES) - set(FOREST_MODES) == {"tokens", "query_attention", "cacheclip"}
 
 
 async def test_an_answer_that_breaks_off_is_an_error_not_an_answer() -> None:

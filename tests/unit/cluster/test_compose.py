@@ -27,6 +27,7 @@ def values(tmp_path: Path) -> dict[str, Any]:
         "log": {"level": "WARNING"},
         "gateway": {"k": 4, "deployment": {"num_replicas": 2, "drain_s": 7.0, "log": {"format": "json"}}},
         "generator": {"engine": {"dtype": "float32"}, "deployment": {"max_replicas": 3, "num_gpus": 1}},
+        "selector": {"model": "HuggingFaceTB/SmolLM2-135M", "threads": 1},
     }
 
 
@@ -60,6 +61,16 @@ def test_an_application_is_built_with_its_settings_in_the_file(values: dict[str,
         section = getattr(config, app["name"])
         expected = dataclasses.replace(section, deployment=DeploymentConfig(log=section.deployment.log))
         assert (load(type(section), given) if isinstance(given, dict) else given) == expected
+
+
+def test_without_an_auxiliary_model_there_is_no_selector_and_nobody_asks_one(values: dict[str, Any]) -> None:
+    without = args_of({key: value for key, value in values.items() if key != "selector"} | {"selector": {"model": ""}})
+    assert list(without) == [name for name in APPLICATIONS if name != "selector"]
+    assert without["gateway"]["gateway"]["selector"] == without["ingestion"]["ingestion"]["selector"] == ""
+    assert without["generator"]["generator"]["selector"] == {"application": ""}
+    args = args_of(values)
+    assert args["gateway"]["gateway"]["selector"] == args["ingestion"]["ingestion"]["selector"] == "selector"
+    assert args["generator"]["generator"]["selector"] == {"application": "selector"}
 
 
 def test_replicas_and_limits_stand_where_serve_changes_them_in_place(values: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,29 @@ def test_what_suits_the_model_applies_until_the_operator_says_otherwise(tmp_path
     (model / "quilt.yaml").write_text("data_dir: /elsewhere\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="data_dir"):
         load_quilt({"model": str(model)}, {})
+
+
+def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(tmp_path: Path, model: Path) -> None:
+    def loaded(resolve: Callable[[str], str] | None = None, **selector: str) -> QuiltConfig:
+        values: dict[str, object] = {"data_dir": str(tmp_path), "model": str(model)}
+        values |= {"selector": selector} if selector else {}
+        return load_quilt(values, {}, resolve)
+
+    auxiliary = model / "auxiliary"
+    auxiliary.mkdir()
+    (auxiliary / "config.json").write_text("{}", encoding="utf-8")
+    without = loaded()
+    assert without.selector.model == without.gateway.selector == without.ingestion.selector == ""
+    assert without.generator.selector.application == ""
+    (model / "quilt.yaml").write_text("selector: {model: auxiliary, threads: 3}\n", encoding="utf-8")
+    for config in (loaded(), loaded(str)):
+        assert (config.selector.model, config.selector.primary, config.selector.threads) == (str(auxiliary), str(model), 3)
+        assert config.gateway.selector == config.ingestion.selector == config.generator.selector.application == "selector"
+    off = loaded(model="")
+    assert off.selector.model == off.gateway.selector == off.ingestion.selector == ""
+    assert loaded(model="HuggingFaceTB/SmolLM2-135M").selector.model == "HuggingFaceTB/SmolLM2-135M"
+    with pytest.raises(ConfigError, match=r"selector\.model: there is no directory"):
+        loaded(model="./nowhere/to/be/found")
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:

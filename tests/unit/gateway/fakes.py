@@ -14,11 +14,13 @@ from shared.clients.generation import (
     GenerationDone,
     GenerationEvent,
     ModelDescription,
+    Piece,
     Reuse,
     Sampling,
     Timings,
     Usage,
 )
+from shared.clients.recompute import Ape, Recompute, Selected
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 from shared.search import Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
@@ -77,6 +79,8 @@ class FakeGenerator:
     hang_after: int | None = None
     describe_after: asyncio.Event | None = None
     decoding: Decoding | None = None
+    options: tuple[Piece | None, Recompute | None, Ape | None, bool] | None = None
+    selected: Selected | None = None
     chosen: Chosen | None = None
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
@@ -91,10 +95,13 @@ class FakeGenerator:
         questions: Sequence[str],
         reuse: Reuse | None,
         sampling: Sampling | None,
-        *,
+        prefix: Piece | None,
         decoding: Decoding | None,
+        recompute: Recompute | None,
+        ape: Ape | None,
+        explain: bool,
     ) -> AsyncGenerator[GenerationEvent, None]:
-        self.decoding = decoding
+        self.decoding, self.options = decoding, (prefix, recompute, ape, explain)
         self.asked.append((tuple(chunks), tuple(questions), reuse, sampling))
         failure = self.failures.pop(0) if self.failures else None
         try:
@@ -108,7 +115,7 @@ class FakeGenerator:
             self.closed += 1
 
     def _events(self, questions: Sequence[str]) -> list[GenerationEvent]:
-        events: list[GenerationEvent] = []
+        events: list[GenerationEvent] = [self.selected] if self.selected else []
         words = {i: self.answers[q].split(" ") for i, q in enumerate(questions)}
         for step in range(max(map(len, words.values()))):
             events += [

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import aclosing
+from typing import Any, get_args
 
 import pytest
 
-from protos.kvquilt.v1 import common_pb2
+from protos.kvquilt.v1 import common_pb2, rag_pb2, recompute_pb2
 from services.gateway.config import GatewayConfig
+from services.gateway.handlers import GatewayHandlers
 from services.gateway.pipeline import Inquiry, Pipeline
 from services.gateway.prefetching import Prefetching
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
 from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins, MarginToken, decoding_of, decoding_to_pb
-from shared.clients.generation import ChunkRef, GeneratedToken, Sampling
+from shared.clients.generation import ChunkRef, GeneratedToken, Reuse, Sampling, Timings, Usage, reuse_of, reuse_to_pb
 from shared.clients.rag import event_of, event_to_pb
+from shared.clients.recompute import Ape, Recompute, Selected, TextSpan, ape_of, ape_to_pb, recompute_of, recompute_to_pb
+from shared.clients.selection import SelectionTimings
 from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, KvquiltError, ModelMismatch, NotFound, Unavailable
 from shared.request import RequestContext
 from shared.search import Filter, FilterOp, SearchMode
@@ -65,7 +69,7 @@ async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_ord
     generator = FakeGenerator({WHO: "Orla"})
     await ask(pipeline(generator), inquiry(reuse="composite", sampling=Sampling(max_tokens=7)))
     chunks, questions, reuse, sampling = generator.asked[0]
-    assert chunks == tuple(ChunkRef(h.chunk.chunk_id, h.chunk.token_ids) for h in HITS)
+    assert chunks == tuple(ChunkRef(h.chunk.chunk_id, h.chunk.token_ids, h.chunk.text) for h in HITS)
     assert (questions, reuse, sampling) == ((WHO,), "composite", Sampling(max_tokens=7))
 
 
@@ -280,3 +284,49 @@ def test_a_rule_that_is_not_set_or_not_known_is_named() -> None:
     with pytest.raises(InvalidRequest, match=r"decoding\.beams\.early_stopping"):
         decoding_of(common_pb2.Decoding(beams=common_pb2.Beams(width=2, early_stopping=9)))  # type: ignore[arg-type]
     assert decoding_of(common_pb2.Decoding(beams=common_pb2.Beams(width=2, length_penalty=0.0))).beams == Beams(2, 0.0)
+
+
+async def test_what_is_computed_anew_reaches_the_generator_and_what_was_chosen_the_caller() -> None:
+    chosen = Selected((1, 2), scores=(0.1, 0.5, 0.4), chunks=((TextSpan(0, 4, 0.45),), (), ()))
+    generator = FakeGenerator({WHO: "Orla"}, selected=chosen)
+    asked = {"recompute": Recompute(0.4, grouping="paper"), "ape": Ape(0.5)}
+    events = await ask(pipeline(generator), inquiry(reuse="cacheclip", explain=True, **asked))
+    assert generator.options == (None, *asked.values(), True)
+    assert events[1] == chosen
+
+
+async def test_without_the_prefix_none_is_sent_and_nothing_fetched_in_advance() -> None:
+    generator, fetcher = FakeGenerator({WHO: "Orla"}), FakeFetcher()
+    await ask(pipeline(generator, fetcher=fetcher), inquiry(without_prefix=True))
+    assert generator.options is not None
+    assert generator.options[0] == ()
+    assert fetcher.asked == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"reuse": 77}, "reuse: 77 is not a mode"),
+        ({"recompute": recompute_pb2.Recompute(grouping=7)}, "recompute.grouping: 7"),
+        ({"question": " "}, "question: is empty"),
+    ],
+)
+async def test_the_gateway_names_the_field_of_what_it_does_not_know(options: dict[str, Any], says: str) -> None:
+    handlers = GatewayHandlers(pipeline(), {}, 1.0)
+    request = rag_pb2.AnswerRequest(**{"collection": "handbook", "question": WHO} | options)
+    with pytest.raises(InvalidRequest) as refusal:
+        [_ async for _ in handlers.Answer(request)]
+    assert says in refusal.value.detail
+
+
+async def test_every_field_of_a_request_and_of_its_events_survives_the_wire() -> None:
+    timings = SelectionTimings(1.0, 2.0, 3.0, 7.0)
+    chosen = Selected((1, 2), 0, (3, 2), (0.5, 0.25), ((TextSpan(0, 4, 0.5),), ()), "each", 3, 2, timings)
+    usage = Usage(100, 90, 10, 3, 5, 4, 3, 2, "epic", "cacheclip became epic: the selector failed")
+    sent: list[AnswerEvent] = [chosen, AnswerUsage(usage, Timings(select_ms=9.0, select_wait_ms=2.5))]
+    assert [event_of(event_to_pb(event)) for event in sent] == sent
+    recompute = Recompute(0.7, (3, 1), 2**63, "sliding", "each")
+    assert recompute_of(recompute_to_pb(recompute) or recompute_pb2.Recompute()) == recompute
+    assert ape_of(ape_to_pb(Ape(0.5, 2.0)) or recompute_pb2.Ape()) == Ape(0.5, 2.0)
+    for mode in get_args(Reuse):
+        assert reuse_of(reuse_to_pb(mode)) == mode

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import xxhash
@@ -14,6 +15,7 @@ from tests.kv_chunks import chunk_id_of
 
 CHUNK = ManifestChunk(chunk_id_of(0), (1, 2, 3), 0, 9, "päge }\n", "Part > Chapter")
 DOCUMENT = Manifest("default", "books", "ü.pdf", "Title", "hash", "model", (5,), (CHUNK,), {"author": "N. N."}, 1.5)
+ENCODED = replace(DOCUMENT, auxiliary="model", chunks=(replace(CHUNK, auxiliary_id=chunk_id_of(1)),))
 
 
 def sealed(body: str) -> bytes:
@@ -26,11 +28,19 @@ def test_a_manifest_comes_back_as_it_was(document_id: str, title: str, chunks: l
     parts = tuple(ManifestChunk(chunk_id_of(i), tuple(ids), text=text) for i, (text, ids) in enumerate(chunks))
     manifest = Manifest("t", "c", document_id, title, chunks=parts)
     assert decode(encode(manifest)) == manifest
+    encoded = replace(manifest, auxiliary="a", chunks=tuple(replace(c, auxiliary_id=chunk_id_of(9)) for c in parts))
+    assert decode(encode(encoded)) == encoded
 
 
 def test_it_is_json_that_says_its_version() -> None:
-    assert json.loads(encode(DOCUMENT))["version"] == VERSION
-    assert json.loads(encode(DOCUMENT))["manifest"]["document_id"] == "ü.pdf"
+    assert json.loads(encode(ENCODED))["version"] == VERSION
+    assert json.loads(encode(ENCODED))["manifest"]["document_id"] == "ü.pdf"
+
+
+def test_without_auxiliary_kv_an_older_version_can_read_it() -> None:
+    written = json.loads(encode(DOCUMENT))
+    assert written["version"] == 2
+    assert "auxiliary" not in str(written)
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
@@ -50,7 +60,7 @@ def test_version_1_is_still_read() -> None:
 
 def test_a_later_version_is_refused_as_such() -> None:
     with pytest.raises(NewerFormat, match="update kvquilt"):
-        decode(sealed('"version":3,"manifest":{"whatever":"it is"}'))
+        decode(sealed('"version":4,"manifest":{"whatever":"it is"}'))
 
 
 @pytest.mark.parametrize("body", ['"version":2', '"version":2,"manifest":{"tenant":"t"}', '"version":2,"manifest":[]'])

@@ -67,3 +67,5 @@ def test_a_document_that_replaces_another_counts_instead_of_it() -> None:
 
     assert after_replacing(DOCUMENTS, new("books", "1")) == ({"a", "b", "c"}, {"b", "c", "d"})
     assert after_replacing(DOCUMENTS, new("films", "1")) == ({"a", "b", "c"}, {"a", "b", "c", "d"})
+    encoded = Manifest("acme", "books", "1", chunks=(ManifestChunk("b", (), auxiliary_id="x"),))
+    assert after_replacing(DOCUMENTS, encoded) == ({"a", "b", "c"}, {"b", "c", "x"})

@@ -1,0 +1,98 @@
+"""Which mode a request really runs in: the one it names, the configured one, or what the model's verdict says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from services.generator.config import GeneratorConfig
+from shared.clients.selection import Grouping, Reading
+from shared.engine.types import Ape, Recompute, ReuseMode
+from shared.errors import FailedPrecondition, InvalidRequest
+from shared.identity import ids_hash
+from shared.verdict import VERDICT_FILE, Verdict
+
+Mode = ReuseMode | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseOrder:
+    """What a caller asks for. ``mode``, ``grouping``, ``reading`` None: the configured ones."""
+
+    mode: Mode | None = None
+    recompute: Recompute = field(default_factory=Recompute)
+    ape: Ape = field(default_factory=Ape)
+    grouping: Grouping | None = None
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reusing:
+    """What becomes of it. ``note``: why it is not what was asked for."""
+
+    mode: ReuseMode
+    recompute: Recompute
+    ape: Ape
+    grouping: Grouping
+    reading: Reading
+    note: str = ""
+
+
+class Modes:
+    """``model``: fingerprint. ``has_selector``: whether anybody can choose for ``cacheclip``."""
+
+    def __init__(self, config: GeneratorConfig, model: str, verdict: Verdict | None, has_selector: bool) -> None:
+        self._config = config
+        self._model = model
+        self._verdict = verdict
+        self._has_selector = has_selector
+
+    def settle(self, order: ReuseOrder, prefix_ids: tuple[int, ...], has_question: bool = True) -> Reusing:
+        """
+        Raises:
+            InvalidRequest: an option that the mode does not go by; names the field.
+            FailedPrecondition: ``cacheclip`` without a selector.
+        """
+        mode = order.mode or mode_of(self._config.reuse)
+        if mode == "auto":
+            return self._by_verdict(order, prefix_ids, has_question)
+        if mode is not ReuseMode.CACHECLIP:
+            for name, value in (("grouping", order.grouping), ("reading", order.reading)):
+                if value is not None:
+                    raise InvalidRequest(f"recompute.{name}: mode {mode.value} asks no selector; leave it out")
+        elif has_question and not self._has_selector:
+            raise FailedPrecondition(
+                "reuse: cacheclip needs a selector, and this generator has none; "
+                "name its application in generator.selector.application, or choose another mode"
+            )
+        return self._reusing(mode, order, order.recompute)
+
+    def _by_verdict(self, order: ReuseOrder, prefix_ids: tuple[int, ...], has_question: bool) -> Reusing:
+        if (order.recompute, order.ape, order.grouping, order.reading) != (Recompute(), Ape(), None, None):
+            raise InvalidRequest("recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode")
+        verdict, why = self._verdict, self._why_not(prefix_ids, has_question)
+        if verdict is None or why:
+            return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
+        return self._reusing(ReuseMode(verdict.mode), order, Recompute(verdict.ratio))
+
+    def _why_not(self, prefix_ids: tuple[int, ...], has_question: bool) -> str:
+        """Empty: the verdict holds."""
+        verdict = self._verdict
+        if verdict is None:
+            return f"the model has no verdict ({VERDICT_FILE})"
+        misfit = verdict.misfit(self._model, ids_hash(prefix_ids), self._config.kv_encoding)
+        if misfit:
+            return f"the verdict was made for another {misfit}"
+        if not has_question and verdict.mode in ("query_attention", "cacheclip"):
+            return f"the verdict's mode, {verdict.mode}, goes by the question, and a forest is opened without one"
+        if verdict.mode == "cacheclip" and not self._has_selector:
+            return "the verdict's mode, cacheclip, needs a selector, and generator.selector.application names none"
+        return ""
+
+    def _reusing(self, mode: ReuseMode, order: ReuseOrder, recompute: Recompute) -> Reusing:
+        selector = self._config.selector
+        return Reusing(mode, recompute, order.ape, order.grouping or selector.grouping, order.reading or selector.reading)
+
+
+def mode_of(name: str) -> Mode:
+    return "auto" if name == "auto" else ReuseMode(name)

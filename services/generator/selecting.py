@@ -1,0 +1,117 @@
+"""Asks the selector which tokens to compute anew, beside the loading of KV. It never stops an answer: what cannot be asked, fails
+or is late becomes the configured fallback, and the caller is told why."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+from services.generator.chunk_texts import ChunkReader
+from services.generator.config import SelectorConfig
+from services.generator.prompts import Piece
+from services.generator.reusing import Reusing
+from shared.clients.selection import Grouping, Reading, SelectedTokens, SelectionChunk
+from shared.engine.selecting import DEFAULT_RATIO
+from shared.engine.types import Chunk, Recompute, ReuseMode
+from shared.errors import KvquiltError
+from shared.request import RequestContext
+from shared.verdict import BY_RATIO
+
+log = logging.getLogger(__name__)
+
+
+class Selector(Protocol):
+    """What of ``shared.clients.selection.SelectionClient`` is used here."""
+
+    async def select(
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[SelectionChunk],
+        questions: Sequence[str],
+        ratio: float,
+        grouping: Grouping,
+        reading: Reading,
+    ) -> SelectedTokens: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How the engine goes on. ``selected`` None: the selector did not say, and ``note`` says why. ``took_s``: to come to it."""
+
+    mode: ReuseMode
+    recompute: Recompute
+    took_s: float
+    selected: SelectedTokens | None = None
+    note: str = ""
+
+
+class _NotAskedError(Exception):
+    """The selector cannot be asked, or not be believed; says why."""
+
+
+class Choosing:
+    def __init__(self, selector: Selector, config: SelectorConfig, reader: ChunkReader) -> None:
+        self._selector = selector
+        self._config = config
+        self._reader = reader
+
+    async def choose(
+        self, ctx: RequestContext, chunks: Sequence[Chunk], pieces: Sequence[Piece], questions: Sequence[Piece], reusing: Reusing
+    ) -> Decision:
+        """``pieces``: those that ``chunks`` were made of. Raises nothing but cancellation."""
+        begun = time.monotonic()
+        patience_s = min(self._config.timeout_s, self._config.deadline_share * ctx.remaining_s)
+        try:
+            async with asyncio.timeout(patience_s):
+                selected = await self._ask(replace(ctx, deadline_s=begun + patience_s), chunks, pieces, questions, reusing)
+        except _NotAskedError as reason:
+            why = str(reason)
+        except TimeoutError:
+            why = f"the selector did not answer within {patience_s:.3g} s"
+        except KvquiltError as error:
+            why = f"the selector failed: {error.detail}"
+        except Exception:
+            log.exception("the selector failed on request %s", ctx.request_id)
+            why = "the selector failed; the generator's log has the reason"
+        else:
+            took_s = time.monotonic() - begun
+            return Decision(ReuseMode.TOKENS, Recompute(tokens=selected.tokens), took_s, selected)
+        log.warning("request %s goes on with %s: %s", ctx.request_id, self._config.fallback, why)
+        return self._fallback(reusing.recompute, time.monotonic() - begun, why)
+
+    async def _ask(
+        self, ctx: RequestContext, chunks: Sequence[Chunk], pieces: Sequence[Piece], questions: Sequence[Piece], reusing: Reusing
+    ) -> SelectedTokens:
+        ids = [chunk.token_ids for chunk in chunks]
+        texts, asked = await asyncio.to_thread(self._read, pieces, ids, questions)
+        context = [SelectionChunk(text, token_ids) for text, token_ids in zip(texts, ids, strict=True)]
+        ratio = DEFAULT_RATIO if reusing.recompute.ratio is None else reusing.recompute.ratio
+        selected = await self._selector.select(ctx, context, asked, ratio, reusing.grouping, reusing.reading)
+        num_tokens = sum(map(len, ids))
+        in_order = all(a < b for a, b in pairwise((-1, *selected.tokens, num_tokens)))
+        if not in_order or len(selected.scores) not in (0, num_tokens):
+            raise _NotAskedError("the selector chose tokens that the context does not have")
+        return selected
+
+    def _read(
+        self, pieces: Sequence[Piece], ids: Sequence[tuple[int, ...]], questions: Sequence[Piece]
+    ) -> tuple[list[str], list[str]]:
+        chunks = [chunk.text if chunk is not None else None for chunk in self._reader.chunks(pieces, ids)]
+        return _known("chunks", chunks), _known("questions", [self._reader.question(question) for question in questions])
+
+    def _fallback(self, recompute: Recompute, took_s: float, why: str) -> Decision:
+        mode = ReuseMode(self._config.fallback)
+        by_ratio = Recompute(recompute.ratio, seed=recompute.seed) if self._config.fallback in BY_RATIO else Recompute()
+        return Decision(mode, by_ratio, took_s, note=f"cacheclip became {mode.value}: {why}")
+
+
+def _known(name: str, texts: Sequence[str | None]) -> list[str]:
+    for index, text in enumerate(texts):
+        if text is None:
+            raise _NotAskedError(f"the selector reads text, and there is none that gives the token ids of {name}[{index}]")
+    return [text for text in texts if text is not None]

@@ -1,0 +1,45 @@
+"""The Ray Serve application ``selector``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+import ray
+import torch
+from ray import serve
+
+from services.selector.config import SelectorConfig
+from services.selector.handlers import SERVICE, SelectionServicer
+from services.selector.loading import load_selector
+from shared import log as logs
+from shared.clients.kv_store import KvStoreClient
+from shared.clients.serve_transport import ServeTransport
+from shared.config import load, to_dict
+from shared.errors import KvquiltError
+
+log = logging.getLogger(__name__)
+
+
+class SelectionApp(SelectionServicer):
+    """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says what is wrong."""
+
+    def __init__(self, args: dict[str, Any]) -> None:
+        config = load(SelectorConfig, args)
+        logs.configure(SERVICE, config.deployment.log.level, config.deployment.log.format)
+        # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1.
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        store = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None
+        node_id = ray.get_runtime_context().get_node_id()
+        try:
+            super().__init__(load_selector(config, store, node_id, asyncio.get_running_loop()))
+        except KvquiltError as error:
+            log.error("auxiliary model %s cannot be used: %s", config.model, error.detail)
+            super().__init__(error)
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    config = load(SelectorConfig, args)
+    return serve.deployment(name=SERVICE, **config.deployment.serve_options())(SelectionApp).bind(to_dict(config))

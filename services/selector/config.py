@@ -1,0 +1,44 @@
+"""Settings of the selector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shared.deployment import DeploymentConfig
+from shared.engine_config import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorConfig:
+    """
+    model: the auxiliary model, a directory or Hugging Face id; empty: there is no selector. In the `quilt.yaml` of a model's
+        directory a folder of that directory may be named.
+    primary: the model whose tokens are chosen; only its tokenizer is read.
+    dtype: of the auxiliary's weights and KV; ``auto`` is bfloat16 where the processor computes it, else float32.
+    threads: of one computation; 0: all CPUs that the process may use.
+    resident_bytes: auxiliary KV that is kept in memory, least recently used first to go.
+    loader_threads: read the stored KV of one request; one more writes.
+    max_chunks, max_questions: most that one request may have.
+    max_waiting: requests that wait for the auxiliary model beyond this many are refused as overloaded.
+    kv_store: the application that keeps auxiliary KV; empty: none, it is computed here and forgotten with the process.
+    """
+
+    model: str = ""
+    primary: str = ""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    threads: int = 0
+    resident_bytes: int = 2 * GIB
+    loader_threads: int = 2
+    max_chunks: int = 1024
+    max_questions: int = 64
+    max_waiting: int = 64
+    kv_store: str = "kv_store"
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("resident_bytes", "loader_threads", "max_chunks", "max_questions", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.threads < 0:
+            raise ValueError(f"threads: must not be negative, got {self.threads}")

@@ -1,0 +1,40 @@
+"""From the configuration to a running selector."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from services.selector.config import SelectorConfig
+from services.selector.selecting import SelectorService
+from shared.engine.source import NoSource, SegmentSource
+from shared.engine_config import EngineConfig
+from shared.errors import ConfigError
+from shared.prompt import PromptTokenizer
+from shared.selection.auxiliary import load_auxiliary
+from shared.stored_segments.files import KvShape
+from shared.stored_segments.source import ChunkStore, StoreSegmentSource
+
+log = logging.getLogger(__name__)
+
+
+def load_selector(
+    config: SelectorConfig, store: ChunkStore | None, node_id: str, loop: asyncio.AbstractEventLoop
+) -> SelectorService:
+    """Loads the auxiliary model. ``store`` is called on ``loop`` only; None keeps no KV.
+
+    Raises:
+        KvquiltError: there is no such model, its attention cannot be seen, or one of the tokenizers gives no offsets; says which.
+    """
+    if not config.model:
+        raise ConfigError("selector.model: name an auxiliary model, a directory or Hugging Face id")
+    primary = PromptTokenizer.of_model(config.primary)
+    if primary is None:
+        raise ConfigError("selector.primary: the model has no tokenizer, so the tokens of a text cannot be chosen")
+    auxiliary = load_auxiliary(config.model, EngineConfig(dtype=config.dtype))
+    source: SegmentSource = NoSource()
+    if store is not None:
+        source = StoreSegmentSource(store, node_id, loop, KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash))
+    service = SelectorService(config, auxiliary, primary, source)
+    log.info("selecting by %s, fingerprint %s", config.model, auxiliary.scorer.fingerprint)
+    return service

@@ -1,0 +1,174 @@
+"""A request's way through the selector: texts to pairs of tokens, pairs to KV, KV and questions to the primary's tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from services.selector.auxiliary_kv import AuxiliaryKv
+from services.selector.config import SelectorConfig
+from services.selector.worker_thread import Turn, WorkerThread
+from shared.clients.selection import (
+    AuxiliaryDescription,
+    EncodedChunk,
+    Grouping,
+    Reading,
+    SelectedTokens,
+    SelectionChunk,
+    SelectionTimings,
+)
+from shared.engine.source import SegmentSource
+from shared.errors import DeadlineExceeded, InvalidRequest
+from shared.prompt import PromptTokenizer
+from shared.request import RequestContext
+from shared.selection import grouping as groupings
+from shared.selection import scoring
+from shared.selection.auxiliary import Auxiliary
+from shared.selection.grouping import num_asked
+from shared.selection.selector import PairedChunk, Selection, Selector, is_open
+from shared.selection.spans import SpanTokenizer
+
+
+class SelectorService:
+    """Everything the service does, without a wire. Every method raises ``shared.errors``."""
+
+    def __init__(self, config: SelectorConfig, auxiliary: Auxiliary, primary: PromptTokenizer, source: SegmentSource) -> None:
+        """
+        Raises:
+            ModelUnsupported: the primary's tokenizer gives no offsets.
+        """
+        self._config, self._auxiliary, self._primary = config, auxiliary, primary
+        self._selector = Selector(auxiliary, SpanTokenizer(primary.tokenizer, config.primary))
+        # A thread each: texts are tokenized while the model computes for somebody else.
+        self._tokenizers = WorkerThread("tokenize", config.max_waiting)
+        self._model = WorkerThread("auxiliary", config.max_waiting)
+        self.kv = AuxiliaryKv(
+            auxiliary.scorer, auxiliary.prompts.prefix_ids, source, self._model, config.resident_bytes, config.loader_threads
+        )
+
+    async def select(
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[SelectionChunk],
+        questions: Sequence[str],
+        ratio: float,
+        grouping: Grouping,
+        reading: Reading,
+    ) -> SelectedTokens:
+        """See ``shared.clients.selection.SelectionClient.select``."""
+        began = time.monotonic()
+        self._check(chunks, questions, ratio)
+        async with _until_deadline(ctx, "selecting tokens"):
+            paired = await self._tokenizers.run(ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in chunks])
+            needed = [chunk.auxiliary.token_ids for chunk in paired] if is_open(paired, ratio) else []
+            found = await self.kv.segments(ctx, needed)
+            asked = time.monotonic()
+            choose = functools.partial(
+                self._selector.select,
+                paired,
+                found.segments,
+                questions,
+                ratio,
+                groupings.Grouping(grouping),
+                scoring.Reading(reading),
+            )
+            selection = await self._model.run(ctx, Turn.QUESTION, choose)
+        ended = time.monotonic()
+        timings = SelectionTimings(found.load_ms, found.encode_ms, (ended - asked) * 1000, (ended - began) * 1000)
+        return _selected(selection, timings)
+
+    async def encode(self, ctx: RequestContext, chunks: Sequence[SelectionChunk]) -> AsyncGenerator[EncodedChunk, None]:
+        """One value per chunk, in order, each once its KV is durable."""
+        self._check_number("chunks", len(chunks), self._config.max_chunks)
+        for index, chunk in enumerate(chunks):
+            async with _until_deadline(ctx, "encoding chunks"):
+                paired = await self._tokenizers.run(ctx, Turn.INGESTION, functools.partial(self._pair, chunk))
+                token_ids = paired.auxiliary.token_ids
+                existed = await self.kv.keep(ctx, token_ids)
+            yield EncodedChunk(index, self.kv.identity(ctx.tenant, token_ids), len(token_ids), existed)
+
+    def describe(self) -> AuxiliaryDescription:
+        scorer, prompts = self._auxiliary.scorer, self._auxiliary.prompts
+        spec = scorer.spec
+        return AuxiliaryDescription(
+            model=self._config.model,
+            fingerprint=scorer.fingerprint,
+            tokenizer_hash=prompts.hash,
+            prefix_ids=prompts.prefix_ids,
+            question_template=prompts.template.question,
+            max_positions=min(spec.max_positions, spec.sliding_window or spec.max_positions),
+            dtype=spec.dtype_name,
+            kv_bytes_per_token=spec.kv_bytes_per_token,
+            device=str(spec.device),
+            primary_tokenizer_hash=self._primary.hash,
+        )
+
+    def facts(self) -> dict[str, str]:
+        """For an operator."""
+        described, counts = self.describe(), self.kv.counts
+        return {
+            "model": described.model,
+            "fingerprint": described.fingerprint,
+            "dtype": described.dtype,
+            "resident_chunks": str(len(self.kv.resident)),
+            "resident_bytes": str(self.kv.resident.num_bytes),
+            "loaded_chunks": str(counts.loaded),
+            "encoded_chunks": str(counts.encoded),
+            "written_chunks": str(counts.written),
+            "waiting_requests": str(self._model.num_waiting),
+        }
+
+    async def close(self) -> None:
+        """Waits for what is being computed and written."""
+        for part in (self._tokenizers, self._model, self.kv):
+            await part.close()
+
+    def check_invariants(self) -> None:
+        self._tokenizers.check_invariants()
+        self._model.check_invariants()
+        self.kv.check_invariants()
+
+    def _pair(self, chunk: SelectionChunk) -> PairedChunk:
+        return self._selector.pair(chunk.text, chunk.token_ids)
+
+    def _check(self, chunks: Sequence[SelectionChunk], questions: Sequence[str], ratio: float) -> None:
+        num_asked(ratio, 0)
+        self._check_number("chunks", len(chunks), self._config.max_chunks)
+        self._check_number("questions", len(questions), self._config.max_questions)
+        if not questions:
+            raise InvalidRequest("questions: there is none")
+        for index, question in enumerate(questions):
+            if not question.strip():
+                raise InvalidRequest(f"questions[{index}]: is empty")
+
+    def _check_number(self, field: str, number: int, most: int) -> None:
+        if number > most:
+            raise InvalidRequest(f"{field}: {number} are more than the {most} allowed in one request")
+
+
+@asynccontextmanager
+async def _until_deadline(ctx: RequestContext, doing: str) -> AsyncIterator[None]:
+    """Gives up what is going on in it when the deadline passes."""
+    ctx.check_deadline(doing)
+    try:
+        async with asyncio.timeout(ctx.remaining_s):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(f"deadline passed while {doing}; ask for less or set meta.deadline_ms higher") from None
+
+
+def _selected(selection: Selection, timings: SelectionTimings) -> SelectedTokens:
+    empty = np.zeros(0)
+    return SelectedTokens(
+        tokens=tuple(np.flatnonzero(np.concatenate([empty, *selection.chosen])).tolist()),
+        scores=tuple(np.concatenate([empty, *selection.scores]).tolist()),
+        reading=None if selection.reading is None else selection.reading.value,
+        num_picked=selection.num_picked,
+        num_grouped=selection.num_grouped,
+        timings=timings,
+    )

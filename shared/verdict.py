@@ -1,0 +1,82 @@
+"""What an evaluation found to be the best way to reuse KV with one model, for requests of mode ``auto``.
+
+A verdict is a JSON file, ``quilt.verdict.json`` in the model's directory. It holds for the model, the prefix and the encoding of
+stored KV that it was made with, and for no other. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+from shared.clients.generation import Reuse
+from shared.config import load
+from shared.errors import ConfigError
+
+VERDICT_FILE = "quilt.verdict.json"
+BY_RATIO: tuple[Reuse, ...] = ("epic", "random", "query_attention", "cacheblend", "cacheclip")
+_NO_MODES: tuple[Reuse, ...] = ("tokens", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    mode, ratio: how to reuse; ratio None of modes that go by none.
+    tolerance: how much worse than ``full`` an answer may be, as the evaluation measured it (a share of the questions).
+    model: fingerprint. prefix: hash of the prefix's ids (``shared.identity.ids_hash``). encoding: of stored KV.
+    """
+
+    mode: Reuse
+    tolerance: float
+    model: str
+    prefix: str
+    encoding: str
+    ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode in _NO_MODES:
+            possible = [mode for mode in get_args(Reuse) if mode not in _NO_MODES]
+            raise ValueError(f"mode: {self.mode!r} is no verdict; it must be one of {', '.join(possible)}")
+        if self.ratio is not None and self.mode not in BY_RATIO:
+            raise ValueError(f"ratio: mode {self.mode} does not go by a ratio; leave it out")
+        if self.ratio is not None and not 0 <= self.ratio <= 1:  # True for NaN
+            raise ValueError(f"ratio: {self.ratio!r} is out of range; it must be 0 to 1")
+        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise ValueError(f"tolerance: {self.tolerance!r} is out of range; it must be finite and at least 0")
+        for name in ("model", "prefix", "encoding"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: is empty; it says what the verdict holds for")
+
+    @classmethod
+    def read(cls, path: Path) -> Verdict:
+        """
+        Raises:
+            ConfigError: there is no such file, or it is no verdict; names the field.
+        """
+        where = f"{path.name}: "
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{where}there is no such file; generator.verdict names it") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{where}cannot be read as JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{where}expected an object with mode, ratio, tolerance, model, prefix and encoding")
+        return load(cls, values, where)
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    def misfit(self, model: str, prefix: str, encoding: str) -> str:
+        """What it was not made for; empty if it holds."""
+        for name, own, served in (
+            ("model", self.model, model),
+            ("prefix", self.prefix, prefix),
+            ("encoding", self.encoding, encoding),
+        ):
+            if own != served:
+                return name
+        return ""

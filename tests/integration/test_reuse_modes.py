@@ -1,0 +1,272 @@
+"""Every reuse mode over gRPC is what the engine makes of it: same tokens, same numbers, same counts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shared import engine as e
+from shared.clients.exploring import Grow, Grown, Start
+from shared.clients.generation import GeneratedToken, GenerationDone, GenerationEvent, Reuse, Sampling
+from shared.clients.recompute import Ape, Recompute, Selected, TextSpan
+from shared.errors import ConfigError, FailedPrecondition, InvalidRequest
+from shared.identity import chunk_identity, ids_hash
+from shared.verdict import Verdict
+from tests.generation_server import Served, context, save_byte_tokenizer, serving
+from tests.oracles import VOCAB, tiny_model
+
+Ids = tuple[int, ...]
+MAX_TOKENS = 4
+TEXTS = ("Orla Venn built the bridge.", "It stands in Tambach, über dem Fluß 🌉.", "Market day is Monday.")
+QUESTION = "Who built it?"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """plain has no tokenizer, talking has one."""
+    root = tmp_path_factory.mktemp("models")
+    tiny_model("qwen2").save_pretrained(root / "plain")
+    tiny_model("qwen2", seed=5, vocab_size=300).save_pretrained(root / "talking")
+    save_byte_tokenizer(root / "talking")
+    return root
+
+
+@pytest.fixture(scope="module")
+def engine(models: Path) -> Iterator[e.Engine]:
+    engine = e.Engine(e.load_model(str(models / "plain")))
+    yield engine
+    engine.shut_down()
+
+
+def some_ids(draw: random.Random, num_tokens: int) -> Ids:
+    return tuple(draw.randrange(3, VOCAB) for _ in range(num_tokens))
+
+
+async def generate(served: Served, chunks: Sequence[Any], questions: Sequence[Any], **options: Any) -> list[GenerationEvent]:
+    sampling = Sampling(max_tokens=MAX_TOKENS, ignore_eos=True)
+    async with aclosing(served.client.generate(context(), chunks, questions, sampling=sampling, **options)) as stream:
+        return [event async for event in stream]
+
+
+def end_of(events: Sequence[GenerationEvent]) -> GenerationDone:
+    assert isinstance(events[-1], GenerationDone)
+    return events[-1]
+
+
+def selections_of(events: Sequence[GenerationEvent]) -> list[Selected]:
+    return [event for event in events if isinstance(event, Selected)]
+
+
+def tokens_of(events: Sequence[Any], kind: type) -> list[tuple[int, int]]:
+    return [(event.question, event.token_id) for event in events if isinstance(event, kind)]
+
+
+OPTIONS: dict[Reuse, list[tuple[Recompute, Ape]]] = {
+    "full": [(Recompute(), Ape())],
+    "reordered": [(Recompute(), Ape())],
+    "composite": [(Recompute(), Ape())],
+    "tokens": [(Recompute(tokens=(0, 7, 8, 30)), Ape()), (Recompute(), Ape())],
+    "epic": [(Recompute(), Ape()), (Recompute(0.7), Ape()), (Recompute(0.0), Ape())],
+    "random": [(Recompute(0.3, seed=2**63 + 1), Ape()), (Recompute(1.0), Ape())],
+    "query_attention": [(Recompute(0.3), Ape())],
+    "cacheblend": [(Recompute(0.3), Ape()), (Recompute(0.1), Ape())],
+    "ape": [(Recompute(), Ape()), (Recompute(), Ape(0.5, 1.5)), (Recompute(), Ape(scale=0.7))],
+}
+CASES = [(mode, *options) for mode, variants in OPTIONS.items() for options in variants]
+
+
+@pytest.mark.parametrize(("mode", "recompute", "ape"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+async def test_an_answer_over_the_wire_is_the_engines(
+    models: Path, engine: e.Engine, mode: Reuse, recompute: Recompute, ape: Ape
+) -> None:
+    draw = random.Random(f"{mode} {recompute} {ape}")
+    async with serving(models / "plain", kv_store="") as served:
+        for num_questions, prefix_len in ((1, 5), (2, 0)):
+            prefix = some_ids(draw, prefix_len)
+            chunks = [some_ids(draw, n) for n in (20, 1, draw.randrange(10, 40))]
+            questions = [some_ids(draw, draw.randrange(1, 12)) for _ in range(num_questions)]
+            events = await generate(
+                served, chunks, questions, reuse=mode, prefix=prefix, recompute=recompute, ape=ape, explain=True
+            )
+            request = e.GenerateRequest(
+                request_id="r",
+                prefix_ids=prefix,
+                chunks=tuple(
+                    e.Chunk(chunk_identity("default", engine.model.fingerprint, prefix, chunk), chunk) for chunk in chunks
+                ),
+                questions=tuple(questions),
+                reuse=e.ReuseMode(mode),
+                sampling=e.SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+                recompute=e.Recompute(recompute.ratio, recompute.tokens, recompute.seed),
+                ape=e.Ape(**{name: value for name, value in asdict(ape).items() if value is not None}),
+            )
+            theirs = list(engine.generate(request))
+            assert tokens_of(events, GeneratedToken) == tokens_of(theirs, e.TokenEvent)
+            logprobs = [event.logprob for event in theirs if isinstance(event, e.TokenEvent)]
+            assert [event.logprob for event in events if isinstance(event, GeneratedToken)] == pytest.approx(logprobs, abs=1e-5)
+            chosen = [event for event in theirs if isinstance(event, e.SelectedEvent)]
+            told = selections_of(events)
+            assert [(s.tokens, s.question, s.layers) for s in told] == [(s.tokens, s.question, s.layers) for s in chosen]
+            assert [s.scores for s in told] == [pytest.approx(s.scores, rel=1e-4, abs=1e-6) for s in chosen]
+            assert not any(spans for s in told for spans in s.chunks), "without a tokenizer nothing is known of text"
+            usage, done = end_of(events).usage, theirs[-1]
+            assert isinstance(done, e.DoneEvent)
+            assert usage.reuse == mode
+            assert usage.note == ""
+            assert usage.selected_tokens == done.usage.selected_tokens
+            assert usage.recomputed_tokens == usage.prompt_tokens - usage.reused_tokens
+
+
+async def test_scores_and_spans_are_told_to_those_who_ask_for_an_explanation(models: Path) -> None:
+    async with serving(models / "talking", kv_store="") as served:
+        silent = await generate(served, TEXTS, [QUESTION], reuse="query_attention")
+        (told,) = selections_of(await generate(served, TEXTS, [QUESTION], reuse="query_attention", explain=True))
+    assert selections_of(silent) == [replace(told, scores=(), chunks=())]
+    assert len(told.scores) == sum(len(f"{text}\n\n".encode()) for text in TEXTS)
+    assert len(told.chunks) == len(TEXTS)
+    for text, spans in zip(TEXTS, told.chunks, strict=True):
+        assert all(0 <= s.start < s.end <= len(text) and s.score > 0 for s in spans)
+        assert all(a.end < b.start for a, b in pairwise(spans)), "neighbours are one span"
+
+
+async def test_spans_are_the_characters_of_the_listed_tokens(models: Path) -> None:
+    text = TEXTS[1]
+    before = text.index("🌉")
+    first = len(TEXTS[0].encode()) + len("\n\n")
+    one_byte = first + len(text[:before].encode()) + 1  # the second of the four bytes of the bridge
+    async with serving(models / "talking", kv_store="") as served:
+        asked = {"reuse": "tokens", "recompute": Recompute(tokens=(0, 1, 2, 5, first - 1, one_byte)), "explain": True}
+        (told,) = selections_of(await generate(served, TEXTS[:2], [QUESTION], **asked))
+    assert told.chunks == ((TextSpan(0, 3), TextSpan(5, 6)), (TextSpan(before, before + 1),)), "the template is nobody's text"
+
+
+async def test_without_a_prefix_none_stands_in_front_of_the_chunks(models: Path) -> None:
+    async with serving(models / "talking", kv_store="") as served:
+        usual = end_of(await generate(served, TEXTS, [QUESTION], reuse="epic"))
+        without = end_of(await generate(served, TEXTS, [QUESTION], reuse="epic", prefix=()))
+        description = await served.client.describe(context())
+    assert usual.usage.prompt_tokens - without.usage.prompt_tokens == len(description.prefix_ids) > 0
+    assert usual.usage.selected_tokens == without.usage.selected_tokens > 0
+    assert set(usual.chunk_ids).isdisjoint(without.chunk_ids)
+
+
+async def test_a_live_forest_tells_what_it_computes_anew(models: Path) -> None:
+    async def commands() -> Any:
+        yield Start(0, QUESTION)
+        yield Grow(0, Sampling(max_tokens=MAX_TOKENS, ignore_eos=True))
+
+    async with serving(models / "talking", kv_store="") as served:
+        recompute = Recompute(tokens=(3, 40))
+        asked = {"reuse": "tokens", "recompute": recompute}
+        async with aclosing(served.forests.explore(context(), TEXTS, commands(), **asked)) as stream:
+            events = [event async for event in stream]
+        alone = await generate(served, TEXTS, [QUESTION], **asked)
+        with pytest.raises(InvalidRequest, match="reuse: cacheclip goes by the question"):
+            [_ async for _ in served.forests.explore(context(), TEXTS, commands(), reuse="cacheclip")]
+    assert [event.tokens for event in events if isinstance(event, Selected)] == [(3, 40)]
+    grown = [event.token_id for event in events if isinstance(event, Grown)]
+    assert grown == [token for _, token in tokens_of(alone, GeneratedToken)]
+    assert isinstance(events[-1], GenerationDone)
+    assert (events[-1].usage.reuse, events[-1].usage.selected_tokens) == ("tokens", 2)
+
+
+class TestAuto:
+    """The verdict is obeyed where it holds; elsewhere the answer is full, and says why."""
+
+    @staticmethod
+    async def verdict_of(served: Served, **changes: Any) -> Verdict:
+        model = await served.client.describe(context())
+        fitting = Verdict("epic", 0.01, model.fingerprint, ids_hash(model.prefix_ids), model.kv_encoding, 0.3)
+        return replace(fitting, **changes)
+
+    async def ask(self, models: Path, path: Path | str, **options: Any) -> list[GenerationEvent]:
+        async with serving(models / "talking", kv_store="", verdict=str(path)) as served:
+            return await generate(served, TEXTS, [QUESTION], reuse="auto", **options)
+
+    async def test_a_verdict_that_fits_is_obeyed(self, models: Path, tmp_path: Path) -> None:
+        async with serving(models / "talking", kv_store="") as served:
+            (await self.verdict_of(served)).write(tmp_path / "verdict.json")
+            by_name = await generate(served, TEXTS, [QUESTION], reuse="epic", recompute=Recompute(0.3))
+        auto = await self.ask(models, tmp_path / "verdict.json")
+        assert tokens_of(auto, GeneratedToken) == tokens_of(by_name, GeneratedToken)
+        assert end_of(auto).usage == end_of(by_name).usage
+        assert (end_of(auto).usage.reuse, end_of(auto).usage.note) == ("epic", "")
+
+    @pytest.mark.parametrize(
+        ("changes", "note"),
+        [
+            ({"model": "f" * 32}, "auto is full: the verdict was made for another model"),
+            ({"prefix": "0" * 32}, "auto is full: the verdict was made for another prefix"),
+            ({"encoding": "int8"}, "auto is full: the verdict was made for another encoding"),
+            ({"mode": "cacheclip"}, "auto is full: the verdict's mode, cacheclip, needs a selector"),
+        ],
+    )
+    async def test_one_that_does_not_is_not_and_the_usage_says_why(
+        self, models: Path, tmp_path: Path, changes: dict[str, Any], note: str
+    ) -> None:
+        async with serving(models / "talking", kv_store="") as served:
+            (await self.verdict_of(served, **changes)).write(tmp_path / "verdict.json")
+            full = await generate(served, TEXTS, [QUESTION], reuse="full")
+        auto = await self.ask(models, tmp_path / "verdict.json")
+        assert tokens_of(auto, GeneratedToken) == tokens_of(full, GeneratedToken)
+        assert end_of(auto).usage.reuse == "full"
+        assert end_of(auto).usage.note.startswith(note)
+
+    async def test_without_one_it_is_full_and_with_another_prefix_too(self, models: Path, tmp_path: Path) -> None:
+        usage = end_of(await self.ask(models, "")).usage
+        assert (usage.reuse, usage.note) == ("full", "auto is full: the model has no verdict (quilt.verdict.json)")
+        async with serving(models / "talking", kv_store="") as served:
+            (await self.verdict_of(served)).write(tmp_path / "verdict.json")
+        other = end_of(await self.ask(models, tmp_path / "verdict.json", prefix="Read this.")).usage
+        assert (other.reuse, other.note) == ("full", "auto is full: the verdict was made for another prefix")
+
+    async def test_the_model_may_bring_its_verdict_along(self, models: Path, tmp_path: Path) -> None:
+        model = tmp_path / "model"
+        tiny_model("qwen2", seed=5, vocab_size=300).save_pretrained(model)
+        save_byte_tokenizer(model)
+        async with serving(model, kv_store="") as served:
+            (await self.verdict_of(served)).write(model / "quilt.verdict.json")
+        async with serving(model, kv_store="", reuse="auto") as served:
+            events = await generate(served, TEXTS, [QUESTION])
+        assert end_of(events).usage.reuse == "epic"
+
+    @pytest.mark.parametrize(
+        ("written", "says"),
+        [
+            ("{", "verdict.json: cannot be read as JSON"),
+            ("[]", "verdict.json: expected an object"),
+            ('{"mode": "epic"}', "verdict.json: tolerance: a value is required"),
+            (None, "verdict.json: there is no such file"),
+        ],
+    )
+    async def test_a_broken_one_is_an_error_at_the_start(
+        self, models: Path, tmp_path: Path, written: str | None, says: str
+    ) -> None:
+        if written is not None:
+            (tmp_path / "verdict.json").write_text(written, encoding="utf-8")
+        async with serving(models / "talking", kv_store="", verdict=str(tmp_path / "verdict.json")) as served:
+            assert isinstance(served.generator, ConfigError)
+            assert says in served.generator.detail
+            assert says in (await served.client.health(context())).detail
+
+
+async def test_cacheclip_without_a_selector_is_refused_with_the_name_of_the_setting(models: Path) -> None:
+    async with serving(models / "talking", kv_store="") as served:
+        with pytest.raises(FailedPrecondition, match=r"generator\.selector\.application"):
+            await generate(served, TEXTS, [QUESTION], reuse="cacheclip")

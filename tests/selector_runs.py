@@ -1,0 +1,122 @@
+"""The selector's service over a directory of KV files, and what the library says to the same request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast
+
+from services.selector.config import SelectorConfig
+from services.selector.selecting import SelectorService
+from shared.clients.selection import EncodedChunk, Grouping, Reading, SelectedTokens, SelectionChunk
+from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.request import RequestContext
+from shared.selection import grouping as groupings
+from shared.selection import scoring
+from shared.selection.auxiliary import Auxiliary
+from shared.selection.selector import Selector
+from shared.selection.spans import SpanTokenizer
+from shared.selection.stock import StockScorer
+from shared.stored_segments.files import KvShape
+from shared.stored_segments.source import StoreSegmentSource
+from tests.kv_directory import DirectoryStore
+from tests.selection_runs import auxiliary_of
+from tests.token_families import CORPUS, tokenizer_of
+
+PRIMARY = "byte-level BPE"
+PASSAGES = [f"{CORPUS[i]} The mayor of town {i} is the founder of mine {i * 7}. " * 2 for i in (0, 2, 4, 7)]
+QUESTION = "who is the mayor?"
+
+
+def primary() -> PromptTokenizer:
+    return PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(PRIMARY)), PromptTemplate())
+
+
+@lru_cache
+def engine_auxiliary(**changes: Any) -> Auxiliary:
+    return auxiliary_of("Unigram", "qwen2", **changes)
+
+
+@lru_cache
+def stock_auxiliary(seed: int = 0, **changes: Any) -> Auxiliary:
+    """One that the engine does not drive."""
+    tokenizer = tokenizer_of("Unigram")
+    prompts = PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), PromptTemplate(prefix="the mayor "))
+    torch.manual_seed(seed)
+    config = GPT2Config(vocab_size=tokenizer.get_vocab_size(), n_embd=32, n_layer=2, n_head=2, n_positions=1024, **changes)
+    scorer = StockScorer(AutoModelForCausalLM.from_config(config, dtype=torch.float32), prompts.prefix_ids)
+    return Auxiliary(scorer, SpanTokenizer(tokenizer, "Unigram"), prompts)
+
+
+@asynccontextmanager
+async def selecting(store: DirectoryStore, auxiliary: Auxiliary | None = None, **config: Any) -> AsyncIterator[SelectorService]:
+    """Everything is written when it ends."""
+    auxiliary = auxiliary or engine_auxiliary()
+    shape = KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash)
+    source = StoreSegmentSource(store, "node", asyncio.get_running_loop(), shape)
+    service = SelectorService(SelectorConfig("auxiliary", PRIMARY, **config), auxiliary, primary(), source)
+    try:
+        yield service
+        service.check_invariants()
+    finally:
+        await service.close()
+
+
+def context(tenant: str = "", deadline_ms: int = 60_000) -> RequestContext:
+    return RequestContext.create(tenant=tenant, deadline_ms=deadline_ms)
+
+
+def chunks_of(texts: Sequence[str]) -> list[SelectionChunk]:
+    spans = SpanTokenizer(tokenizer_of(PRIMARY), PRIMARY)
+    return [SelectionChunk(text, spans.tokenize(text).token_ids) for text in texts]
+
+
+async def select(
+    service: SelectorService,
+    texts: Sequence[str] = tuple(PASSAGES),
+    questions: Sequence[str] = (QUESTION,),
+    ratio: float = 0.2,
+    grouping: Grouping = "budget",
+    reading: Reading = "stitched",
+    ctx: RequestContext | None = None,
+) -> SelectedTokens:
+    return await service.select(ctx or context(), chunks_of(texts), questions, ratio, grouping, reading)
+
+
+async def encode(service: SelectorService, texts: Sequence[str] = tuple(PASSAGES), tenant: str = "") -> list[EncodedChunk]:
+    return [encoded async for encoded in service.encode(context(tenant), chunks_of(texts))]
+
+
+def by_the_library(
+    auxiliary: Auxiliary,
+    texts: Sequence[str],
+    questions: Sequence[str],
+    ratio: float,
+    grouping: Grouping,
+    reading: Reading,
+) -> tuple[Any, ...]:
+    """``told`` of the same request, with every chunk computed by itself, as the service does."""
+    selector = Selector(auxiliary, SpanTokenizer(tokenizer_of(PRIMARY), PRIMARY))
+    paired = [selector.pair(text) for text in texts]
+    segments = [selector.encode([chunk])[0] for chunk in paired]
+    selection = selector.select(paired, segments, questions, ratio, groupings.Grouping(grouping), scoring.Reading(reading))
+    chosen = np.concatenate([np.zeros(0, dtype=bool), *selection.chosen])
+    scores = np.concatenate([np.zeros(0, dtype=np.float32), *selection.scores])
+    return (
+        tuple(np.flatnonzero(chosen).tolist()),
+        tuple(scores.tolist()),
+        selection.reading.value if selection.reading else None,
+        selection.num_picked,
+        selection.num_grouped,
+    )
+
+
+def told(selected: SelectedTokens) -> tuple[Any, ...]:
+    """Everything but the timings."""
+    return selected.tokens, selected.scores, selected.reading, selected.num_picked, selected.num_grouped
