@@ -16,13 +16,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cluster.paths import DEMO_ASSETS
 from load_tests.quality.bench import Bench
 from load_tests.quality.findings import findings, likenesses, measurements
+from load_tests.quality.judging import judge
 from load_tests.quality.ledger import Ledger
 from load_tests.quality.modes import BASELINES, Clip, labels, parse_clips, parse_controls
 from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
 from load_tests.report import write_detailed_report
+from shared.engine.encodings import EXACT
 from shared.engine.types import ReuseMode
 from shared.errors import KvquiltError
+from shared.identity import ids_hash
 
 _CONTEXTS_AT_ONCE = 8
 ABOUT = """What chunk reuse costs in right answers, and what recomputing a part of the tokens wins back.
@@ -38,6 +41,9 @@ computes all tokens in its first two layers besides, as it is defined.) A right 
   python -m load_tests.quality --questions 100                          a first impression
   python -m load_tests.quality --minutes 8 --answers build/quality.jsonl --json build/quality.json
                                                                         as far as it comes in 8 minutes; run again to go on
+  python -m load_tests.quality --answers build/quality.jsonl --verdict build/quilt.verdict.json
+                                                                        what mode auto is to do: the mode that computes least and,
+                                                                        its interval considered, is worse by --tolerance at most
   python -m load_tests.quality --cacheclip budget/stitched,paper/stitched,budget/each --controls query_attention
                                                                         groupings and readings against each other
 
@@ -76,6 +82,10 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
     answers = [answer for answer in ledger.answers if answer.context in wanted]
     found, alike = findings(answers, labels(controls, clips)), likenesses(answers, args.ratio)
     show(console, found, alike)
+    if args.verdict is not None:
+        verdict = judge(found, args.tolerance, args.ratio, bench.fingerprints["primary"], ids_hash(bench.prompts.prefix_ids), EXACT)
+        verdict.write(args.verdict)
+        console.print(f"verdict: {verdict.mode}, in {args.verdict}", soft_wrap=True)
     if args.json is not None:
         details = {"settings": settings, "findings": [dataclasses.asdict(f) for f in found]}
         write_detailed_report(args.json, list(measurements(found, alike)), {"threads": args.threads}, details)
@@ -135,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, help="stop after this long")
     parser.add_argument("--threads", type=int, default=1, help="of torch; the demo models are too small to share out (default: 1)")
     parser.add_argument("--answers", type=Path, help="keep answers here as they come, and go on from those that are there")
+    parser.add_argument("--verdict", type=Path, help="write here what requests of mode auto are to do with this model")
+    parser.add_argument("--tolerance", type=float, default=0.01, help="how much worse than full that may be (default: 0.01)")
     parser.add_argument("--json", type=Path, help="where to write the report")
     return parser
 

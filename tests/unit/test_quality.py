@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from load_tests.quality.__main__ import main
-from load_tests.quality.findings import findings
+from load_tests.quality.findings import Finding, findings
+from load_tests.quality.judging import judge
 from load_tests.quality.ledger import Answer, Ledger
 from load_tests.quality.modes import Clip, parse_clips, parse_controls
 from load_tests.quality.paired import Clusters, agreement, mcnemar, won_back
@@ -26,6 +27,7 @@ from services.training.trainer import Trainer
 from shared.errors import InvalidRequest
 from shared.selection.grouping import Grouping
 from shared.selection.scoring import Reading
+from shared.verdict import Verdict
 
 SHAPES = Shapes()
 TINY = {"steps": 1, "tokenizer_documents": 40, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_kv_heads": 2}
@@ -171,6 +173,34 @@ def test_findings_compare_only_questions_that_were_asked_in_all_modes() -> None:
     assert finding.rows[2].won_back.value == 1
 
 
+def found(modes: dict[str, int]) -> list[Finding]:
+    """Of 400 questions about as many contexts, of either kind, so many right; ``full`` answers all."""
+    counts = {"full": 400, "reordered": 200} | modes
+    kept = [answer(mode, c, 0, c < right, spread) for mode, right in counts.items() for c in range(400) for spread in (True, False)]
+    return findings(kept, tuple(counts))
+
+
+@pytest.mark.parametrize(
+    ("modes", "mode"),
+    [
+        ({"reordered": 400, "cacheclip": 400}, "reordered"),
+        ({"epic": 398, "cacheclip": 399}, "cacheclip"),
+        ({"epic": 399, "cacheclip": 380}, "epic"),
+        ({"epic": 380, "cacheclip": 390}, "full"),
+    ],
+)
+def test_the_verdict_is_the_mode_that_computes_least_and_surely_loses_no_more_than_it_may(modes: dict[str, int], mode: str) -> None:
+    verdict = judge(found(modes), 0.02, 0.2, "m", "p", "exact")
+    assert verdict.mode == mode
+    assert verdict.ratio == (0.2 if mode in modes and mode != "reordered" else None)
+    assert (verdict.tolerance, verdict.model, verdict.prefix, verdict.encoding) == (0.02, "m", "p", "exact")
+
+
+def test_there_is_no_verdict_without_findings() -> None:
+    with pytest.raises(InvalidRequest, match="no question has been asked"):
+        judge([], 0.02, 0.2, "m", "p", "exact")
+
+
 # --- what is kept --------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +248,7 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
 ) -> None:
     kept, report = tmp_path / "answers.jsonl", tmp_path / "report.json"
     command = [*models, "--questions", "6", "--answers", str(kept), "--json", str(report)]
-    command += ["--cacheclip", "budget/stitched,paper/each"]
+    command += ["--cacheclip", "budget/stitched,paper/each", "--verdict", str(tmp_path / "verdict.json"), "--tolerance", "1"]
     assert main(command) == 0
     assert "Evidence in two chunks" in capsys.readouterr().out
     of_first_run = kept.read_bytes()
@@ -239,6 +269,7 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
         assert 0.2 <= taken["cacheclip"] / taken["full"] < 0.35
         assert taken["random"] == taken["epic"] == taken["query_attention"] == taken["cacheclip"]
         assert set(by_mode["query_attention"][key].agreement) == {"stitched", "each"}
+    assert Verdict.read(tmp_path / "verdict.json").mode == "reordered"
     names = {m["name"] for m in json.loads(report.read_text())["measurements"]}
     assert {"correct_spread_cacheclip", "won_back_single_epic", "p_cacheclip_and_spread_random", "kl_stitched"} <= names
 
