@@ -24,9 +24,12 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """``evidence``: the passages that it takes to answer, where more than one may be."""
+
     text: str
     answer: str
     value: str
+    evidence: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +129,10 @@ def _draw_questions(rng: random.Random, passages: Sequence[Passage], count: int)
         for key in sorted(passage.fact_keys)
     ]
     chosen = rng.sample(facts, min(count, len(facts)))
-    return tuple(Question(_as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value) for fact in chosen)
+    return tuple(Question(as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value) for fact in chosen)
 
 
-def _as_typed(rng: random.Random, question: str) -> str:
+def as_typed(rng: random.Random, question: str) -> str:
     """People leave out capitals and question marks now and then."""
     if rng.random() < 0.1:
         question = question[:1].lower() + question[1:]

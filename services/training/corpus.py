@@ -63,11 +63,13 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How freely a document is written."""
+    """How freely a document is written. ``name_sections``: the first sentence of every section names the thing; else that of the
+    document alone is bound to."""
 
     back_reference: float = 0.25
     filler: float = 0.35
     omission: float = 0.1
+    name_sections: bool = True
 
     @classmethod
     def draw(cls, rng: random.Random) -> Style:
@@ -100,7 +102,8 @@ class Worlds:
         facts = {key: _fact(name, maker.draw(entry[0]), entry[1:]) for key, entry in kind.facts.items()}
         fillers = rng.sample(kind.fillers, len(kind.fillers))
         sections = tuple(
-            _section(rng, kind.noun, heading, groups, name, facts, style, fillers) for heading, groups in kind.sections.items()
+            _section(rng, kind.noun, heading, groups, name, facts, style, fillers, style.name_sections or not i)
+            for i, (heading, groups) in enumerate(kind.sections.items())
         )
         stated = {key for section in sections for sentence in section.sentences for key in sentence.fact_keys}
         return Document(kind_key, name, sections, {key: fact for key, fact in facts.items() if key in stated})
@@ -128,12 +131,13 @@ def _section(
     facts: Mapping[str, Fact],
     style: Style,
     fillers: list[str],
+    named: bool,
 ) -> Section:
     sentences: list[Sentence] = []
     for group in groups:
         if sentences and rng.random() < style.omission:
             continue
-        refers_back = bool(sentences) and rng.random() < style.back_reference
+        refers_back = bool(sentences or not named) and rng.random() < style.back_reference
         sentences.append(_sentence(rng.choice(group), f"the {noun}" if refers_back else name, facts))
     if rng.random() < style.filler:
         sentences.insert(rng.randint(1, len(sentences)), Sentence(fillers.pop()))

@@ -1,17 +1,19 @@
-"""What decides the demo model: its shape, its template, and what it sees at each step. Equal recipes give equal weights."""
+"""What decides the demo's models: shape, template, and what they see at each step. Equal recipes give equal weights."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from services.training.contexts import ContextShape, Layout, cut_passages, draw_context
 from services.training.corpus import Worlds
+from services.training.cross_chunk import LEAST_PASSAGES, draw_cross_chunk
 from services.training.names import Split
 from services.training.rows import Batch, Row, RowMaker, collate
+from services.training.tokenizer import Family
 from shared.prompt import PromptTemplate
 
 TEMPLATE = PromptTemplate(
@@ -30,8 +32,13 @@ generator:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
+    """``spread_full``, ``spread_independent``: the shares of contexts whose evidence is spread over passages, among rows of plain
+    text and among rows of independent chunks."""
+
     seed: int = 0
     steps: int = 9000
+    model_type: Literal["qwen2", "llama"] = "qwen2"
+    tokenizer: Family = "bpe"
     vocab_size: int = 1536
     tokenizer_documents: int = 4000
     hidden_size: int = 128
@@ -42,6 +49,9 @@ class Recipe:
     tokens_per_step: int = 3072
     lr: float = 4e-3
     questions_per_row: int = 12
+    spread_full: float = 0.5
+    spread_independent: float = 0.0
+    suitable_settings: str = SUITABLE_SETTINGS
 
     def shape(self, rng: random.Random, step: int) -> ContextShape:
         """From one or two short passages to seven long ones over the first half of the steps."""
@@ -54,11 +64,32 @@ class Recipe:
         return 0.25 if step < self.steps * 0.08 else 0.0
 
 
+PRIMARY = Recipe()
+AUXILIARY = Recipe(
+    steps=5000,
+    model_type="llama",
+    tokenizer="unigram",
+    vocab_size=1024,
+    hidden_size=96,
+    intermediate_size=256,
+    num_layers=3,
+    num_heads=3,
+    num_kv_heads=3,
+    tokens_per_step=2048,
+    questions_per_row=8,
+    spread_independent=0.4,
+    suitable_settings="",
+)
+"""Smaller, with a tokenizer of another family, which stock ``transformers`` loads as it is for Llama, but not for Qwen2. It shall
+find where evidence may be, so it reads what is spread over passages in either kind of row."""
+
+
 def build_model(recipe: Recipe, end_id: int) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(recipe.seed)
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
+        recipe.model_type,
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
@@ -71,8 +102,9 @@ def build_model(recipe: Recipe, end_id: int) -> Any:
         bos_token_id=None,
         eos_token_id=end_id,
         pad_token_id=end_id,
+        **({"attention_bias": True} if recipe.model_type == "llama" else {}),  # as Qwen2 has; else it learns late
     )
-    return Qwen2ForCausalLM(config)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def sample_texts(seed: int, num_documents: int) -> list[str]:
@@ -95,8 +127,10 @@ def draw_batch(recipe: Recipe, maker: RowMaker, step: int) -> Batch:
     shape = recipe.shape(rng, step)
     rows: list[Row] = []
     while not rows or (len(rows) + 1) * max(len(row.ids) for row in rows) <= recipe.tokens_per_step:
-        context = draw_context(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row)
-        rows.append(maker.of_context(context, independent=len(rows) % 2 == 1))
+        independent = (step + len(rows)) % 2 == 1
+        spread = rng.random() < (recipe.spread_independent if independent else recipe.spread_full)
+        draw = draw_cross_chunk if spread and shape.num_passages >= LEAST_PASSAGES else draw_context
+        rows.append(maker.of_context(draw(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row), independent))
     return collate(rows)
 
 

@@ -16,7 +16,7 @@ from services.training.contexts import ContextShape, draw_context
 from services.training.corpus import Worlds
 from services.training.names import Split
 from services.training.optimizers import Optimizers
-from services.training.recipe import SUITABLE_SETTINGS, TEMPLATE, Recipe, build_model, draw_batch, sample_texts
+from services.training.recipe import TEMPLATE, Recipe, build_model, draw_batch, sample_texts
 from services.training.rows import Batch, RowMaker, collate
 from services.training.tokenizer import save_tokenizer, train_tokenizer
 from shared.errors import ConfigError
@@ -28,7 +28,7 @@ CHECKPOINT = "checkpoint.pt"
 class Trainer:
     def __init__(self, recipe: Recipe, out: Path) -> None:
         self.recipe, self.out = recipe, out
-        self.tokenizer = train_tokenizer(sample_texts(recipe.seed, recipe.tokenizer_documents), recipe.vocab_size)
+        self.tokenizer = train_tokenizer(sample_texts(recipe.seed, recipe.tokenizer_documents), recipe.vocab_size, recipe.tokenizer)
         self.maker = RowMaker(PromptTokenizer(self.tokenizer, TEMPLATE), self.tokenizer.eos_token_id)
         self.model = build_model(recipe, self.tokenizer.eos_token_id)
         self.optimizers = Optimizers(self.model, recipe.lr, recipe.steps)
@@ -48,8 +48,22 @@ class Trainer:
             self.optimizers.load_state_dict(state["optimizers"])
             self.step = state["step"]
 
+    def begin_with(self, directory: Path, step: int) -> None:
+        """Instead of random weights those of a model directory, as if it had been trained up to ``step``.
+
+        Raises:
+            ConfigError: its tokenizer is another one.
+        """
+        from transformers import AutoModelForCausalLM
+
+        begun = PromptTokenizer.of_model(str(directory))
+        if begun is None or not self.tokenizer.get_vocab().items() <= begun.tokenizer.get_vocab().items():
+            raise ConfigError(f"{directory}: its tokenizer is not the one that this recipe makes; begin without it")
+        self.model.load_state_dict(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict())
+        self.step = step
+
     def save(self) -> None:
-        save_model(self.model, self.tokenizer, self.out)
+        save_model(self.model, self.tokenizer, self.out, self.recipe.suitable_settings)
         state = {"model": self.model.state_dict(), "optimizers": self.optimizers.state_dict(), "step": self.step}
         state["recipe"] = asdict(self.recipe)
         torch.save(state, self.out / (CHECKPOINT + ".new"))
@@ -105,8 +119,8 @@ def exact_share(model: Any, maker: RowMaker, seed: int, independent: bool, shape
     return right / asked
 
 
-def save_model(model: Any, tokenizer: Any, directory: Path) -> None:
-    """A directory for stock ``transformers``, weights in bfloat16."""
+def save_model(model: Any, tokenizer: Any, directory: Path, settings: str) -> None:
+    """A directory for stock ``transformers``, weights in bfloat16. ``settings``: those that suit it, if there are any."""
     from transformers import GenerationConfig
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -115,4 +129,5 @@ def save_model(model: Any, tokenizer: Any, directory: Path) -> None:
     stored.save_pretrained(directory)
     save_tokenizer(tokenizer, directory)
     (directory / TEMPLATE_FILE).write_text(json.dumps(asdict(TEMPLATE), indent=2) + "\n", encoding="utf-8")
-    (directory / "quilt.yaml").write_text(SUITABLE_SETTINGS, encoding="utf-8")
+    if settings:
+        (directory / "quilt.yaml").write_text(settings, encoding="utf-8")

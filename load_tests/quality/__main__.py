@@ -1,0 +1,155 @@
+"""The command line: ``python -m load_tests.quality --help``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cluster.paths import DEMO_ASSETS
+from load_tests.quality.bench import Bench
+from load_tests.quality.findings import findings, likenesses, measurements
+from load_tests.quality.judging import judge
+from load_tests.quality.ledger import Ledger
+from load_tests.quality.modes import BASELINES, Clip, labels, parse_clips, parse_controls
+from load_tests.quality.show import show
+from load_tests.quality.trials import Shapes, Trial, draw_trials
+from load_tests.report import write_detailed_report
+from shared.engine.encodings import EXACT
+from shared.engine.types import ReuseMode
+from shared.errors import KvquiltError
+from shared.identity import ids_hash
+
+_CONTEXTS_AT_ONCE = 8
+ABOUT = """What chunk reuse costs in right answers, and what recomputing a part of the tokens wins back.
+
+Documents about invented things of one kind are cut so that only the first chunk names the thing. A question whose evidence is
+spread names the thing and asks what a later chunk states, as do the later chunks of the other documents: without the chunk in
+front nobody can tell which is meant. Other questions are about first chunks. All names are unseen in training.
+
+Every question is asked in every mode. cacheclip recomputes the windows that the auxiliary model attends to, about --ratio of
+the context's tokens; random, epic, cacheblend and query_attention recompute, question by question, as many. (cacheblend
+computes all tokens in its first two layers besides, as it is defined.) A right answer holds the asked-for value as whole words.
+
+  python -m load_tests.quality --questions 100                          a first impression
+  python -m load_tests.quality --minutes 8 --answers build/quality.jsonl --json build/quality.json
+                                                                        as far as it comes in 8 minutes; run again to go on
+  python -m load_tests.quality --answers build/quality.jsonl --verdict build/quilt.verdict.json
+                                                                        what mode auto is to do: the mode that computes least and,
+                                                                        its interval considered, is worse by --tolerance at most
+  python -m load_tests.quality --cacheclip budget/stitched,paper/stitched,budget/each --controls query_attention
+                                                                        groupings and readings against each other
+
+p is McNemar's exact test of each mode against cacheclip, on the same questions. Intervals (95 %) resample contexts. Won back is
+(mode - reordered) / (full - reordered); it is left out where the interval of that loss holds 0."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 measured, 2 wrong input, 130 interrupted."""
+    args = _parser().parse_args(argv)
+    console, errors = Console(highlight=False, width=None if sys.stdout.isatty() else 150), Console(stderr=True, highlight=False)
+    torch.set_num_threads(args.threads)
+    try:
+        _measure(args, console, errors)
+    except KvquiltError as error:
+        errors.print(f"quality: {error.detail}", style="red", soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        errors.print("interrupted; with --answers the same command goes on from here")
+        return 130
+    return 0
+
+
+def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:
+    controls, clips = parse_controls(args.controls), parse_clips(args.cacheclip)
+    shapes = Shapes(tuple(args.passages), tuple(args.chars))
+    bench = Bench(args.model, args.auxiliary, args.ratio, clips)
+    settings = {"seed": args.seed, "ratio": args.ratio, "controls_as": clips[0].label, **dataclasses.asdict(shapes)}
+    ledger = Ledger(args.answers, {**settings, **bench.fingerprints})
+    trials = list(draw_trials(args.seed, args.questions, shapes))
+    try:
+        _ask_all(bench, ledger, trials, (*BASELINES, *controls, *clips), args.minutes, errors)
+    finally:
+        bench.close()
+    wanted = {trial.number for trial in trials}
+    answers = [answer for answer in ledger.answers if answer.context in wanted]
+    found, alike = findings(answers, labels(controls, clips)), likenesses(answers, args.ratio)
+    show(console, found, alike)
+    if args.verdict is not None:
+        verdict = judge(found, args.tolerance, args.ratio, bench.fingerprints["primary"], ids_hash(bench.prompts.prefix_ids), EXACT)
+        verdict.write(args.verdict)
+        console.print(f"verdict: {verdict.mode}, in {args.verdict}", soft_wrap=True)
+    if args.json is not None:
+        details = {"settings": settings, "findings": [dataclasses.asdict(f) for f in found]}
+        write_detailed_report(args.json, list(measurements(found, alike)), {"threads": args.threads}, details)
+
+
+def _ask_all(
+    bench: Bench,
+    ledger: Ledger,
+    trials: Sequence[Trial],
+    modes: Sequence[ReuseMode | Clip],
+    minutes: float | None,
+    errors: Console,
+) -> None:
+    """What the ledger lacks, until the time is up."""
+    began = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("contexts"), TimeRemainingColumn())
+    with Progress(*columns, console=errors) as progress:
+        task = progress.add_task("asking", total=len(trials))
+        for batch in _batches(trials):
+            if minutes is not None and time.monotonic() - began > minutes * 60:
+                errors.print("the time is up; the same command goes on from here")
+                return
+            missing = {mode: [t for t in batch if not ledger.holds(_label(mode), t.number)] for mode in modes}
+            needed = {trial.number for lacking in missing.values() for trial in lacking}
+            prepared = {trial.number: bench.prepare(trial) for trial in batch if trial.number in needed}
+            for mode, lacking in missing.items():
+                progress.update(task, description=f"asking {_label(mode)}")
+                for answers in bench.ask(mode, [prepared[trial.number] for trial in lacking]):
+                    ledger.add(answers)
+            progress.advance(task, len(batch))
+
+
+def _batches(trials: Sequence[Trial]) -> Iterator[Sequence[Trial]]:
+    for first in range(0, len(trials), _CONTEXTS_AT_ONCE):
+        yield trials[first : first + _CONTEXTS_AT_ONCE]
+
+
+def _label(mode: ReuseMode | Clip) -> str:
+    return mode.label if isinstance(mode, Clip) else mode.value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="load_tests.quality", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default=str(DEMO_ASSETS / "model"), help="directory of the primary model (default: the demo's)")
+    parser.add_argument("--auxiliary", default=str(DEMO_ASSETS / "auxiliary"), help="directory of the auxiliary model, likewise")
+    parser.add_argument("--questions", type=int, default=2500, help="at least so many with spread evidence (default: 2500)")
+    parser.add_argument("--ratio", type=float, default=0.2, help="of the tokens, to be recomputed (default: 0.2)")
+    parser.add_argument("--controls", default="random,epic,cacheblend,query_attention", help="which (default: all four)")
+    parser.add_argument(
+        "--cacheclip", default="budget/stitched", help="forms, GROUPING/READING; the controls take as many as the first"
+    )
+    parser.add_argument("--passages", type=int, nargs=2, default=(4, 6), metavar=("LEAST", "MOST"), help="per context (4 6)")
+    parser.add_argument("--chars", type=int, nargs=2, default=(160, 300), metavar=("LEAST", "MOST"), help="per passage (160 300)")
+    parser.add_argument("--seed", type=int, default=0, help="of contexts and questions (default: 0)")
+    parser.add_argument("--minutes", type=float, help="stop after this long")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; the demo models are too small to share out (default: 1)")
+    parser.add_argument("--answers", type=Path, help="keep answers here as they come, and go on from those that are there")
+    parser.add_argument("--verdict", type=Path, help="write here what requests of mode auto are to do with this model")
+    parser.add_argument("--tolerance", type=float, default=0.01, help="how much worse than full that may be (default: 0.01)")
+    parser.add_argument("--json", type=Path, help="where to write the report")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Asks: many requests at once through one engine, in a mode, with as many recomputed tokens as ``cacheclip`` takes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from load_tests.quality.ledger import Answer
+from load_tests.quality.modes import BASELINES, Clip
+from load_tests.quality.paired import agreement
+from load_tests.quality.trials import Trial, is_spread
+from services.training.contexts import Question
+from services.training.evaluate import answers
+from shared.engine import Engine, EngineConfig, load_model
+from shared.engine.types import (
+    Chunk,
+    DoneEvent,
+    Event,
+    FailedEvent,
+    GenerateRequest,
+    Recompute,
+    ReuseMode,
+    SamplingParams,
+    SelectedEvent,
+    TokenEvent,
+)
+from shared.errors import ConfigError
+from shared.identity import chunk_identity
+from shared.prompt import PromptTokenizer
+from shared.selection.auxiliary import load_auxiliary
+from shared.selection.scoring import Reading
+from shared.selection.selector import PairedChunk, Selection, Selector
+from shared.selection.spans import SpanTokenizer
+
+_AT_ONCE = 128  # requests that wait or run
+_IDLE_S = 0.001
+Scores = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the engine said to one question."""
+
+    text: str
+    selection: SelectedEvent
+
+    @property
+    def num_selected(self) -> float:
+        """Of ``cacheblend`` the mean of the layers behind the first two, which compute all tokens in order to choose."""
+        later = self.selection.layers[2:]
+        return sum(later) / len(later) if later else len(self.selection.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One trial as both models read it. ``chosen``: per form of ``cacheclip``, per question."""
+
+    trial: Trial
+    paired: tuple[PairedChunk, ...]
+    chunks: tuple[Chunk, ...]
+    chosen: Mapping[Clip, Sequence[Selection]]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+class Bench:
+    """``clips``: the forms of ``cacheclip``; the controls recompute as many tokens as the first one of them."""
+
+    def __init__(self, primary: str, auxiliary: str, ratio: float, clips: Sequence[Clip], max_tokens: int = 48) -> None:
+        """
+        Raises:
+            ConfigError, InvalidRequest, ModelUnsupported: one of the models cannot be used; says why.
+        """
+        prompts = PromptTokenizer.of_model(primary)
+        if prompts is None:
+            raise ConfigError(f"--model: {primary} has no tokenizer; its questions are text")
+        self.prompts, self.ratio, self.clips = prompts, ratio, tuple(clips)
+        model = load_model(primary)
+        self.engine = Engine(model, EngineConfig(), decode=prompts.decode)
+        self.selector = Selector(load_auxiliary(auxiliary), SpanTokenizer(prompts.tokenizer, primary))
+        self._sampling = SamplingParams(max_tokens=max_tokens)
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """Of the models: answers of others are not to be mixed with theirs."""
+        return {"primary": self.engine.model.fingerprint, "auxiliary": self.selector.auxiliary.scorer.fingerprint}
+
+    def close(self) -> None:
+        self.engine.shut_down()
+
+    def prepare(self, trial: Trial) -> Prepared:
+        """Reads the trial with the auxiliary model: chunks once, every question in every form."""
+        texts = [self.prompts.template.chunk.replace("{text}", text) for text in trial.texts]
+        token_ids = [self.prompts.encode(text) for text in texts]
+        paired = [self.selector.pair(text, ids) for text, ids in zip(texts, token_ids, strict=True)]
+        segments = self.selector.encode(paired)
+        chosen = {
+            clip: [
+                self.selector.select(paired, segments, question.text, self.ratio, clip.grouping, clip.reading)
+                for question in trial.questions
+            ]
+            for clip in self.clips
+        }
+        return Prepared(trial, tuple(paired), tuple(map(self._chunk, token_ids)), chosen)
+
+    def ask(self, mode: ReuseMode | Clip, trials: Sequence[Prepared]) -> Iterator[list[Answer]]:
+        """Answers by trial, in order."""
+        requests = [request for prepared in trials for request in self._requests(mode, prepared)]
+        replies = self._replies(requests)
+        for prepared in trials:
+            yield [self._judge(mode, prepared, i, replies[_name(prepared, i)]) for i in range(len(prepared.trial.questions))]
+
+    def _requests(self, mode: ReuseMode | Clip, prepared: Prepared) -> Iterator[GenerateRequest]:
+        """One per question, as each has tokens of its own recomputed; where none are, all questions over one context."""
+        prefix_ids, questions = self.prompts.prefix_ids, [self.prompts.encode_question(q.text) for q in prepared.trial.questions]
+        if mode in BASELINES:
+            assert isinstance(mode, ReuseMode)
+            yield GenerateRequest(_name(prepared, 0), prefix_ids, prepared.chunks, tuple(questions), mode, self._sampling)
+            return
+        for i, question in enumerate(questions):
+            if isinstance(mode, Clip):
+                reuse, recompute = ReuseMode.TOKENS, Recompute(tokens=_tokens(prepared.chosen[mode][i]))
+            else:
+                ratio = prepared.chosen[self.clips[0]][i].num_chosen / prepared.num_tokens
+                reuse, recompute = mode, Recompute(ratio, seed=prepared.trial.number * 1000 + i)
+            yield GenerateRequest(
+                _name(prepared, i), prefix_ids, prepared.chunks, (question,), reuse, self._sampling, recompute=recompute
+            )
+
+    def _replies(self, requests: Sequence[GenerateRequest]) -> dict[str, Reply]:
+        """By name of the question.
+
+        Raises:
+            KvquiltError: a request failed.
+        """
+        events: dict[str, list[Event]] = defaultdict(list)
+        waiting, open_ids = list(requests)[::-1], set[str]()
+        while waiting or open_ids:
+            while waiting and len(open_ids) < _AT_ONCE:
+                request = waiting.pop()
+                open_ids.add(request.request_id)
+                self.engine.submit(request, events[request.request_id].append)
+            if not self.engine.step():
+                time.sleep(_IDLE_S)
+            for request_id in [name for name in open_ids if events[name] and isinstance(events[name][-1], DoneEvent | FailedEvent)]:
+                open_ids.remove(request_id)
+        return {name: reply for request in requests for name, reply in self._read(request, events[request.request_id])}
+
+    def _read(self, request: GenerateRequest, events: Sequence[Event]) -> Iterator[tuple[str, Reply]]:
+        if isinstance(events[-1], FailedEvent):
+            raise events[-1].error
+        eos_ids = self.engine.model.spec.eos_ids
+        selection = next((event for event in events if isinstance(event, SelectedEvent)), SelectedEvent(()))
+        context, first = request.request_id.split(".")
+        for index in range(len(request.questions)):
+            ids = [e.token_id for e in events if isinstance(e, TokenEvent) and e.question == index and e.token_id not in eos_ids]
+            text = self.prompts.decode(ids).strip()
+            yield f"{context}.{int(first) + index}", Reply(text, selection)
+
+    def _judge(self, mode: ReuseMode | Clip, prepared: Prepared, index: int, reply: Reply) -> Answer:
+        question = prepared.trial.questions[index]
+        if mode is ReuseMode.FULL:
+            reply = Reply(reply.text, SelectedEvent(tuple(range(prepared.num_tokens))))
+        told = self._value_tokens(prepared, question)
+        return Answer(
+            mode.label if isinstance(mode, Clip) else mode.value,
+            prepared.trial.number,
+            index,
+            is_spread(question),
+            answers(reply.text, question.value),
+            reply.text,
+            prepared.num_tokens,
+            reply.num_selected,
+            len(told.intersection(reply.selection.tokens)) / len(told) if told else None,
+            self._agreements(prepared, index, reply.selection.scores) if mode is ReuseMode.QUERY_ATTENTION else {},
+        )
+
+    def _agreements(self, prepared: Prepared, index: int, scores: Sequence[float]) -> dict[str, tuple[float, float]]:
+        """Of the auxiliary's scores, in every reading of this run, with the primary's own, if it judged."""
+        if not scores:
+            return {}
+        if not scores:
+            return {}
+        by_reading: dict[Reading, Scores] = {
+            clip.reading: np.concatenate(selections[index].scores) for clip, selections in prepared.chosen.items()
+        }
+        return {reading.value: agreement(np.array(scores), ours_T, self.ratio) for reading, ours_T in by_reading.items()}
+
+    def _value_tokens(self, prepared: Prepared, question: Question) -> set[int]:
+        """The primary's tokens, counted over all chunks, of the value where it stands in the passage that states it."""
+        whole_words = re.compile(rf"(?<!\w){re.escape(question.value)}(?!\w)")
+        stating = question.evidence[-1]
+        if (match := whole_words.search(prepared.trial.texts[stating])) is None:
+            return set()
+        before, spans = self.prompts.template.chunk.index("{text}"), prepared.paired[stating].primary
+        inside_T = (spans.starts < before + match.end()) & (spans.ends > before + match.start())
+        start = sum(len(chunk.token_ids) for chunk in prepared.chunks[:stating])
+        return set((np.flatnonzero(inside_T) + start).tolist())
+
+    def _chunk(self, token_ids: tuple[int, ...]) -> Chunk:
+        return Chunk(chunk_identity("", self.engine.model.fingerprint, self.prompts.prefix_ids, token_ids), token_ids)
+
+
+def _name(prepared: Prepared, question: int) -> str:
+    return f"{prepared.trial.number}.{question}"
+
+
+def _tokens(selection: Selection) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(np.concatenate(selection.chosen)).tolist())

@@ -1,0 +1,140 @@
+"""From kept answers to what they say: one table per kind of question, and the same numbers as measurements."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from load_tests.quality.ledger import Answer
+from load_tests.quality.modes import CACHECLIP
+from load_tests.quality.paired import Bools, Clusters, Interval, mcnemar, won_back
+from load_tests.report import Measurement
+from shared.engine.types import ReuseMode
+
+FULL, REORDERED, ATTENTION = ReuseMode.FULL.value, ReuseMode.REORDERED.value, ReuseMode.QUERY_ATTENTION.value
+SPREAD, SINGLE = "spread", "single"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One mode on one kind of question.
+
+    selected: share of the context's tokens that were recomputed; found: of the asked-for value's tokens, how many are among them.
+    against_full: difference of the shares of right answers; won_back: of what ``full`` gets right beyond ``reordered``.
+    p: of the paired test with ``cacheclip``; ahead, behind: questions that only this mode, or only ``cacheclip``, answers.
+    """
+
+    mode: str
+    correct: Interval
+    against_full: Interval
+    won_back: Interval
+    selected: float
+    found: float
+    ahead: int
+    behind: int
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """On one kind of question. ``of_attention``: of what ``query_attention`` wins back, the share that ``cacheclip`` does."""
+
+    kind: str
+    num_questions: int
+    num_contexts: int
+    rows: Sequence[Row]
+    of_attention: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """Of the auxiliary's scores with the primary's attention, means over all questions."""
+
+    reading: str
+    kl: float
+    jaccard: float
+    jaccard_by_chance: float
+    num_questions: int
+
+
+def findings(answers: Sequence[Answer], modes: Sequence[str]) -> list[Finding]:
+    """Of contexts that have been asked about in all modes."""
+    return [
+        _finding(kind, modes, by_mode)
+        for kind in (SPREAD, SINGLE)
+        if (by_mode := _complete([a for a in answers if a.spread == (kind == SPREAD)], modes))
+    ]
+
+
+def likenesses(answers: Sequence[Answer], ratio: float) -> list[Likeness]:
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for answer in answers:
+        for reading, pair in answer.agreement.items():
+            pairs[reading].append(pair)
+    chance = ratio / (2 - ratio)  # of two independent choices
+    return [
+        Likeness(reading, _mean([kl for kl, _ in of_it]), _mean([overlap for _, overlap in of_it]), chance, len(of_it))
+        for reading, of_it in pairs.items()
+    ]
+
+
+def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterator[Measurement]:
+    for finding in found:
+        full = next(row for row in finding.rows if row.mode == FULL).correct.value
+        for row in finding.rows:
+            name = f"{finding.kind}_{row.mode}"
+            ratio = row.correct.value / full if full else None
+            yield Measurement(f"correct_{name}", row.correct.value, "fraction", full, ratio, n=finding.num_questions)
+            yield Measurement(f"won_back_{name}", row.won_back.value, "fraction", n=finding.num_questions)
+            yield Measurement(f"selected_{name}", row.selected, "fraction", n=finding.num_questions)
+            yield Measurement(f"p_cacheclip_and_{name}", row.p, "probability", n=row.ahead + row.behind)
+    for one in alike:
+        yield Measurement(f"kl_{one.reading}", one.kl, "nats", n=one.num_questions)
+        yield Measurement(f"jaccard_{one.reading}", one.jaccard, "fraction", one.jaccard_by_chance, n=one.num_questions)
+
+
+def _complete(answers: Sequence[Answer], modes: Sequence[str]) -> dict[str, list[Answer]]:
+    """By mode, in the same order of questions."""
+    by_mode: dict[str, dict[tuple[int, int], Answer]] = {mode: {} for mode in modes}
+    for answer in answers:
+        if answer.mode in by_mode:
+            by_mode[answer.mode][answer.context, answer.question] = answer
+    common = sorted(set.intersection(*(set(of_mode) for of_mode in by_mode.values())))
+    return {mode: [of_mode[key] for key in common] for mode, of_mode in by_mode.items()} if common else {}
+
+
+def _finding(kind: str, modes: Sequence[str], by_mode: Mapping[str, Sequence[Answer]]) -> Finding:
+    clip = next(mode for mode in modes if mode.startswith(CACHECLIP))
+    context_Q = np.array([answer.context for answer in by_mode[clip]])
+    clusters = Clusters(context_Q)
+    correct = {mode: np.array([answer.correct for answer in of_mode]) for mode, of_mode in by_mode.items()}
+    attention = None
+    if ATTENTION in correct:
+        attention = clusters.interval(won_back, correct[clip], correct[REORDERED], correct[ATTENTION])
+    rows = [_row(mode, by_mode[mode], correct, correct[clip], clusters) for mode in modes]
+    return Finding(kind, len(context_Q), len(set(context_Q.tolist())), rows, attention)
+
+
+def _row(mode: str, answers: Sequence[Answer], correct: Mapping[str, Bools], clip_Q: Bools, clusters: Clusters) -> Row:
+    ours_Q = correct[mode]
+    ahead, behind = int((ours_Q & ~clip_Q).sum()), int((clip_Q & ~ours_Q).sum())
+    return Row(
+        mode,
+        clusters.interval(lambda ours: ours, ours_Q),
+        clusters.interval(lambda ours, full: ours - full, ours_Q, correct[FULL]),
+        clusters.interval(won_back, ours_Q, correct[REORDERED], correct[FULL]),
+        _mean([answer.selected / answer.num_tokens for answer in answers]),
+        _mean([answer.found for answer in answers if answer.found is not None]),
+        ahead,
+        behind,
+        mcnemar(ahead, behind),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    array: NDArray[np.float64] = np.array(values or [0.0])
+    return float(array.mean())

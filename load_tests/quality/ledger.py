@@ -1,0 +1,79 @@
+"""Answers kept as they come, a line of JSON each, so that a run can end at any time and go on later."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    correct: the value that was asked for stands in the text.
+    spread: the evidence lies in two chunks.
+    selected: tokens of the context that were recomputed for this question.
+    found: share of the answer's tokens in the context that are among them; None where the text does not show it in one piece.
+    agreement: by the auxiliary's reading, its (KL divergence in nats, Jaccard index of best tokens) with the primary's attention.
+    """
+
+    mode: str
+    context: int
+    question: int
+    spread: bool
+    correct: bool
+    text: str
+    num_tokens: int
+    selected: float
+    found: float | None = None
+    agreement: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+class Ledger:
+    """A file with a line per mode and context; None keeps answers in memory alone."""
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            InvalidRequest: the file holds answers that were made with other settings.
+        """
+        self.answers: list[Answer] = []
+        self._held: set[tuple[str, int]] = set()
+        self._path = path
+        if path is None:
+            return
+        head = json.dumps(settings)
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []  # an unfinished line ends a killed run
+        if lines:
+            _compare(path, json.loads(lines[0]), json.loads(head))
+        for line in lines[1:]:
+            self._keep([Answer(**answer) for answer in json.loads(line)])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([head, *lines[1:], ""]), encoding="utf-8")
+
+    def holds(self, mode: str, context: int) -> bool:
+        return (mode, context) in self._held
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        """All of one context in one mode."""
+        self._keep(answers)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([dataclasses.asdict(answer) for answer in answers]) + "\n")
+
+    def _keep(self, answers: Sequence[Answer]) -> None:
+        self.answers += answers
+        self._held |= {(answer.mode, answer.context) for answer in answers}
+
+
+def _compare(path: Path, kept: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for key in {**ours, **kept}:
+        if ours.get(key) != kept.get(key):
+            raise InvalidRequest(
+                f"--answers: {path} holds answers with {key} {kept.get(key)!r}, not {ours.get(key)!r}; name another file"
+            )

@@ -1,0 +1,62 @@
+"""What is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.engine.types import ReuseMode
+from shared.errors import InvalidRequest
+from shared.selection.grouping import Grouping
+from shared.selection.scoring import Reading
+
+CACHECLIP = "cacheclip"
+BASELINES = (ReuseMode.FULL, ReuseMode.REORDERED)
+CONTROLS = (ReuseMode.RANDOM, ReuseMode.EPIC, ReuseMode.CACHEBLEND, ReuseMode.QUERY_ATTENTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One form of ``cacheclip``; the first one of a run goes by that name alone, and says how many tokens the controls get."""
+
+    grouping: Grouping = Grouping.BUDGET
+    reading: Reading = Reading.STITCHED
+
+    @property
+    def label(self) -> str:
+        return CACHECLIP if self == Clip() else f"{CACHECLIP}/{self.grouping.value}/{self.reading.value}"
+
+
+def parse_clips(names: str) -> tuple[Clip, ...]:
+    """``budget/stitched,paper/each``.
+
+    Raises:
+        InvalidRequest: names what is no grouping or reading.
+    """
+    return tuple(_clip(name) for name in names.split(","))
+
+
+def _clip(name: str) -> Clip:
+    grouping, _, reading = name.strip().partition("/")
+    try:
+        return Clip(Grouping(grouping), Reading(reading))
+    except ValueError:
+        groupings, readings = "|".join(g.value for g in Grouping), "|".join(r.value for r in Reading)
+        raise InvalidRequest(f"--cacheclip: {name!r} is not a form of it; write {groupings}/{readings}") from None
+
+
+def parse_controls(names: str) -> tuple[ReuseMode, ...]:
+    """
+    Raises:
+        InvalidRequest: names what is no control.
+    """
+    known = {mode.value: mode for mode in CONTROLS}
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := [name for name in wanted if name not in known]:
+        raise InvalidRequest(f"--controls: {unknown[0]!r} is not one of {', '.join(known)}")
+    return tuple(known[name] for name in wanted)
+
+
+def labels(controls: Sequence[ReuseMode], clips: Sequence[Clip]) -> tuple[str, ...]:
+    """In the order in which they are shown."""
+    return (*(mode.value for mode in (*BASELINES, *controls)), *(clip.label for clip in clips))
