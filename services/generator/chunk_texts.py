@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -69,11 +70,11 @@ class ChunkReader:
 def spans_of(
     chunks: Sequence[ChunkText | None], chunk_lens: Sequence[int], selected: Sequence[int], scores: Sequence[float]
 ) -> tuple[tuple[TextSpan, ...], ...]:
-    """Where the selected tokens are in each chunk's own text: runs of neighbours, in order. ``scores`` may be empty."""
+    """Where the selected tokens, in ascending order, are in each chunk's own text: runs of neighbours. ``scores`` may be empty."""
     starts = [0, *accumulate(chunk_lens)]
     told = []
     for chunk, start, end in zip(chunks, starts, starts[1:], strict=False):
-        mine = [token - start for token in selected if start <= token < end]
+        mine = [token - start for token in selected[bisect_left(selected, start) : bisect_left(selected, end)]]
         told.append(_runs(chunk, mine, scores[start:end]) if chunk is not None else ())
     return tuple(told)
 

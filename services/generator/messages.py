@@ -207,7 +207,7 @@ def _usage(event: EndEvent) -> common_pb2.Usage:
         selected_tokens=usage.selected_tokens,
         picked_tokens=answer.num_picked if answer is not None else 0,
         grouped_tokens=answer.num_grouped if answer is not None else 0,
-        reuse=common_pb2.ReuseMode.Value(f"REUSE_MODE_{event.mode.name}"),
+        reuse=f"REUSE_MODE_{event.mode.name}",
         note=event.note,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from services.generator.chunk_texts import ChunkReader, spans_of
+from services.generator.chunk_texts import ChunkReader, ChunkText, spans_of
 from services.generator.config import GeneratorConfig
 from services.generator.engine_thread import EngineThread
 from services.generator.prompts import Piece, Prompts
@@ -148,25 +148,23 @@ class Generator:
 
     async def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Told, None]:
         """What happens to a planned request; the last event is ``EndEvent``. Closing it early cancels the work."""
-        choosing = None
-        if plan.request.reuse.deferred:
-            assert self._choosing is not None, "planned without a selector"
-            asked = plan.request.chunks, plan.order.chunks, plan.order.questions, plan.reusing
-            choosing = asyncio.create_task(self._choosing.choose(ctx, *asked))
+        choosing = asyncio.create_task(self._choose(ctx, plan)) if plan.request.reuse.deferred else None
+        reading = asyncio.create_task(self._read(plan)) if plan.order.explain and plan.request.reuse.recomputes else None
         try:
             async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
                 async for event in events:
-                    chosen = choosing.result() if choosing is not None else None
+                    decision = choosing.result() if choosing is not None else None
                     if isinstance(event, SelectedEvent):
-                        yield await self._explained(event, plan, chosen)
+                        yield _selection(event, decision, plan, await reading if reading is not None else None)
                     elif isinstance(event, DoneEvent):
-                        yield end_of(event, plan.request.chunks, plan.reusing, chosen)
+                        yield end_of(event, plan.request.chunks, plan.reusing, decision)
                     else:
                         yield event
         finally:
-            if choosing is not None:
-                choosing.cancel()
-                await asyncio.gather(choosing, return_exceptions=True)
+            beside = [task for task in (choosing, reading) if task is not None]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def explore(
         self,
@@ -209,15 +207,13 @@ class Generator:
     def close(self) -> None:
         self._thread.close()
 
-    async def _explained(self, event: SelectedEvent, plan: Plan, decision: Decision | None) -> SelectionEvent:
-        answer = decision.selected if decision is not None else None
-        if not plan.order.explain:
-            return SelectionEvent(replace(event, scores=()), answer)
-        scores = event.scores if answer is None else answer.scores
+    async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
+        assert self._choosing is not None, "planned without a selector"
+        return await self._choosing.choose(ctx, plan.request.chunks, plan.order.chunks, plan.order.questions, plan.reusing)
+
+    async def _read(self, plan: Plan) -> list[ChunkText | None]:
         ids = [chunk.token_ids for chunk in plan.request.chunks]
-        texts = await asyncio.to_thread(self._reader.chunks, plan.order.chunks, ids)
-        spans = spans_of(texts, [len(chunk_ids) for chunk_ids in ids], event.tokens, scores)
-        return SelectionEvent(replace(event, scores=scores), answer, spans if self.tokenizer is not None else ())
+        return await asyncio.to_thread(self._reader.chunks, plan.order.chunks, ids)
 
     def _context(
         self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
@@ -239,3 +235,13 @@ class Generator:
         if asked > limit:
             raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
         return asked
+
+
+def _selection(event: SelectedEvent, decision: Decision | None, plan: Plan, texts: list[ChunkText | None] | None) -> SelectionEvent:
+    """``texts`` of the chunks; None: no explanation was asked for."""
+    answer = decision.selected if decision is not None else None
+    if texts is None:
+        return SelectionEvent(replace(event, scores=()), answer)
+    scores = event.scores if answer is None else answer.scores
+    lens = [len(chunk.token_ids) for chunk in plan.request.chunks]
+    return SelectionEvent(replace(event, scores=scores), answer, spans_of(texts, lens, event.tokens, scores))

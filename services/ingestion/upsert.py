@@ -134,12 +134,15 @@ class DocumentStore:
         await self.policy.run(ctx, lambda c: self.index.unindex(c, collection, document_ids))
 
     async def remove(self, ctx: RequestContext, collection: str, document_id: str) -> list[str] | None:
-        """The ids of the chunks that were removed with it, or None for an unknown document. It ceases to be found first."""
+        """The ids of its chunks that were removed with it, or None for an unknown document. It ceases to be found first."""
         await self.unindex(ctx, collection, [document_id])
+        manifest = await self.stored(ctx, collection, document_id)
         try:
-            return await self.policy.run(ctx, lambda c: self.manifests.delete_manifest(c, collection, document_id))
+            removed = await self.policy.run(ctx, lambda c: self.manifests.delete_manifest(c, collection, document_id))
         except NotFound:
             return None
+        auxiliary = {c.auxiliary_id for c in manifest.chunks} if manifest else set()
+        return [kv_id for kv_id in removed if kv_id not in auxiliary]
 
     async def _add_auxiliary(self, ctx: RequestContext, manifest: Manifest, auxiliary: AuxiliaryRun) -> bool:
         """Gives a stored document the auxiliary KV that it lacks; whether it did."""

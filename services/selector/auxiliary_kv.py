@@ -17,6 +17,7 @@ from shared.engine.loader import Checked, Loader, Saved
 from shared.engine.reading import Loaded
 from shared.engine.segment import Segment
 from shared.engine.source import SegmentSource
+from shared.errors import ContextTooLong
 from shared.identity import chunk_identity
 from shared.request import RequestContext
 from shared.selection.scoring import Scorer
@@ -120,18 +121,21 @@ class AuxiliaryKv:
                 found |= self._at_hand(missing)
                 began = time.monotonic()
                 loaded = await self._load({key: len(ids_of[key]) for key in missing if key not in found})
-                load_ms = (time.monotonic() - began) * 1000
+                loaded_s = time.monotonic()
+                load_ms = (loaded_s - began) * 1000
                 found |= {one.key: one.segment for one in loaded if one.segment is not None}
                 for one in loaded:
                     if one.segment is None:
-                        found[one.key] = await self._encode(ctx, Turn.QUESTION, ids_of[one.key])
+                        index = keys.index(one.key)
+                        found[one.key] = await self._encode(ctx, Turn.QUESTION, ids_of[one.key], index)
+                        encode_ms = (time.monotonic() - loaded_s) * 1000
                         self._write_behind(one, ids_of[one.key], found[one.key])
                     self.resident.put(one.key, found[one.key])
-                encode_ms = (time.monotonic() - began) * 1000 - load_ms
         return Found([found[key] if key else Segment(self._scorer.spec, 0) for key in keys], load_ms, encode_ms)
 
-    async def keep(self, ctx: RequestContext, token_ids: Ids) -> bool:
+    async def keep(self, ctx: RequestContext, token_ids: Ids, index: int) -> bool:
         """Makes the KV of a chunk durable; returns whether it was so before. Memory is left to those who ask questions.
+        ``index``: what errors call the chunk.
 
         Raises:
             ContextTooLong: the chunk is longer than the auxiliary model can read.
@@ -145,7 +149,7 @@ class AuxiliaryKv:
             (checked,) = await _told(lambda tell: self._loader.verify({key: len(token_ids)}, tell), 1, Checked)
             if checked.intact:
                 return True
-            segment = self.resident.get(key) or await self._encode(ctx, Turn.INGESTION, token_ids)
+            segment = self.resident.get(key) or await self._encode(ctx, Turn.INGESTION, token_ids, index)
             ctx.check_deadline("encoding chunks")
             (saved,) = await _told(
                 lambda tell: self._loader.save(
@@ -181,9 +185,12 @@ class AuxiliaryKv:
         self.counts.loaded += sum(one.segment is not None for one in loaded)
         return loaded
 
-    async def _encode(self, ctx: RequestContext, turn: Turn, token_ids: Ids) -> Segment:
+    async def _encode(self, ctx: RequestContext, turn: Turn, token_ids: Ids, index: int) -> Segment:
         """A chunk at a time: others get at the model in between."""
-        (segment,) = await self._thread.run(ctx, turn, lambda: self._scorer.encode([token_ids]))
+        try:
+            (segment,) = await self._thread.run(ctx, turn, lambda: self._scorer.encode([token_ids]))
+        except ContextTooLong as error:
+            raise ContextTooLong(error.detail.replace("chunks[0]", f"chunks[{index}]")) from None
         self.counts.encoded += 1
         return segment
 

@@ -89,7 +89,7 @@ class SelectorService:
             async with _until_deadline(ctx, "encoding chunks"):
                 paired = await self._tokenizers.run(ctx, Turn.INGESTION, functools.partial(self._pair, chunk))
                 token_ids = paired.auxiliary.token_ids
-                existed = await self.kv.keep(ctx, token_ids)
+                existed = await self.kv.keep(ctx, token_ids, index)
             yield EncodedChunk(index, self.kv.identity(ctx.tenant, token_ids), len(token_ids), existed)
 
     def describe(self) -> AuxiliaryDescription:

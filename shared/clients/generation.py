@@ -36,10 +36,21 @@ Reuse = Literal[
 ]
 FinishReason = Literal["stop", "length"]
 
-_REUSE: dict[Reuse | None, common_pb2.ReuseMode] = {None: common_pb2.REUSE_MODE_UNSPECIFIED} | {
-    mode: common_pb2.ReuseMode.Value(f"REUSE_MODE_{mode.upper()}") for mode in get_args(Reuse)
+_REUSE: dict[Reuse | None, common_pb2.ReuseMode] = {
+    None: common_pb2.REUSE_MODE_UNSPECIFIED,
+    "full": common_pb2.REUSE_MODE_FULL,
+    "reordered": common_pb2.REUSE_MODE_REORDERED,
+    "composite": common_pb2.REUSE_MODE_COMPOSITE,
+    "tokens": common_pb2.REUSE_MODE_TOKENS,
+    "epic": common_pb2.REUSE_MODE_EPIC,
+    "random": common_pb2.REUSE_MODE_RANDOM,
+    "query_attention": common_pb2.REUSE_MODE_QUERY_ATTENTION,
+    "cacheblend": common_pb2.REUSE_MODE_CACHEBLEND,
+    "ape": common_pb2.REUSE_MODE_APE,
+    "cacheclip": common_pb2.REUSE_MODE_CACHECLIP,
+    "auto": common_pb2.REUSE_MODE_AUTO,
 }
-_REUSE_OF = {number: mode for mode, number in _REUSE.items()}
+_REUSE_OF: dict[int, Reuse | None] = {number: mode for mode, number in _REUSE.items()}
 FINISH: dict[int, FinishReason] = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
 
 

@@ -10,11 +10,16 @@ from protos.kvquilt.v1 import recompute_pb2, selection_pb2
 from shared.clients.selection import Grouping, Reading, SelectionTimings, reading_of
 from shared.errors import InvalidRequest
 
-_GROUPING: dict[Grouping | None, selection_pb2.Grouping] = {None: selection_pb2.GROUPING_UNSPECIFIED} | {
-    grouping: selection_pb2.Grouping.Value(f"GROUPING_{grouping.upper()}") for grouping in get_args(Grouping)
+_GROUPING: dict[Grouping | None, selection_pb2.Grouping] = {
+    None: selection_pb2.GROUPING_UNSPECIFIED,
+    "budget": selection_pb2.GROUPING_BUDGET,
+    "paper": selection_pb2.GROUPING_PAPER,
+    "sliding": selection_pb2.GROUPING_SLIDING,
 }
-_READING: dict[Reading | None, selection_pb2.Reading] = {None: selection_pb2.READING_UNSPECIFIED} | {
-    reading: selection_pb2.Reading.Value(f"READING_{reading.upper()}") for reading in get_args(Reading)
+_READING: dict[Reading | None, selection_pb2.Reading] = {
+    None: selection_pb2.READING_UNSPECIFIED,
+    "stitched": selection_pb2.READING_STITCHED,
+    "each": selection_pb2.READING_EACH,
 }
 
 

@@ -204,7 +204,7 @@ async def test_lost_auxiliary_kv_of_a_document_is_missing_and_with_a_pin_it_is_p
         path.write_bytes(b"torn")
     if world.objects is not None:
         world.objects.data[blob_of(B)] = b"torn"
-    last, _ = await world.verify()
+    last, _ = await world.verify(repair=True)
     assert last.missing == (B,)
 
 

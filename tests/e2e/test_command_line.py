@@ -36,6 +36,40 @@ def test_asking_for_json_gives_one_object(stack: Stack) -> None:
     assert answer["usage"]["reused_tokens"] > 0
 
 
+def test_cacheclip_computes_anew_what_the_selector_chose_and_explains_it(stack: Stack) -> None:
+    asked = ("ask", QUESTION, "-c", COLLECTION, "-k", K, "--max-tokens", "8", "--reuse", "cacheclip", "--recompute-ratio", "0.3")
+    answer = json.loads(stack.cli(*asked, "--explain", "--json").stdout)
+    (selected,) = answer["selected"]
+    usage = answer["usage"]
+    assert (usage["reuse"], usage["note"]) == ("cacheclip", "")
+    assert len(selected["tokens"]) == usage["selected_tokens"] > 0
+    assert usage["recomputed_tokens"] >= usage["selected_tokens"] <= 0.4 * usage["prompt_tokens"]
+    assert usage["grouped_tokens"] > 0
+    assert len(selected["chunks"]) == len(answer["hits"])
+    told = [(span["text"], hit["text"]) for spans, hit in zip(selected["chunks"], answer["hits"], strict=True) for span in spans]
+    assert told
+    assert all(part and part in text for part, text in told)
+    assert answer["timings_ms"]["select"] > 0
+    shown = stack.cli(*asked, "--explain")
+    assert shown.returncode == 0, shown.stderr
+    for part in ("context, computed anew: ", "⟦", "selector: ", "choosing took ", "chosen by cacheclip"):
+        assert part in shown.stdout
+
+
+@pytest.mark.parametrize("mode", ["epic", "random", "query_attention", "cacheblend", "ape"])
+def test_every_mode_answers_from_stored_kv(stack: Stack, mode: str) -> None:
+    options = ("-c", COLLECTION, "-k", K, "--max-tokens", "4", "--json", "--reuse", mode)
+    answer = json.loads(stack.cli("ask", QUESTION, *options).stdout)
+    assert (answer["usage"]["reuse"], answer["usage"]["note"]) == (mode, "")
+    assert answer["usage"]["reused_tokens"] > 0
+
+
+def test_a_ratio_out_of_range_is_named(stack: Stack) -> None:
+    for ratio in ("1.5", "nan"):
+        shown = stack.cli("ask", QUESTION, "-c", COLLECTION, "--reuse", "epic", "--recompute-ratio", ratio)
+        assert (shown.returncode, f"recompute.ratio: {ratio} is out of range" in shown.stderr) == (2, True), shown.stderr
+
+
 def test_equal_seeds_sample_equally(stack: Stack) -> None:
     options = ("-c", COLLECTION, "-k", K, "--json", "--temperature", "1", "--seed", "5", "--n", "2", "--max-tokens", "8")
     first, second = (json.loads(stack.cli("ask", QUESTION, *options).stdout)["answers"] for _ in range(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -91,3 +92,22 @@ async def test_ingestion_killed_in_mid_run_goes_on_with_the_same_command(stack: 
         assert await stored() == num_documents
     hits = await asyncio.to_thread(stack.cli, "ask", QUESTION, "-c", "many", "-k", "5", "--json", "--max-tokens", "1")
     assert hits.returncode == 0, hits.stderr
+
+
+async def test_a_selector_that_is_killed_stops_no_answer(stack: Stack) -> None:
+    options = ("-c", COLLECTION, "-k", "3", "--json", "--max-tokens", "4", "--reuse", "cacheclip")
+
+    async def usage() -> dict[str, object]:
+        shown = await asyncio.to_thread(stack.cli, "ask", QUESTION, *options)
+        assert shown.returncode == 0, shown.stderr
+        told: dict[str, object] = json.loads(shown.stdout)["usage"]
+        return told
+
+    assert (await usage())["reuse"] == "cacheclip"
+    stack.kill_replica("selector")
+    told = await usage()
+    assert told["generated_tokens"] == 4
+    assert (told["reuse"], bool(told["note"])) in [("epic", True), ("cacheclip", False)], "the fallback, if it is not back yet"
+    async with asyncio.timeout(RECOVERY_S):
+        while (await usage())["reuse"] != "cacheclip":
+            await asyncio.sleep(0.5)

@@ -10,7 +10,18 @@ from contextlib import aclosing
 import pytest
 
 from services.generator.engine_thread import EngineThread, Request
-from shared.engine.types import DoneEvent, Event, FailedEvent, GenerateRequest, Timings, TokenEvent, Usage
+from services.generator.selecting import Decision
+from shared.engine.types import (
+    DoneEvent,
+    Event,
+    FailedEvent,
+    GenerateRequest,
+    Recompute,
+    ReuseMode,
+    Timings,
+    TokenEvent,
+    Usage,
+)
 from shared.errors import CorruptData, DeadlineExceeded, InvalidRequest, Unavailable
 from shared.request import RequestContext
 
@@ -29,6 +40,7 @@ class PuppetEngine:
         self.sinks: dict[str, Callable[[Event], None]] = {}
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
+        self.decided: list[tuple[str, ReuseMode, Recompute]] = []
         self.refusal: Exception | None = None
         self.death: Exception | None = None
         self._end = threading.Event()
@@ -41,6 +53,9 @@ class PuppetEngine:
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+
+    def decide(self, request_id: str, reuse: ReuseMode, recompute: Recompute) -> None:
+        self.decided.append((request_id, reuse, recompute))
 
     def run(self) -> None:
         self._end.wait()
@@ -185,3 +200,44 @@ async def test_events_of_an_engine_that_outlives_its_listener_fall_on_the_floor(
     with pytest.raises(asyncio.CancelledError):
         await task
     engine.say(token(1), DONE)
+
+
+async def deciding(bridge: EngineThread, decision: asyncio.Future[Decision]) -> list[Event]:
+    async with aclosing(bridge.stream(REQUEST, ctx(), decision=decision)) as events:
+        return [event async for event in events]
+
+
+async def test_a_decision_reaches_the_engine_as_soon_as_it_is_made(bridge: EngineThread, engine: PuppetEngine) -> None:
+    decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(deciding(bridge, decision))
+    while not engine.requests:
+        await asyncio.sleep(0)
+    assert engine.decided == []
+    decision.set_result(Decision(ReuseMode.TOKENS, Recompute(tokens=(1, 2)), 0.1))
+    while not engine.decided:
+        await asyncio.sleep(0)
+    assert engine.decided == [(engine.requests[0].request_id, ReuseMode.TOKENS, Recompute(tokens=(1, 2)))]
+    engine.say(DONE)
+    assert await task == [DONE]
+
+
+async def test_a_decision_that_fails_fails_the_request(bridge: EngineThread, engine: PuppetEngine) -> None:
+    decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+    decision.set_exception(InvalidRequest("recompute.tokens: no"))
+    with pytest.raises(InvalidRequest, match="recompute"):
+        await deciding(bridge, decision)
+    assert engine.cancelled == [engine.requests[0].request_id]
+    assert engine.decided == []
+
+
+async def test_nobody_decides_for_who_went_away(bridge: EngineThread, engine: PuppetEngine) -> None:
+    decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(deciding(bridge, decision))
+    while not engine.requests:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert decision.cancelled()
+    assert engine.decided == []

@@ -191,7 +191,8 @@ async def test_deleting_a_document_takes_its_auxiliary_kv_along_unless_another_n
     world = world_with_selector()
     service = world.service()
     await upsert(service, text("a.txt", LONG), text("b.txt", LONG))
-    for document_id in ("a.txt", "b.txt"):
-        await service.delete(context(), "c", [document_id], everything=False)
+    num_chunks = len(manifest(world).chunks)
+    for document_id, removed in (("a.txt", 0), ("b.txt", num_chunks)):
+        assert (await service.delete(context(), "c", [document_id], everything=False)).num_chunks == removed
         world.check_settled()
     assert world.kv == set()

@@ -100,17 +100,14 @@ class TestSelection:
         assert warm.load_ms == warm.encode_ms == 0 < warm.score_ms
         assert cold.load_ms + cold.encode_ms + cold.score_ms <= cold.total_ms
 
-    async def test_of_several_questions_is_one_by_their_mean(self, store: DirectoryStore) -> None:
-        async with selecting(store) as service:
-            one, other, both = [(await select(service, questions=q)).scores for q in ([QUESTION], ["where?"], [QUESTION, "where?"])]
-        assert both == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-5)
-
     async def test_a_context_that_the_model_cannot_hold_is_read_chunk_by_chunk(self, store: DirectoryStore) -> None:
-        async with selecting(store, engine_auxiliary(max_position_embeddings=200)) as service:
+        async with selecting(store, engine_auxiliary(max_position_embeddings=300)) as service:
             selected = await select(service)
             assert selected.reading == "each"
-            with pytest.raises(ContextTooLong, match=r"chunks\[0\]"):
-                await select(service, ["the mayor " * 400])
+            with pytest.raises(ContextTooLong, match=r"chunks\[1\]"):
+                await select(service, ["the mine", "the mayor " * 400])
+            with pytest.raises(ContextTooLong, match=r"chunks\[1\]"):
+                await encode(service, ["the mine", "the mayor " * 400])
 
     async def test_without_anything_to_choose_no_kv_is_needed(self, store: DirectoryStore) -> None:
         async with selecting(store) as service:

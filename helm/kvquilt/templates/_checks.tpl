@@ -46,6 +46,7 @@
       "selector.primary" "model.path"
       "ingestion.selector" "config.selector.model"
       "gateway.selector" "config.selector.model"
+      "generator.selector.application" "config.selector.model"
       "generator.deployment.num_replicas" "generator.replicas"
       "generator.deployment.max_replicas" "generator.replicas"
       "generator.deployment.num_gpus" "generator.gpus" -}}

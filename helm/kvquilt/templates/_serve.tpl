@@ -28,6 +28,7 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- range list "ingestion" "gateway" -}}
 {{- $_ := set $decided . (dict "selector" (ternary "selector" "" (ne $selector ""))) -}}
 {{- end -}}
+{{- $_ := set $generator "selector" (dict "application" (ternary "selector" "" (ne $selector ""))) -}}
 {{- range list "kv_store" "retrieval" "ingestion" "gateway" "selector" -}}
 {{- $_ := set $decided . (mergeOverwrite (default dict (get $decided .)) (deepCopy $onServices)) -}}
 {{- end -}}

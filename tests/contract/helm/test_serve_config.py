@@ -21,6 +21,7 @@ EVERYTHING: dict[str, Any] = {
     "generator": {
         "engine": {"dtype": "float32", "resident_bytes": 17179869184},
         "kv_encoding": "int8",
+        "selector": {"timeout_s": 2.0, "fallback": "reordered"},
         "deployment": {"max_ongoing_requests": 7, "max_queued_requests": -1, "num_cpus": 2},
     },
     "selector": {"model": "HuggingFaceTB/SmolLM2-135M", "threads": 2, "deployment": {"num_cpus": 2}},

@@ -71,6 +71,10 @@ FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kuberne
             {"config.kv_store.objects.endpoint": "s3"},
             "kv_store.objects.endpoint: the chart decides it; set objects.endpoint",
         ),
+        (
+            {"config.generator.selector.application": "other"},
+            "config.generator.selector.application: the chart decides it; set config.selector.model",
+        ),
         ({"config.kv_store.objects.secure": False}, "config.kv_store.objects.secure: the chart decides it; set objects.secure"),
         (
             {"config.retrieval.milvus_token": "a:b"},

@@ -1,0 +1,38 @@
+"""The selector in a running stack: documents come with its KV, and a selection needs nothing else."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from shared.clients import kv_store, selection
+from shared.clients.generation import APPLICATION, SERVICE, GenerationClient
+from shared.clients.grpc_transport import GrpcTransport
+from shared.clients.kv_store import KvStoreClient
+from shared.clients.selection import SelectionChunk, SelectionClient
+from shared.request import RequestContext
+from tests.e2e.conftest import COLLECTION
+from tests.e2e.stack import Stack
+
+pytestmark = pytest.mark.e2e
+
+
+async def test_what_was_stored_at_ingestion_selects_tokens_later(stack: Stack) -> None:
+    ctx = RequestContext.create()
+    async with grpc.aio.insecure_channel(stack.target) as channel:
+        store = KvStoreClient(GrpcTransport(channel, kv_store.SERVICE, kv_store.APPLICATION))
+        selector = SelectionClient(GrpcTransport(channel, selection.SERVICE, selection.APPLICATION))
+        model = await GenerationClient(GrpcTransport(channel, SERVICE, APPLICATION)).describe(ctx)
+        described = await selector.describe(ctx)
+        manifest = (await store.manifest_page(ctx, COLLECTION)).manifests[0]
+        assert manifest.auxiliary == described.identity
+        assert described.primary_tokenizer_hash == model.tokenizer_hash
+        chunks = [SelectionChunk(model.chunk_template.replace("{text}", c.text), c.token_ids) for c in manifest.chunks]
+        before = (await selector.health(ctx)).facts
+        selected = await selector.select(ctx, chunks, ["Which day is market day in Tambach?"], 0.2)
+        after = (await selector.health(ctx)).facts
+    num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
+    assert len(selected.scores) == num_tokens
+    assert 0.2 * num_tokens - 1 < len(selected.tokens) < 0.2 * num_tokens + 10
+    assert (after["encoded_chunks"], selected.timings.encode_ms) == (before["encoded_chunks"], 0.0)
+    assert int(after["loaded_chunks"]) == int(before["loaded_chunks"]) + len(chunks)

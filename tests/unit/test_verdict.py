@@ -1,0 +1,59 @@
+"""The file that requests of mode ``auto`` go by."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.verdict import Verdict
+
+VERDICT = Verdict("cacheclip", 0.01, "f" * 32, "0" * 32, "exact", 0.2)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    for verdict in (VERDICT, replace(VERDICT, mode="full", ratio=None)):
+        verdict.write(tmp_path / "verdict.json")
+        assert Verdict.read(tmp_path / "verdict.json") == verdict
+
+
+def test_it_holds_for_its_model_prefix_and_encoding_and_names_what_differs() -> None:
+    own = {"model": VERDICT.model, "prefix": VERDICT.prefix, "encoding": VERDICT.encoding}
+    assert VERDICT.misfit(**own) == ""
+    for name in own:
+        assert VERDICT.misfit(**own | {name: "another"}) == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mode": "magic"}, "v.json: mode: 'magic' is not one of"),
+        ({"mode": "auto"}, "v.json: mode: 'auto' is no verdict"),
+        ({"mode": "tokens"}, "v.json: mode: 'tokens' is no verdict"),
+        ({"ratio": 1.5}, "v.json: ratio: 1.5 is out of range"),
+        ({"ratio": float("nan")}, "v.json: ratio: nan is out of range"),
+        ({"ratio": "much"}, "v.json: ratio: expected float"),
+        ({"mode": "ape"}, "v.json: ratio: mode ape does not go by a ratio"),
+        ({"tolerance": -1}, "v.json: tolerance: -1.0 is out of range"),
+        ({"tolerance": float("nan")}, "v.json: tolerance: nan"),
+        ({"model": ""}, "v.json: model: is empty"),
+        ({"prefx": "0"}, "v.json: prefx: unknown setting; did you mean 'v.json: prefix'"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    path = tmp_path / "v.json"
+    path.write_text(json.dumps(asdict(VERDICT) | changes), encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        Verdict.read(path)
+    assert error.value.detail.startswith(says)
+
+
+def test_bytes_that_are_no_text_and_folders_are_no_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "v.json").write_bytes(b"\xff\xfe{")
+    for path in (tmp_path / "v.json", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read as JSON"):
+            Verdict.read(path)
