@@ -23,7 +23,7 @@ import torch
 from load_tests.engine.__main__ import line
 from load_tests.engine.case import Case
 from load_tests.engine.plot import write_plot
-from load_tests.rates import measure_rates
+from load_tests.rates import Rates, measure_rates
 from load_tests.recompute.measuring import Plan, measure
 from load_tests.report import write_report
 from load_tests.shapes import SHAPES
@@ -42,14 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(args.threads)
     _say("the machine's limits")
     rates = measure_rates()
-    print(f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s\n{'memory reads':34} {rates.bytes_per_s / 1e9:12.1f} GB/s")
+    _print_rates(rates)
     measurements = []
     for measurement in measure(plan, rates, _say):
         print(line(measurement), flush=True)
         measurements.append(measurement)
+    after = measure_rates()
+    print("\nwhen all was done (limits mean something only if this is what it was in the beginning):")
+    _print_rates(after)
     if args.json:
         facts = {"shape": args.shape, "auxiliary": args.auxiliary, "grouping": args.grouping, "reading": args.reading}
-        write_report(args.json, measurements, **facts, **asdict(rates))
+        write_report(args.json, measurements, **facts, **asdict(rates), flops_after=after.flops)
     if args.plot:
         write_plot(args.plot, measurements, f"{args.shape}, selected by {args.auxiliary}")
     return 0
@@ -59,6 +62,10 @@ def _plan(args: argparse.Namespace) -> Plan:
     case = Case(SHAPES[args.shape], args.context, args.question, threads=args.threads)
     grouping, reading = Grouping(args.grouping), Reading(args.reading)
     return Plan(case, SHAPES[args.auxiliary], tuple(args.ratios), grouping, reading, args.runs)
+
+
+def _print_rates(rates: Rates) -> None:
+    print(f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s\n{'memory reads':34} {rates.bytes_per_s / 1e9:12.1f} GB/s")
 
 
 def _say(step: str) -> None:

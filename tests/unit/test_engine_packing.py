@@ -65,6 +65,12 @@ def test_a_gated_mlp_is_packed_as_one(bias: bool) -> None:
     assert difference(model(x), before) < ROUNDINGS
 
 
+@pytest.mark.parametrize("activation", ["gelu", "relu", "silu"])
+def test_gated_mlps_of_real_models_are_packed_as_one_if_their_activation_is_silu(activation: str) -> None:
+    model = wrap_model(as_dtype(tiny_model("llama3", hidden_act=activation), torch.bfloat16)).hf_model.model
+    assert [isinstance(layer.mlp, PackedGatedMlp) for layer in model.layers] == [activation == "silu"] * len(model.layers)
+
+
 @torch.inference_mode()
 def test_an_mlp_that_computes_something_else_keeps_its_forward() -> None:
     model, x = torch.nn.Sequential(OtherMlp()), torch.randn(1, 9, 32).bfloat16()
