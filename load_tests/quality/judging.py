@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from load_tests.quality.findings import FULL, REORDERED, Finding
+from load_tests.quality.findings import REORDERED, Finding
 from shared.errors import InvalidRequest
 from shared.verdict import BY_RATIO, Verdict
 
@@ -29,7 +29,7 @@ def judge(found: Sequence[Finding], tolerance: float, ratio: float, model: str, 
         return Verdict("reordered", tolerance, model, prefix, encoding)
     if by_ratio:
         return Verdict(max(by_ratio, key=lambda mode: fitting[mode]), tolerance, model, prefix, encoding, ratio)
-    return Verdict(FULL, tolerance, model, prefix, encoding)
+    return Verdict("full", tolerance, model, prefix, encoding)
 
 
 def _correct(finding: Finding, mode: str) -> float:

@@ -66,7 +66,7 @@ class Recipe:
 
 PRIMARY = Recipe()
 AUXILIARY = Recipe(
-    steps=5000,
+    steps=6000,
     model_type="llama",
     tokenizer="unigram",
     vocab_size=1024,
