@@ -25,7 +25,7 @@ from shared.selection.grouping import Grouping
 from shared.selection.scoring import Reading
 
 Progress = Callable[[str], None]
-_LATER = 1.5  # times the selection's own time is what the loading takes that shall hide it
+_LATER = 2.5  # times the slowest selection is what the loading takes that shall hide it: beside others it takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Bench:
 
     def _beside_loading(self, clips: list[Clip], percent: int) -> Iterator[Measurement]:
         """Chunks come so late that the selection is done before they are there."""
-        load_s = _LATER * statistics.median(clip.total_s for clip in clips)
+        load_s = _LATER * max(clip.total_s for clip in clips)
         self._say(f"the same beside loading that takes {load_s:.2f} s")
         alone, beside = [], []
         for clip in clips:

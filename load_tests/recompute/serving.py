@@ -29,7 +29,7 @@ from shared.engine_config import GIB
 
 Tokens = tuple[int, ...]
 _RESIDENT = "resident"
-_PAUSE_S = 0.0005
+_PAUSE_S = 0.002
 
 
 class LateKv(HostKv):
