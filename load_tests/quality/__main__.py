@@ -132,7 +132,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="load_tests.quality", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=str(DEMO_ASSETS / "model"), help="directory of the primary model (default: the demo's)")
-    parser.add_argument("--auxiliary", default=str(DEMO_ASSETS / "auxiliary"), help="directory of the auxiliary model, likewise")
+    parser.add_argument(
+        "--auxiliary", default=str(DEMO_ASSETS / "model" / "auxiliary"), help="directory of the auxiliary model, likewise"
+    )
     parser.add_argument("--questions", type=int, default=2500, help="at least so many with spread evidence (default: 2500)")
     parser.add_argument("--ratio", type=float, default=0.2, help="of the tokens, to be recomputed (default: 0.2)")
     parser.add_argument("--controls", default="random,epic,cacheblend,query_attention", help="which (default: all four)")

@@ -51,7 +51,7 @@ TINY = dataclasses.replace(
 @pytest.fixture(scope="module")
 def shipped() -> Auxiliary:
     torch.set_num_threads(1)
-    return load_auxiliary(str(ASSETS / "auxiliary"))
+    return load_auxiliary(str(ASSETS / "model" / "auxiliary"))
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -97,7 +97,9 @@ def test_the_shipped_auxiliary_is_smaller_than_the_primary_and_of_another_family
     primary = PromptTokenizer.of_model(str(ASSETS / "model"))
     assert primary is not None
     assert isinstance(shipped.scorer, EngineScorer)
-    assert (ASSETS / "auxiliary" / "model.safetensors").stat().st_size < (ASSETS / "model" / "model.safetensors").stat().st_size / 2
+    assert (ASSETS / "model" / "auxiliary" / "model.safetensors").stat().st_size < (
+        ASSETS / "model" / "model.safetensors"
+    ).stat().st_size / 2
     kinds = [json.loads(one.backend.to_str())["model"]["type"] for one in (shipped.prompts, primary)]
     assert kinds == ["Unigram", "BPE"]
     assert shipped.prompts.template == primary.template
@@ -106,7 +108,7 @@ def test_the_shipped_auxiliary_is_smaller_than_the_primary_and_of_another_family
 
 def test_the_shipped_auxiliary_looks_where_the_primary_looks() -> None:
     """More than chance would have it: of the best fifth of the tokens, two independent choices share a ninth."""
-    bench = Bench(str(ASSETS / "model"), str(ASSETS / "auxiliary"), 0.2, [Clip()], max_tokens=1)
+    bench = Bench(str(ASSETS / "model"), str(ASSETS / "model" / "auxiliary"), 0.2, [Clip()], max_tokens=1)
     trials = [bench.prepare(draw_trial(5, number, Shapes())) for number in range(6)]
     told = [a for answers in bench.ask(ReuseMode.QUERY_ATTENTION, trials) for a in answers]
     bench.close()
