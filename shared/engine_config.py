@@ -19,6 +19,8 @@ class EngineConfig:
     backend: of attention. ``auto`` is ``triton`` on a GPU and ``native`` (C kernels) on a CPU, where these work, else ``torch``;
         ``flash_attn`` (GPU, the extra gpu) suits offline prefill; ``reference`` is the slow twin of all.
     batch_invariant: fixed tiles and split order, so that no request's bits depend on its company. Slower.
+    compile: torch.compile makes one piece of what stands between two attentions, so that a GPU is told of fewer kernels per layer. The
+        first step takes half a minute longer; needs a compiler (Triton on a GPU, C++ on a CPU). Not with batch_invariant.
     max_step_tokens: most rows of one step, over all requests.
     max_running_branches: requests beyond this many branches wait.
     max_waiting: requests beyond this many are refused as overloaded.
@@ -35,6 +37,7 @@ class EngineConfig:
     device: str = "cpu"
     backend: Literal["auto", "native", "torch", "triton", "flash_attn", "reference"] = "auto"
     batch_invariant: bool = False
+    compile: bool = False
     max_step_tokens: int = 2048
     max_running_branches: int = 64
     max_waiting: int = 256
@@ -49,6 +52,8 @@ class EngineConfig:
         for name in ("max_step_tokens", "max_running_branches", "max_waiting", "resident_bytes", "private_bytes", "loader_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.compile and self.batch_invariant:
+            raise ValueError("compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant")
         if self.num_threads < 0:
             raise ValueError(f"num_threads: must not be negative, got {self.num_threads}")
         if not self.overlap_from_s >= 0:

@@ -27,6 +27,7 @@ class BatchEngine:
             dtype="bfloat16",
             device=case.device,
             num_threads=case.threads,
+            compile=case.compile,
             resident_bytes=3 * max_batch * case.prompt_len * case.shape.kv_bytes_per_token,
             max_step_tokens=max(2048, max_batch * case.question),
         )

@@ -25,6 +25,7 @@ class Case:
     prefix: int = PREFIX_LEN
     device: str = "cpu"
     threads: int = 0
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.context < self.chunk_len or self.context % self.chunk_len:

@@ -21,7 +21,12 @@ class Ours:
     def __init__(self, case: Case, batch_invariant: bool = False) -> None:
         self._case = case
         config = EngineConfig(
-            dtype="bfloat16", device=case.device, num_threads=case.threads, batch_invariant=batch_invariant, resident_bytes=64 * GIB
+            dtype="bfloat16",
+            device=case.device,
+            num_threads=case.threads,
+            batch_invariant=batch_invariant,
+            compile=case.compile and not batch_invariant,
+            resident_bytes=64 * GIB,
         )
         model = build_model(case.shape, case.device)
         self._packed_bytes = packed_bytes(model.hf_model)

@@ -66,6 +66,7 @@ class LoadedModel:
         self.hf_model = hf_model
         self.spec = spec
         self._decoder = hf_model.model
+        self._layers = list(hf_model.model.layers[: spec.num_layers])
         self._zero = torch.zeros(1, 1, dtype=torch.long, device=spec.device)
 
     @functools.cached_property
@@ -81,6 +82,11 @@ class LoadedModel:
         """From now on the model's weights are for its products alone: nothing else reads them."""
         _ = self.fingerprint
         pack_linears(self.hf_model)
+
+    def compile(self) -> None:
+        """From now on what stands between two attentions is one compiled piece, for any number of rows, so that a GPU is told of few
+        kernels per layer. The first step pays for it."""
+        self._layers = [torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]]
 
     def forward(self, token_ids_R: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Runs the rows through all layers; their KV is appended to their segments. Returns hidden states [R, E]."""
@@ -101,7 +107,7 @@ class LoadedModel:
         return cos_sin
 
     def run_layer(self, layer: int, hidden_RE: torch.Tensor, cos_sin: Angles, plan: StepPlan) -> torch.Tensor:
-        hidden = self._decoder.layers[layer](
+        hidden = self._layers[layer](
             hidden_RE[None], attention_mask=None, position_embeddings=cos_sin, use_cache=False, kvquilt_step=plan
         )
         rows_RE: torch.Tensor = hidden[0][0] if isinstance(hidden, tuple) else hidden[0]
@@ -181,8 +187,15 @@ def _attend(
     if any(kwargs.get(name) is not None for name in _CHANGES_ATTENTION):
         raise ModelUnsupported(f"the model's attention uses {' or '.join(_CHANGES_ATTENTION)}, which the engine does not compute")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out_HRD = kvquilt_step.run(module.layer_idx, query[0], key[0], value[0], scale)
-    return out_HRD.transpose(0, 1)[None], None
+    return _run_step(kvquilt_step, module, query, key, value, scale), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _run_step(
+    step: StepPlan, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    out_HRD = step.run(module.layer_idx, query[0], key[0], value[0], scale)
+    return out_HRD.transpose(0, 1)[None]
 
 
 def _read_config(path: str) -> Any:

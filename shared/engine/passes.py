@@ -27,6 +27,8 @@ class PassRunner:
         rotation = Rotation(model.spec.rope, model.spec.device)
         self._backend = TemperingBackend(backend_for(config, model.spec), rotation, model.spec.device)
         self._blender = Blender(model, self._backend)
+        if config.compile:
+            model.compile()
 
     def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[tuple[BranchWork, torch.Tensor | None]]:
         """The works that have nothing pending any more, with the logits [V] of their last row where those are wanted.
