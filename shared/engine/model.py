@@ -84,8 +84,8 @@ class LoadedModel:
         pack_linears(self.hf_model)
 
     def compile(self) -> None:
-        """From now on what stands between two attentions is one compiled piece, for any number of rows, so that a GPU is told of few
-        kernels per layer. The first step pays for it."""
+        """From now on what stands between two attentions is one compiled piece, for any number of rows, so that a GPU is told of
+        few kernels per layer. The first step pays for it."""
         self._layers = [torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]]
 
     def forward(self, token_ids_R: torch.Tensor, plan: StepPlan) -> torch.Tensor:
