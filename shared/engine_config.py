@@ -20,7 +20,7 @@ class EngineConfig:
         ``flash_attn`` (GPU, the extra gpu) suits offline prefill; ``reference`` is the slow twin of all.
     batch_invariant: fixed tiles and split order, so that no request's bits depend on its company. Slower.
     compile: torch.compile makes one piece of what stands between two attentions, so that a GPU is told of fewer kernels per layer.
-        The first step takes half a minute longer; needs a compiler (Triton on a GPU, C++ on a CPU). Not with batch_invariant.
+        The first step takes half a minute longer; needs a compiler. For GPUs; not with batch_invariant.
     max_step_tokens: most rows of one step, over all requests.
     max_running_branches: requests beyond this many branches wait.
     max_waiting: requests beyond this many are refused as overloaded.

@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cold-runs", type=int, default=3, help="of what is slow (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: as many as there are cores")
-    parser.add_argument("--compile", action="store_true", help="the engine's layers by torch.compile (engine.compile)")
+    parser.add_argument("--compile", action="store_true", help="on a GPU: layers by torch.compile")
     parser.add_argument("--json", type=Path, help="where to write the report")
     parser.add_argument("--plot", type=Path, help="where to write a picture of it (SVG)")
     return parser

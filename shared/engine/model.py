@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from shared.engine.attention import StepPlan
 from shared.engine.packing import can_pack, pack_linears
 from shared.engine.rope import Angles, RopeSpec
-from shared.errors import InvalidRequest, ModelUnsupported
+from shared.errors import ConfigError, InvalidRequest, ModelUnsupported
 
 ATTENTION = "kvquilt"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -85,7 +85,16 @@ class LoadedModel:
 
     def compile(self) -> None:
         """From now on what stands between two attentions is one compiled piece, for any number of rows, so that a GPU is told of
-        few kernels per layer. The first step pays for it."""
+        few kernels per layer. The first step pays for it.
+
+        Raises:
+            ConfigError: the weights are packed.
+        """
+        if can_pack(self.spec.device, self.spec.dtype):
+            raise ConfigError(
+                "engine.compile: bfloat16 weights on a CPU are packed for its own matrix products, which torch.compile cannot read; "
+                "leave it out, or set engine.device to cuda"
+            )
         self._layers = [torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]]
 
     def forward(self, token_ids_R: torch.Tensor, plan: StepPlan) -> torch.Tensor:

@@ -9,10 +9,11 @@ import torch
 
 from shared.config import load
 from shared.engine import Engine, EngineConfig, wrap_model
+from shared.engine.packing import can_pack
 from shared.engine.types import Chunk, GenerateRequest, ReuseMode, SamplingParams
 from shared.errors import ConfigError
 from tests.engine_runs import assert_equals_oracle, run
-from tests.oracles import FAMILIES, tiny_model
+from tests.oracles import FAMILIES, as_dtype, tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,12 @@ def test_layers_can_be_captured_for_any_number_of_rows(family: str, monkeypatch:
 
 def test_a_compiled_model_answers_as_the_oracle_does() -> None:
     check(Engine(wrap_model(tiny_model("qwen2")), EngineConfig(compile=True)), "qwen2")
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="weights are packed only where that is faster")
+def test_packed_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine.compile: .* packed .* leave it out"):
+        Engine(wrap_model(as_dtype(tiny_model("qwen2"), torch.bfloat16)), EngineConfig(compile=True))
 
 
 def test_it_is_refused_with_batch_invariance() -> None:
