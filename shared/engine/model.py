@@ -92,7 +92,7 @@ class LoadedModel:
         """
         if can_pack(self.spec.device, self.spec.dtype):
             raise ConfigError(
-                "engine.compile: bfloat16 weights on a CPU are packed for its own matrix products, which torch.compile cannot read; "
+                "engine.compile: bfloat16 weights on a CPU are packed for its matrix products, which torch.compile cannot read; "
                 "leave it out, or set engine.device to cuda"
             )
         self._layers = [torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]]
