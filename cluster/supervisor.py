@@ -209,4 +209,9 @@ def take_down() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Everything is down. On a busy machine Ray's libraries, left to end by themselves, hang on the way out.
+    os._exit(exit_code)
