@@ -339,6 +339,8 @@ async def test_the_second_use_brings_a_chunk_to_memory(make: Make, stored: DictB
     while (opened := await open_one(tiers)).tier != "memory":
         await asyncio.sleep(0.001)
     assert verify_chunk(opened.path).header.chunk_id == A
+    while not counter(tiers, "promotions"):  # counted when its thread is back
+        await asyncio.sleep(0.001)
     assert (counter(tiers, "promotions"), counter(tiers, "memory_hits")) == (1, 1)
     assert bytes_in(tiers) == {"memory": SIZE, "disk": SIZE, "pending": 0}
     assert {c.tier for c in tiers.copies()} == {"memory", "disk"}
