@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.engine.selecting import num_selected
 from shared.errors import InvalidRequest
 
 Scores = NDArray[np.float32]
@@ -57,7 +58,7 @@ def num_asked(ratio: float, num_tokens: int) -> int:
     """
     if not 0 <= ratio <= 1:  # False for NaN
         raise InvalidRequest(f"recompute_ratio: {ratio!r} is out of range; it must be 0 to 1")
-    return int(ratio * num_tokens + 0.5)
+    return num_selected(ratio, num_tokens)
 
 
 def group(
@@ -110,23 +111,6 @@ def until(ranks_T: Ranks, num_tokens: int) -> Mask:
         return np.zeros(len(ranks_T), dtype=bool)
     last = int(in_order[min(num_tokens, len(in_order)) - 1])
     return ranks_T <= last
-
-
-def random_tokens(num_tokens: int, num_chosen: int, seed: int) -> Mask:
-    """A control: exactly ``num_chosen`` of ``num_tokens``, the same for the same seed."""
-    noise_T = np.random.Generator(np.random.Philox(seed)).random(num_tokens)
-    return best_tokens(noise_T.astype(np.float32), num_chosen)
-
-
-def leading_tokens(chunk_lens: Sequence[int], num_chosen: int) -> Mask:
-    """A control: exactly ``num_chosen`` tokens at the beginning of chunks. As EPIC does it, every chunk but the first gives equally
-    many, as far as it has them; where they do not divide evenly the chunks in front give one more. The first chunk gives only what
-    the others cannot."""
-    within_T = np.concatenate([np.arange(n) for n in chunk_lens]) if len(chunk_lens) else np.zeros(0, dtype=np.int64)
-    is_first_T = np.repeat(np.arange(len(chunk_lens)) == 0, chunk_lens)
-    chosen_T = np.zeros(len(within_T), dtype=bool)
-    chosen_T[np.lexsort((within_T, is_first_T))[:num_chosen]] = True
-    return chosen_T
 
 
 def _in_windows(picked_T: Mask, chunk_lens: Sequence[int], window: int, threshold: int) -> Mask:

@@ -1,4 +1,4 @@
-"""The three forms of grouping against slow twins written another way, and what the controls give."""
+"""The three forms of grouping against slow twins written another way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shared.errors import InvalidRequest
-from shared.selection.grouping import Grouping, best_tokens, group, leading_tokens, num_asked, random_tokens, until
+from shared.selection.grouping import Grouping, best_tokens, group, num_asked, until
 from shared.selection.mapping import UNTOUCHED
 
 PROPERTY = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -125,29 +125,3 @@ class TestForms:
         assert until(np.array([3, UNTOUCHED, 1, 1]), 3).tolist() == [True, False, True, True]
         assert until(np.array([UNTOUCHED, 0]), 2).tolist() == [False, True]
         assert until(np.array([UNTOUCHED]), 1).tolist() == [False]
-
-
-class TestControls:
-    @PROPERTY
-    @given(chunk_lens, st.floats(0, 1), st.integers(0, 2**63))
-    def test_take_exactly_as_many_as_they_are_told(self, lens: list[int], part: float, seed: int) -> None:
-        num = int(part * sum(lens))
-        assert random_tokens(sum(lens), num, seed).sum() == leading_tokens(lens, num).sum() == num
-
-    def test_random_tokens_depend_on_the_seed_alone_and_are_spread(self) -> None:
-        assert (random_tokens(100, 20, 7) == random_tokens(100, 20, 7)).all()
-        assert (random_tokens(100, 20, 7) != random_tokens(100, 20, 8)).any()
-        times = sum(random_tokens(50, 10, seed).astype(int) for seed in range(2000))
-        assert 300 < min(times) <= max(times) < 500
-
-    @PROPERTY
-    @given(chunk_lens, st.floats(0, 1))
-    def test_leading_tokens_are_the_first_of_every_chunk_but_the_first(self, lens: list[int], part: float) -> None:
-        num = int(part * sum(lens))
-        chosen = leading_tokens(lens, num)
-        taken = [int(chosen[list(chunk)].sum()) if len(chunk) else 0 for chunk in chunks_of(lens)]
-        for chunk, count in zip(chunks_of(lens), taken, strict=True):
-            assert chosen[list(chunk[:count])].all() if count else True
-        assert sum(taken[:1]) == max(0, num - sum(lens[1:]))
-        open_ones = [count for count, length in zip(taken[1:], lens[1:], strict=True) if count < length]
-        assert max(taken[1:], default=0) - min(open_ones, default=max(taken[1:], default=0)) <= 1
