@@ -1,4 +1,5 @@
-"""What pyproject.toml cannot say: the engine's CPU kernels. Where they do not compile they are left out, and torch's serve."""
+"""What pyproject.toml cannot say: the engine's CPU kernels. Where they do not compile they are left out, and
+torch's serve."""
 
 from setuptools import Extension, setup
 

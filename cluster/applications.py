@@ -1,7 +1,8 @@
-"""The applications as Ray Serve builds them on a cluster: ``cluster.applications:<name>`` in a Serve configuration.
+"""The applications as Ray Serve builds them on a cluster: ``cluster.applications:<name>`` in a Serve
+configuration.
 
-An application is given its part of ``quilt.yaml``; what is not said there comes from the node: ``KVQUILT_*`` of its environment
-(a Milvus token from a secret), and the ``quilt.yaml`` of the model's directory.
+An application is given its part of ``quilt.yaml``; what is not said there comes from the node: ``KVQUILT_*``
+of its environment (a Milvus token from a secret), and the ``quilt.yaml`` of the model's directory.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ if TYPE_CHECKING:
 
 
 def build(name: str, args: dict[str, Any]) -> serve.Application:
-    """``args``: shared settings and the section ``name`` of a ``quilt.yaml``. A model that is not there is nothing to most of them:
-    those that need it say so by their health.
+    """``args``: shared settings and the section ``name`` of a ``quilt.yaml``. A model that is not there is
+    nothing to most of them: those that need it say so by their health.
 
     Raises:
         ConfigError: names the setting.
     """
     config = load_quilt(under(args, merge_env({}, os.environ)), {}, resolve=str)
-    app: serve.Application = importlib.import_module(f"services.{name}.app").build(to_dict(getattr(config, name)))
+    app: serve.Application = importlib.import_module(f"services.{name}.app").build(
+        to_dict(getattr(config, name))
+    )
     return app
 
 

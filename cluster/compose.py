@@ -1,10 +1,11 @@
 """The composition root: from one ``quilt.yaml`` to five Ray Serve applications, or six with a selector.
 
-The same dictionary is what ``serve deploy`` takes (``python -m cluster.compose --config quilt.yaml > serve.yaml``), what the Helm
-chart renders, and what the local supervisor deploys, so that a laptop and a cluster run the same thing.
+The same dictionary is what ``serve deploy`` takes (``python -m cluster.compose --config quilt.yaml >
+serve.yaml``), what the Helm chart renders, and what the local supervisor deploys, so that a laptop and a
+cluster run the same thing.
 
-Serve builds an application anew, and replaces all its replicas, when its ``args`` change. Hence each is given only what concerns
-it, and what Serve can change in place stands in ``deployments``.
+Serve builds an application anew, and replaces all its replicas, when its ``args`` change. Hence each is given
+only what concerns it, and what Serve can change in place stands in ``deployments``.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SERVICERS = {
 
 
 def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
-    """What ``ray.serve.schema.ServeDeploySchema`` reads. Every application has a route prefix of its own: without one Serve hides
-    it from gRPC as well.
+    """What ``ray.serve.schema.ServeDeploySchema`` reads. Every application has a route prefix of its own:
+    without one Serve hides it from gRPC as well.
 
     ``values``: the settings as the operator wrote them; ``config``: the same, loaded."""
     return {
@@ -47,7 +48,11 @@ def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, An
             "grpc_servicer_functions": list(servicer_functions()),
             "enable_reflection": True,
         },
-        "logging_config": {"encoding": config.log.format.upper(), "log_level": config.log.level, "enable_access_log": False},
+        "logging_config": {
+            "encoding": config.log.format.upper(),
+            "log_level": config.log.level,
+            "enable_access_log": False,
+        },
         "applications": [_application(name, values, config) for name in deployed(config)],
     }
 
@@ -74,10 +79,15 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
         args["log"] = values["log"]
     given = values.get(name) or {}
     section = {key: value for key, value in given.items() if key != "deployment"}
-    if name in _ASK_THE_SELECTOR:  # decided here: a node that knows a model with an auxiliary need not know what is deployed
+    if (
+        name in _ASK_THE_SELECTOR
+    ):  # decided here: a node that knows a model with an auxiliary need not know what is deployed
         section["selector"] = getattr(config, name).selector
     if name == "generator":
-        section["selector"] = {**section.get("selector", {}), "application": config.generator.selector.application}
+        section["selector"] = {
+            **section.get("selector", {}),
+            "application": config.generator.selector.application,
+        }
     if log := (given.get("deployment") or {}).get("log"):
         section["deployment"] = {"log": log}
     return args | ({name: section} if section else {})
@@ -94,7 +104,9 @@ def _application(name: str, values: Mapping[str, Any], config: QuiltConfig) -> d
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster.compose", description="Print the Ray Serve config of a quilt.yaml.")
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster.compose", description="Print the Ray Serve config of a quilt.yaml."
+    )
     parser.add_argument("--config", required=True, help="quilt.yaml; '-' reads standard input")
     path = parser.parse_args(argv).config
     try:

@@ -1,8 +1,9 @@
 """The one YAML that configures the whole system.
 
-Top-level settings are what several services share; each section is that service's own configuration. ``load_quilt`` fills the
-shared values into the sections, so that a section only needs what differs from the rule. A model directory may bring a
-``quilt.yaml`` of its own with the settings that suit the model; whatever the operator says is stronger.
+Top-level settings are what several services share; each section is that service's own configuration.
+``load_quilt`` fills the shared values into the sections, so that a section only needs what differs from the
+rule. A model directory may bring a ``quilt.yaml`` of its own with the settings that suit the model; whatever
+the operator says is stronger.
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ class QuiltConfig:
             raise ValueError(f"http_port: is {self.http_port}, like grpc_port; they must differ")
 
 
-def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str], resolve: Callable[[str], str] | None = None) -> QuiltConfig:
-    """Defaults < the model's own ``quilt.yaml`` < ``values`` (the operator's YAML) < ``KVQUILT_*`` of ``environ``.
+def load_quilt(
+    values: Mapping[str, Any], environ: Mapping[str, str], resolve: Callable[[str], str] | None = None
+) -> QuiltConfig:
+    """Defaults < the model's own ``quilt.yaml`` < ``values`` (the operator's YAML) < ``KVQUILT_*`` of
+    ``environ``.
 
     ``resolve``: of the model; None: ``resolve_model``, which refuses what is not here.
 
@@ -72,7 +76,9 @@ def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str], resolve: C
         ConfigError: names the setting.
     """
     merged = merge_env(values, environ)
-    merged["data_dir"] = str(Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute())
+    merged["data_dir"] = str(
+        Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute()
+    )
     merged["model"] = (resolve or resolve_model)(str(merged.get("model") or DEMO_MODEL))
     suited = _model_settings(merged["model"])
     for section in SECTIONS:
@@ -81,7 +87,9 @@ def load_quilt(values: Mapping[str, Any], environ: Mapping[str, str], resolve: C
             raise ConfigError(f"{section}: expected a section, got {given!r}")
         merged[section] = under(given, suited.get(section, {}))
     auxiliary = merged["selector"].get("model") or ""
-    merged["selector"]["model"] = auxiliary and (resolve or partial(resolve_model, setting="selector.model"))(str(auxiliary))
+    merged["selector"]["model"] = auxiliary and (resolve or partial(resolve_model, setting="selector.model"))(
+        str(auxiliary)
+    )
     for section, shared in _shared_values(merged).items():
         merged[section] = under(merged[section], shared)
     return load(QuiltConfig, merged)
@@ -96,11 +104,15 @@ def resolve_model(model: str, setting: str = "model") -> str:
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"{setting}: {model} holds no config.json; give a directory written by transformers' save_pretrained")
+            raise ConfigError(
+                f"{setting}: {model} holds no config.json; give a directory written by transformers' "
+                "save_pretrained"
+            )
         return str(path.absolute())
     if path.exists() or not _HUB_ID.fullmatch(model):
         raise ConfigError(
-            f"{setting}: there is no directory {model}; give a model directory or a Hugging Face id such as Qwen/Qwen2.5-0.5B"
+            f"{setting}: there is no directory {model}; give a model directory or a Hugging Face id "
+            "such as Qwen/Qwen2.5-0.5B"
         )
     return model
 
@@ -117,7 +129,10 @@ def _model_settings(model: str) -> dict[str, dict[str, Any]]:
     settings = read_yaml(path.read_text(encoding="utf-8"), f"the model's {MODEL_SETTINGS_FILE}")
     for section, values in settings.items():
         if section not in SECTIONS or not isinstance(values, dict):
-            raise ConfigError(f"the model's {MODEL_SETTINGS_FILE}: {section}: expected a section among {', '.join(SECTIONS)}")
+            raise ConfigError(
+                f"the model's {MODEL_SETTINGS_FILE}: {section}: expected a section among "
+                f"{', '.join(SECTIONS)}"
+            )
     auxiliary = settings.get("selector", {}).get("model")
     if auxiliary and (beside := Path(model) / str(auxiliary)).is_dir():
         settings["selector"]["model"] = str(beside.resolve())
@@ -146,5 +161,7 @@ def under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]
     result = dict(shared)
     for key, value in given.items():
         below = result.get(key)
-        result[key] = under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+        result[key] = (
+            under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+        )
     return result

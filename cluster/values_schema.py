@@ -1,5 +1,5 @@
-"""Writes what a ``quilt.yaml`` may hold into the chart's schema, so that Helm refuses a wrong setting before anything is installed:
-`python -m cluster.values_schema helm/kvquilt/values.schema.json`."""
+"""Writes what a ``quilt.yaml`` may hold into the chart's schema, so that Helm refuses a wrong setting before
+anything is installed: `python -m cluster.values_schema helm/kvquilt/values.schema.json`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def with_quilt(values_schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(path: Path) -> None:
-    path.write_text(json.dumps(with_quilt(json.loads(path.read_text(encoding="utf-8"))), indent=2) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(with_quilt(json.loads(path.read_text(encoding="utf-8"))), indent=2) + "\n",
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ Buffers = Sequence[tuple[Array, Array]]
 
 
 def measure_open(directory: Path, shape: ChunkShape, runs: int = OPEN_RUNS) -> list[Measurement]:
-    """Milliseconds per chunk of the agent's ``open``, the call between processes not counted: one chunk, and many in one call."""
+    """Milliseconds per chunk of the agent's ``open``, the call between processes not counted: one chunk, and
+    many in one call."""
     return asyncio.run(_measure_open(directory, shape, runs))
 
 
@@ -49,8 +50,8 @@ async def _measure_open(directory: Path, shape: ChunkShape, runs: int) -> list[M
 
 
 def measure_memory_loads(directory: Path, shape: ChunkShape, runs: int = LOAD_RUNS) -> list[Measurement]:
-    """Verified loads of a file that lies in the page cache into tensors, against plain ``preadv`` of the same bytes into the same
-    tensors with as many threads; with all processors, and with one thread."""
+    """Verified loads of a file that lies in the page cache into tensors, against plain ``preadv`` of the same
+    bytes into the same tensors with as many threads; with all processors, and with one thread."""
     _, path = write_random_chunk(directory, shape, seed=100)
     num_cpus = len(os.sched_getaffinity(0))
     measurements = [_memory_load("load_29mb_memory", path, shape, num_cpus, runs)]
@@ -70,7 +71,10 @@ def _memory_load(name: str, path: Path, shape: ChunkShape, num_threads: int, run
                 file.read_layer(layer, *buffers[layer])
 
             def plain(layer: int) -> None:
-                assert os.preadv(fd, [buffer.data for buffer in buffers[layer]], offsets[layer]) == 2 * buffers[layer][0].nbytes
+                assert (
+                    os.preadv(fd, [buffer.data for buffer in buffers[layer]], offsets[layer])
+                    == 2 * buffers[layer][0].nbytes
+                )
 
             ours, baseline = [], []
             for _ in range(runs + 1):  # in turn, so that whatever else the machine does meets both alike
@@ -81,7 +85,9 @@ def _memory_load(name: str, path: Path, shape: ChunkShape, num_threads: int, run
     return measured(name, ours[1:], "byte/s", better="higher", baseline=sorted(baseline[1:])[runs // 2])
 
 
-def _rate(shape: ChunkShape, threads: ThreadPoolExecutor, num_threads: int, read: Callable[[int], None]) -> float:
+def _rate(
+    shape: ChunkShape, threads: ThreadPoolExecutor, num_threads: int, read: Callable[[int], None]
+) -> float:
     """Bytes per second of reading all layers, every ``num_threads``-th by the same thread."""
 
     def every_nth(first: int) -> None:

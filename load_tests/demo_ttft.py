@@ -1,8 +1,9 @@
-"""What ``kvquilt demo`` shows of speed: time to first token at a real model's size, with stored KV and without, in one run.
+"""What ``kvquilt demo`` shows of speed: time to first token at a real model's size, with stored KV and
+without, in one run.
 
-The model has the shape of Qwen2-0.5B and random weights: time does not depend on what the weights say. ``full`` prefills 8 chunks
-of 512 tokens and a question; ``reordered`` finds the chunks' KV resident and prefills the question only. Both run from "placements
-known" to the first token (``Timings.engine_ttft_s``).
+The model has the shape of Qwen2-0.5B and random weights: time does not depend on what the weights say.
+``full`` prefills 8 chunks of 512 tokens and a question; ``reordered`` finds the chunks' KV resident and
+prefills the question only. Both run from "placements known" to the first token (``Timings.engine_ttft_s``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class TtftComparison:
-    """Milliseconds, one number per run. ``shuffled_ms``: ``reordered`` over the same chunks, in another order each time."""
+    """Milliseconds, one number per run. ``shuffled_ms``: ``reordered`` over the same chunks, in another order
+    each time."""
 
     full_ms: Sequence[float]
     reordered_ms: Sequence[float]
@@ -39,20 +41,30 @@ class TtftComparison:
     @property
     def measurement(self) -> Measurement:
         baseline = statistics.median(self.full_ms)
-        return measured("ttft_demo", self.reordered_ms, "ms", better="lower", baseline=baseline, limit=self.limit_ms)
+        return measured(
+            "ttft_demo", self.reordered_ms, "ms", better="lower", baseline=baseline, limit=self.limit_ms
+        )
 
     def lines(self) -> list[tuple[str, float, str]]:
         """What was measured, its median in ms, and what that means."""
-        full, reordered, shuffled = map(statistics.median, (self.full_ms, self.reordered_ms, self.shuffled_ms))
+        full, reordered, shuffled = map(
+            statistics.median, (self.full_ms, self.reordered_ms, self.shuffled_ms)
+        )
         return [
             ("full", full, ""),
             ("reordered", reordered, f"{full / reordered:.1f} times faster"),
             ("reordered, chunks in other orders", shuffled, f"{full / shuffled:.1f} times faster"),
-            ("physical limit of this machine", self.limit_ms, f"{self.limit_ms / reordered:.0%} of it reached"),
+            (
+                "physical limit of this machine",
+                self.limit_ms,
+                f"{self.limit_ms / reordered:.0%} of it reached",
+            ),
         ]
 
 
-def compare_ttft(shape: Shape = QWEN2_05B, on_step: Callable[[str], None] = lambda step: None) -> TtftComparison:
+def compare_ttft(
+    shape: Shape = QWEN2_05B, on_step: Callable[[str], None] = lambda step: None
+) -> TtftComparison:
     """``full`` against ``reordered``, medians of several runs."""
     on_step("building the model")
     engine = build_engine(shape)
@@ -62,13 +74,17 @@ def compare_ttft(shape: Shape = QWEN2_05B, on_step: Callable[[str], None] = lamb
     shuffled = [tuple(random.Random(i).sample(chunks, len(chunks))) for i in range(REORDERED_RUNS)]
     on_step("reordered")
     # In turn, so that whatever else the machine does meets both alike.
-    in_turn = _runs_ms(engine, [order for other in shuffled for order in (chunks, other)], ReuseMode.REORDERED)
+    in_turn = _runs_ms(
+        engine, [order for other in shuffled for order in (chunks, other)], ReuseMode.REORDERED
+    )
     on_step("full")
     full_ms = _runs_ms(engine, [chunks] * FULL_RUNS, ReuseMode.FULL)
     engine.shut_down()
     on_step("the machine's limits")
     rates = measure_rates()
-    limit_ms = shape.ttft_limit_s(QUESTION_LEN, PREFIX_LEN + NUM_CHUNKS * CHUNK_LEN + QUESTION_LEN, rates) * MS
+    limit_ms = (
+        shape.ttft_limit_s(QUESTION_LEN, PREFIX_LEN + NUM_CHUNKS * CHUNK_LEN + QUESTION_LEN, rates) * MS
+    )
     return TtftComparison(full_ms, in_turn[::2], in_turn[1::2], limit_ms, rates)
 
 

@@ -1,11 +1,13 @@
-"""What the lossy encodings cost in quality and save in bytes, against the exact one, on a model's own documents.
+"""What the lossy encodings cost in quality and save in bytes, against the exact one, on a model's own
+documents.
 
     python -m load_tests.encodings --model cluster/demo_assets/model --json build/encodings.json
 
-Every shipped question is asked over three passages: those of the document that holds the answer, and others. Teacher-forced over
-the tokens of the question and of the answer that exact KV gives, the logits with decoded KV are compared with those with exact KV;
-then the question is answered freely, and the answer compared with that of ``full``. Everything is computed by the engine, in the
-model's own type, on stitched (``reordered``) chunks.
+Every shipped question is asked over three passages: those of the document that holds the answer, and others.
+Teacher-forced over the tokens of the question and of the answer that exact KV gives, the logits with decoded
+KV are compared with those with exact KV; then the question is answered freely, and the answer compared with
+that of ``full``. Everything is computed by the engine, in the model's own type, on stitched (``reordered``)
+chunks.
 
 Shapes: R rows, V vocabulary, H KV heads, T tokens, D head_dim.
 """
@@ -31,8 +33,8 @@ from shared.documents import SourceDocument
 from shared.engine import Engine, EngineConfig, LoadedModel, StoredSegment, load_model
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
-from shared.engine.encodings import EXACT, encoding_of
-from shared.engine.segment import Branch, Placement, Segment
+from shared.engine.kv.encodings import EXACT, encoding_of
+from shared.engine.kv.segment import Branch, Placement, Segment
 from shared.engine.types import Chunk, GenerateRequest, PrefillRequest, ReuseMode, SamplingParams, TokenEvent
 from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS, buffers_of
@@ -73,10 +75,14 @@ def shipped_trials(tokenizer: PromptTokenizer, count: int | None = None) -> list
         for name, path in documents.items()
     }
     questions = json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))
-    return [_trial(tokenizer, q["question"], chunks, q["document"], i) for i, q in enumerate(questions[:count])]
+    return [
+        _trial(tokenizer, q["question"], chunks, q["document"], i) for i, q in enumerate(questions[:count])
+    ]
 
 
-def _trial(tokenizer: PromptTokenizer, question: str, chunks: Mapping[str, Sequence[Ids]], document: str, seed: int) -> Trial:
+def _trial(
+    tokenizer: PromptTokenizer, question: str, chunks: Mapping[str, Sequence[Ids]], document: str, seed: int
+) -> Trial:
     draw = random.Random(seed)
     passages = list(chunks[document][:PASSAGES])
     others = [ids for name, of_document in chunks.items() if name != document for ids in of_document]
@@ -86,8 +92,8 @@ def _trial(tokenizer: PromptTokenizer, question: str, chunks: Mapping[str, Seque
 
 
 class Bench:
-    """The model with the KV of all passages. ``SegmentSource`` of its own engines: what is exact in memory is read as if it had
-    been stored in ``encoding``."""
+    """The model with the KV of all passages. ``SegmentSource`` of its own engines: what is exact in memory is
+    read as if it had been stored in ``encoding``."""
 
     def __init__(self, model: LoadedModel, prefix_ids: Ids, trials: Sequence[Trial]) -> None:
         self.model = model
@@ -107,7 +113,9 @@ class Bench:
         sampling = SamplingParams(max_tokens=MAX_TOKENS)
         answers = []
         for i, trial in enumerate(self.trials):
-            request = GenerateRequest(str(i), self._prefix_ids, self._chunks(trial), (trial.question,), reuse, sampling)
+            request = GenerateRequest(
+                str(i), self._prefix_ids, self._chunks(trial), (trial.question,), reuse, sampling
+            )
             answers.append(tuple(e.token_id for e in engine.generate(request) if isinstance(e, TokenEvent)))
         engine.shut_down()
         return answers
@@ -186,7 +194,9 @@ class Bench:
 
     def _chunks(self, trial: Trial) -> tuple[Chunk, ...]:
         fingerprint = self.model.fingerprint
-        return tuple(Chunk(chunk_identity("", fingerprint, self._prefix_ids, ids), ids) for ids in trial.chunks)
+        return tuple(
+            Chunk(chunk_identity("", fingerprint, self._prefix_ids, ids), ids) for ids in trial.chunks
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +210,9 @@ class _Decoded:
 
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
         encoding, rotation = encoding_of(self.encoding), self.scratch.rotation(k_out_HTD.device)
-        encoding.decode(encoding.encode(self.k_LHTD[layer], self.v_LHTD[layer], rotation), rotation, k_out_HTD, v_out_HTD)
+        encoding.decode(
+            encoding.encode(self.k_LHTD[layer], self.v_LHTD[layer], rotation), rotation, k_out_HTD, v_out_HTD
+        )
 
     def close(self) -> None:
         pass
@@ -236,7 +248,10 @@ def top1_agreement(agreements: Sequence[Agreement]) -> float:
 def measure(bench: Bench) -> list[Measurement]:
     agreements = compare(bench)
     full = bench.answers(EXACT, ReuseMode.FULL)
-    like_full = {e: sum(a.tokens == f for a, f in zip(of_e, full, strict=True)) / len(full) for e, of_e in agreements.items()}
+    like_full = {
+        e: sum(a.tokens == f for a, f in zip(of_e, full, strict=True)) / len(full)
+        for e, of_e in agreements.items()
+    }
     exact_bytes = bench.file_bytes(EXACT)
     measurements: list[Measurement] = []
     for encoding in LOSSY:
@@ -245,12 +260,32 @@ def measure(bench: Bench) -> list[Measurement]:
         rms = (sum(x for a in of_e for x in a.square_error) / len(kl)) ** 0.5
         top1 = top1_agreement(of_e)
         measurements += [
-            measured(f"file_bytes_{encoding}", [bench.file_bytes(encoding)], "bytes", better="lower", baseline=exact_bytes),
-            measured(f"real_shape_bytes_{encoding}", [real_bytes(encoding)], "bytes", better="lower", baseline=real_bytes(EXACT)),
-            Measurement(f"top1_agreement_{encoding}", top1, "fraction", limit=1.0, fraction_of_limit=top1, n=len(kl)),
+            measured(
+                f"file_bytes_{encoding}",
+                [bench.file_bytes(encoding)],
+                "bytes",
+                better="lower",
+                baseline=exact_bytes,
+            ),
+            measured(
+                f"real_shape_bytes_{encoding}",
+                [real_bytes(encoding)],
+                "bytes",
+                better="lower",
+                baseline=real_bytes(EXACT),
+            ),
+            Measurement(
+                f"top1_agreement_{encoding}", top1, "fraction", limit=1.0, fraction_of_limit=top1, n=len(kl)
+            ),
             Measurement(f"kl_{encoding}", sum(kl) / len(kl), "nats", min=min(kl), max=max(kl), n=len(kl)),
             Measurement(f"logit_rms_error_{encoding}", rms, "logits", n=len(kl)),
-            measured(f"answers_as_full_{encoding}", [like_full[encoding]], "fraction", better="higher", baseline=like_full[EXACT]),
+            measured(
+                f"answers_as_full_{encoding}",
+                [like_full[encoding]],
+                "fraction",
+                better="higher",
+                baseline=like_full[EXACT],
+            ),
             Measurement(
                 f"answers_as_exact_{encoding}",
                 sum(a.tokens == b.tokens for a, b in zip(of_e, agreements[EXACT], strict=True)) / len(of_e),
@@ -276,9 +311,15 @@ def bench_of(model_path: str, count: int | None = None) -> Bench:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="load_tests.encodings", description="What lossy KV encodings cost and save.")
-    parser.add_argument("--model", default=str(DEMO_ASSETS / "model"), help="directory of a model with a tokenizer")
-    parser.add_argument("--questions", type=int, default=None, help="the first N shipped questions instead of all")
+    parser = argparse.ArgumentParser(
+        prog="load_tests.encodings", description="What lossy KV encodings cost and save."
+    )
+    parser.add_argument(
+        "--model", default=str(DEMO_ASSETS / "model"), help="directory of a model with a tokenizer"
+    )
+    parser.add_argument(
+        "--questions", type=int, default=None, help="the first N shipped questions instead of all"
+    )
     parser.add_argument("--json", type=Path, help="where to write the report")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the shipped model is too small to share out

@@ -1,6 +1,8 @@
-"""One agent of kv_store in a process of its own, without Ray: ``python -m load_tests.kv_agent DIRECTORY`` prints where it serves.
+"""One agent of kv_store in a process of its own, without Ray: ``python -m load_tests.kv_agent DIRECTORY``
+prints where it serves.
 
-Tiers are as in production, with capacities that the options set; keys of the object store come from the environment.
+Tiers are as in production, with capacities that the options set; keys of the object store come from the
+environment.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from services.kv_store.agent import Agent
 from services.kv_store.config import KvStoreConfig, MemoryConfig
-from services.kv_store.documents import Documents, keep_synced
+from services.kv_store.documents.documents import Documents, keep_synced
 from services.kv_store.handlers import KvStoreHandlers, start_server
-from services.kv_store.node_tiers import NodeTiers
-from services.kv_store.object_blobs import ObjectBlobs
-from services.kv_store.object_settings import ObjectSettings
-from services.kv_store.own_tiers import OwnTiers
+from services.kv_store.node.agent import Agent
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.s3.bucket import ObjectBlobs
+from services.kv_store.s3.settings import ObjectSettings
+from services.kv_store.tiers.building import OwnTiers
 from shared.errors import KvquiltError, NotFound
 from shared.kv_types import KvStore
 from shared.request import RequestContext
@@ -29,7 +31,7 @@ _TIDY_S = 0.5
 
 
 class OnlyNode:
-    """``services.kv_store.nodes.Nodes`` of one."""
+    """``services.kv_store.fetching.nodes.Nodes`` of one."""
 
     agent: KvStore
 
@@ -49,7 +51,10 @@ class OnlyNode:
 
 def settings(directory: Path, memory: Path, disk_bytes: int, memory_bytes: int) -> KvStoreConfig:
     return KvStoreConfig(
-        str(directory), disk_capacity_bytes=disk_bytes, memory=MemoryConfig(str(memory), memory_bytes), lease_s=1.0
+        str(directory),
+        disk_capacity_bytes=disk_bytes,
+        memory=MemoryConfig(str(memory), memory_bytes),
+        lease_s=1.0,
     )
 
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.kv_store.agent import Agent
-from services.kv_store.blobs import Blobs
-from services.kv_store.documents import Documents
-from services.kv_store.local_tier import LocalTier
-from services.kv_store.node_tiers import NodeTiers
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.documents.documents import Documents
+from services.kv_store.node.agent import Agent
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.tiers.local import LocalTier
 from shared.errors import NotFound
 from shared.kv_types import KvStore
 
@@ -18,7 +18,7 @@ _NODE = "node"
 
 
 class _Alone:
-    """``services.kv_store.nodes.Nodes`` of a cluster of one."""
+    """``services.kv_store.fetching.nodes.Nodes`` of a cluster of one."""
 
     def home(self) -> str:
         return _NODE

@@ -2,9 +2,9 @@
 
     python -m load_tests.kv_store --json build/kv_store.json
 
-Everything is measured against something else in the same run, in turn with it; ratios above 1 mean that ours is better. Loads are
-verified byte by byte. An S3 server is started for the run unless ``--s3`` names one (keys then come from the environment, as
-``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``).
+Everything is measured against something else in the same run, in turn with it; ratios above 1 mean that ours
+is better. Loads are verified byte by byte. An S3 server is started for the run unless ``--s3`` names one
+(keys then come from the environment, as ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _RATE = "byte/s"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: a chunk of Qwen2-7B, and time to first token with a model of Qwen2-0.5B's shape. ``s3``: the endpoint of
-    a server that is there already; ``runs`` 0: as many as each measurement needs."""
+    """What is measured: a chunk of Qwen2-7B, and time to first token with a model of Qwen2-0.5B's shape.
+    ``s3``: the endpoint of a server that is there already; ``runs`` 0: as many as each measurement needs."""
 
     directory: Path
     s3: str = ""
@@ -45,12 +45,20 @@ class Plan:
         runs: dict[str, Any] = {"runs": self.runs} if self.runs else {}
         yield "opening", lambda: measure_open(self.directory, self.chunk, **runs)
         yield "loading from the page cache", lambda: measure_memory_loads(self.directory, self.chunk, **runs)
-        yield "loading from an S3 server", lambda: measure_object_loads(self.directory, self.chunk, self.s3, **runs)
+        yield (
+            "loading from an S3 server",
+            lambda: measure_object_loads(self.directory, self.chunk, self.s3, **runs),
+        )
         yield "from node to node", lambda: measure_peer_transfer(self.chunk.num_bytes, **runs)
-        yield "first tokens over stored KV", lambda: measure_stored_ttft(self.directory, self.model, self.contexts, **runs)
+        yield (
+            "first tokens over stored KV",
+            lambda: measure_stored_ttft(self.directory, self.model, self.contexts, **runs),
+        )
 
 
-def measure(plan: Plan, on_measured: Callable[[Measurement], None] = lambda measurement: None) -> list[Measurement]:
+def measure(
+    plan: Plan, on_measured: Callable[[Measurement], None] = lambda measurement: None
+) -> list[Measurement]:
     measurements: list[Measurement] = []
     for name, step in plan.steps():
         print(f"… {name}", file=sys.stderr)
@@ -63,15 +71,30 @@ def measure(plan: Plan, on_measured: Callable[[Measurement], None] = lambda meas
 def line(m: Measurement) -> str:
     scale, unit = (1e9, "GB/s") if m.unit == _RATE else (1.0, m.unit)
     spread = f"{(m.min or 0) / scale:.3f} to {(m.max or 0) / scale:.3f}, n = {m.n}"
-    ratio = "" if m.ratio is None or m.baseline is None else f"baseline {m.baseline / scale:.3f}, ratio {m.ratio:.2f}"
+    ratio = (
+        ""
+        if m.ratio is None or m.baseline is None
+        else f"baseline {m.baseline / scale:.3f}, ratio {m.ratio:.2f}"
+    )
     return f"{m.name:36} {m.value / scale:9.3f} {unit:11} {ratio:32} ({spread})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="where to write the report")
-    parser.add_argument("--s3", default="", metavar="ENDPOINT", help="host:port of an S3 server without TLS; default: start one")
-    parser.add_argument("--directory", type=Path, help="on the disk to measure; default: the system's place for temporary files")
+    parser.add_argument(
+        "--s3",
+        default="",
+        metavar="ENDPOINT",
+        help="host:port of an S3 server without TLS; default: start one",
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="on the disk to measure; default: the system's place for temporary files",
+    )
     args = parser.parse_args(argv)
     directory = Path(tempfile.mkdtemp(prefix="kvquilt-load-", dir=args.directory))
     try:

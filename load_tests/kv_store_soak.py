@@ -1,10 +1,12 @@
-"""A soak of kv_store: clients put, get, open, replace and delete chunks and documents while the service is killed at random.
+"""A soak of kv_store: clients put, get, open, replace and delete chunks and documents while the service is
+killed at random.
 
     python -m load_tests.kv_store_soak --seconds 300 --clients 8            local tiers
     python -m load_tests.kv_store_soak --seconds 300 --clients 8 --objects  with a real S3 server behind them
 
-Tiers are small, so that copies are evicted all the time. At the end every acknowledged chunk must be readable and correct, every
-acknowledged document there, a scrub must find nothing, and ``check_invariants()`` of the whole agent must hold. Exit code 0 then.
+Tiers are small, so that copies are evicted all the time. At the end every acknowledged chunk must be readable
+and correct, every acknowledged document there, a scrub must find nothing, and ``check_invariants()`` of the
+whole agent must hold. Exit code 0 then.
 """
 
 from __future__ import annotations
@@ -57,12 +59,21 @@ class Service:
         return self.directory.with_name("service.log")
 
     async def start(self) -> None:
-        options = ["--memory", str(self.memory), "--memory-bytes", str(MEMORY_BYTES), "--disk-bytes", str(self.disk_bytes)]
+        options = [
+            "--memory",
+            str(self.memory),
+            "--memory-bytes",
+            str(MEMORY_BYTES),
+            "--disk-bytes",
+            str(self.disk_bytes),
+        ]
         if self.endpoint:
             options += ["--endpoint", self.endpoint]
         command = [sys.executable, "-m", "load_tests.kv_agent", str(self.directory), *options]
         with open(self.log_path, "ab") as log:
-            self._process = await create_subprocess_exec(*command, stdout=PIPE, stderr=log, env=os.environ | self.keys)
+            self._process = await create_subprocess_exec(
+                *command, stdout=PIPE, stderr=log, env=os.environ | self.keys
+            )
         assert self._process.stdout is not None
         address = (await asyncio.wait_for(self._process.stdout.readline(), _START_TIMEOUT_S)).decode().strip()
         if not address:
@@ -83,7 +94,9 @@ class Service:
             await self._channel.close()
 
 
-async def soak(root: Path, seconds: float, num_clients: int, server: S3Server | None, seed: int) -> Counter[str]:
+async def soak(
+    root: Path, seconds: float, num_clients: int, server: S3Server | None, seed: int
+) -> Counter[str]:
     """What was done.
 
     Raises:
@@ -91,14 +104,18 @@ async def soak(root: Path, seconds: float, num_clients: int, server: S3Server | 
         AssertionError: its invariants do not hold at the end.
     """
     rng, counts = random.Random(seed), Counter[str]()
-    # Without an object store the disk holds the only copy of everything, which is never evicted, so it has no limit there.
+    # Without an object store the disk holds the only copy of everything, which is never evicted, so it has no
+    # limit there.
     service = Service(root / "kv", root / "memory", DISK_BYTES if server else 0)
     if server is not None:
         service.endpoint, service.keys = server.endpoint, server.environment
     scratch = root / "scratch"
     scratch.mkdir()
     ends_s = time.monotonic() + seconds
-    clients = [SoakClient(n, lambda: service.client, scratch, counts, random.Random(rng.random())) for n in range(num_clients)]
+    clients = [
+        SoakClient(n, lambda: service.client, scratch, counts, random.Random(rng.random()))
+        for n in range(num_clients)
+    ]
     await service.start()
     try:
         async with asyncio.TaskGroup() as group:
@@ -114,7 +131,9 @@ async def soak(root: Path, seconds: float, num_clients: int, server: S3Server | 
     return counts
 
 
-async def _kill_now_and_then(service: Service, rng: random.Random, ends_s: float, counts: Counter[str]) -> None:
+async def _kill_now_and_then(
+    service: Service, rng: random.Random, ends_s: float, counts: Counter[str]
+) -> None:
     while (pause_s := rng.uniform(0.5, 4.0)) < ends_s - time.monotonic():
         await asyncio.sleep(pause_s)
         with suppress(KvquiltError):  # too busy to say
@@ -150,7 +169,9 @@ async def _settled(service: Service) -> None:
     deadline_s = time.monotonic() + _SETTLE_S
     while time.monotonic() < deadline_s:
         stats = await service.client.stats(RequestContext.create())
-        if stats.objects is None or not any(t.num_chunks for n in stats.nodes for t in n.tiers if t.tier == "pending"):
+        if stats.objects is None or not any(
+            t.num_chunks for n in stats.nodes for t in n.tiers if t.tier == "pending"
+        ):
             return
         await asyncio.sleep(0.2)
     raise Violation("chunks still wait for the object store")
@@ -186,10 +207,14 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--objects", action="store_true", help="with a real S3 server, which is started for it")
+    parser.add_argument(
+        "--objects", action="store_true", help="with a real S3 server, which is started for it"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvquilt-soak-") as root:
@@ -197,7 +222,10 @@ def main() -> int:
         try:
             counts = asyncio.run(soak(Path(root), args.seconds, args.clients, server, args.seed))
         except AssertionError as error:
-            print(f"FAILED: {error or 'check_invariants() does not hold'}; the service said last:", file=sys.stderr)
+            print(
+                f"FAILED: {error or 'check_invariants() does not hold'}; the service said last:",
+                file=sys.stderr,
+            )
             print((Path(root) / "service.log").read_text()[-4000:], file=sys.stderr)
             return 1
         finally:

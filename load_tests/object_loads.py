@@ -1,4 +1,5 @@
-"""How fast chunks come out of an S3 server, verified and in tensors, against a bare client that asks as many times at once."""
+"""How fast chunks come out of an S3 server, verified and in tensors, against a bare client that asks as many
+times at once."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from load_tests.kv_nodes import disk_node
 from load_tests.report import Measurement, measured
 from load_tests.s3_server import S3Server
 from load_tests.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
-from services.kv_store.blobs import Blobs
-from services.kv_store.chunk_names import blob_of
-from services.kv_store.object_blobs import ObjectBlobs
-from services.kv_store.object_chunks import ObjectChunk
-from services.kv_store.object_settings import ObjectSettings
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.s3.bucket import ObjectBlobs
+from services.kv_store.s3.settings import ObjectSettings
+from services.kv_store.tiers.chunk_names import blob_of
+from services.kv_store.tiers.object_chunks import ObjectChunk
 from shared.errors import NotFound
 from shared.kv_format import ChunkFile
 from shared.kv_types import OpenedChunk
@@ -35,13 +36,16 @@ _BUCKET = "kvquilt-benchmark"
 Buffers = Sequence[tuple[Array, Array]]
 
 
-def measure_object_loads(directory: Path, shape: ChunkShape, endpoint: str = "", runs: int = RUNS) -> list[Measurement]:
+def measure_object_loads(
+    directory: Path, shape: ChunkShape, endpoint: str = "", runs: int = RUNS
+) -> list[Measurement]:
     """``endpoint``: of a server that is there already, keys in the environment; empty: one is started.
 
-    Three ways of getting the same chunks, several at once: from the server straight into tensors, verified on the way; by a node
-    that has none of them, fetches them to its disk in parts, and has them read and verified layer by layer while they come; and by
-    a bare client, which looks at nothing. Either of the first is measured in turn with the last, so that whatever else the machine
-    does meets both, and apart from the other, whose files the system is still writing afterwards.
+    Three ways of getting the same chunks, several at once: from the server straight into tensors, verified on
+    the way; by a node that has none of them, fetches them to its disk in parts, and has them read and
+    verified layer by layer while they come; and by a bare client, which looks at nothing. Either of the first
+    is measured in turn with the last, so that whatever else the machine does meets both, and apart from the
+    other, whose files the system is still writing afterwards.
     """
     with _server(directory, endpoint) as address:
         objects = ObjectBlobs(ObjectSettings(address, bucket=_BUCKET, secure=False))
@@ -93,8 +97,14 @@ async def _staged_s(directory: Path, objects: ObjectBlobs, buffers: Mapping[str,
             missing = list(buffers)
             while missing:  # what arrived whole in between has moved to its tier, and is asked for again
                 opened = await node.open(RequestContext.create(), missing)
-                loads = [loop.run_in_executor(threads, _load, chunk, buffers[chunk.chunk_id]) for chunk in opened]
-                missing = [chunk_id for chunk_id, loaded in zip(missing, await asyncio.gather(*loads), strict=True) if not loaded]
+                loads = [
+                    loop.run_in_executor(threads, _load, chunk, buffers[chunk.chunk_id]) for chunk in opened
+                ]
+                missing = [
+                    chunk_id
+                    for chunk_id, loaded in zip(missing, await asyncio.gather(*loads), strict=True)
+                    if not loaded
+                ]
             return time.perf_counter() - started
 
 
@@ -114,7 +124,9 @@ def _load(chunk: OpenedChunk, buffers: Buffers) -> bool:
 def _bare_s(endpoint: str, sizes: Mapping[str, int]) -> float:
     """Seconds for the same bytes."""
     connections = urllib3.PoolManager(maxsize=CONCURRENCY)
-    client = Minio(endpoint, secure=False, credentials=EnvAWSProvider(), http_client=connections, region="us-east-1")
+    client = Minio(
+        endpoint, secure=False, credentials=EnvAWSProvider(), http_client=connections, region="us-east-1"
+    )
 
     def fetch(chunk_id: str) -> None:
         response = client.get_object(_BUCKET, blob_of(chunk_id))

@@ -1,9 +1,11 @@
-"""How a chunk's file travels from one node to another: gRPC frames, Arrow Flight or a plain socket, into a staged file.
+"""How a chunk's file travels from one node to another: gRPC frames, Arrow Flight or a plain socket, into a
+staged file.
 
     python -m load_tests.peer_transfer [--json FILE]
 
-Sender and receiver are processes of their own on this machine, so the numbers compare what each way costs in processor time; a
-network adds the same to all. The file lies in the page cache. Every received file is compared with the sent one.
+Sender and receiver are processes of their own on this machine, so the numbers compare what each way costs in
+processor time; a network adds the same to all. The file lies in the page cache. Every received file is
+compared with the sent one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import grpc
 
 from load_tests.report import Measurement, measured, write_report
 from protos.kvquilt.v1 import kv_store_pb2 as pb
-from services.kv_store.flight import FlightReader, FlightServer
+from services.kv_store.fetching.flight import FlightReader, FlightServer
 
 FRAME_BYTES = 1 << 20
 CHUNK_BYTES = 28 * FRAME_BYTES
@@ -46,7 +48,8 @@ def _pieces(path: str) -> Iterator[bytes]:
             yield piece
 
 
-# --- gRPC: the store's own Get, 1 MiB per message -----------------------------------------------------------------------------
+# --- gRPC: the store's own Get, 1 MiB per message
+# -----------------------------------------------------------------------------
 
 
 async def _serve_grpc(path: str, started: Connection) -> None:
@@ -55,10 +58,14 @@ async def _serve_grpc(path: str, started: Connection) -> None:
             yield pb.GetResponse(data=piece)
 
     method = grpc.unary_stream_rpc_method_handler(
-        get, request_deserializer=pb.GetRequest.FromString, response_serializer=pb.GetResponse.SerializeToString
+        get,
+        request_deserializer=pb.GetRequest.FromString,
+        response_serializer=pb.GetResponse.SerializeToString,
     )
     server = grpc.aio.server(options=_OPTIONS)
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("kvquilt.v1.KvStore", {"Get": method})])
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("kvquilt.v1.KvStore", {"Get": method})]
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     started.send(port)
@@ -72,7 +79,9 @@ def serve_grpc(path: str, started: Connection) -> None:
 def receive_grpc(port: int, targets: Sequence[int]) -> None:
     async def receive(channel: grpc.aio.Channel, fd: int) -> None:
         call = channel.unary_stream(
-            _METHOD, request_serializer=pb.GetRequest.SerializeToString, response_deserializer=pb.GetResponse.FromString
+            _METHOD,
+            request_serializer=pb.GetRequest.SerializeToString,
+            response_deserializer=pb.GetResponse.FromString,
         )
         offset = 0
         async for response in call(pb.GetRequest()):
@@ -85,7 +94,8 @@ def receive_grpc(port: int, targets: Sequence[int]) -> None:
     asyncio.run(receive_all())
 
 
-# --- Arrow Flight: the store's own --------------------------------------------------------------------------------------------
+# --- Arrow Flight: the store's own
+# --------------------------------------------------------------------------------------------
 
 
 def serve_flight(path: str, started: Connection) -> None:
@@ -107,7 +117,8 @@ def receive_flight(port: int, targets: Sequence[int]) -> None:
     reader.close()
 
 
-# --- a plain socket -----------------------------------------------------------------------------------------------------------
+# --- a plain socket
+# -----------------------------------------------------------------------------------------------------------
 
 
 def serve_socket(path: str, started: Connection) -> None:
@@ -133,7 +144,8 @@ def receive_socket(port: int, targets: Sequence[int]) -> None:
     _in_threads(receive, targets)
 
 
-# --- the comparison -----------------------------------------------------------------------------------------------------------
+# --- the comparison
+# -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +227,9 @@ def _in_threads(receive: Callable[[int], None], targets: Sequence[int]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="where to write the report")
     path = parser.parse_args().json
     measurements = measure_peer_transfer()

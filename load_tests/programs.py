@@ -1,5 +1,5 @@
-"""Programs for tests and benchmarks that are built once on a machine, and kept in ``kvquilt`` below ``$XDG_CACHE_HOME`` (default
-``~/.cache``)."""
+"""Programs for tests and benchmarks that are built once on a machine, and kept in ``kvquilt`` below
+``$XDG_CACHE_HOME`` (default ``~/.cache``)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def cached(name: str) -> Path:
 
 
 def build_go_program(go: str, module: str, version: str) -> Path:
-    """The program of ``module``, called like the last part of its path; the first call may take minutes, and others wait for it.
+    """The program of ``module``, called like the last part of its path; the first call may take minutes, and
+    others wait for it.
 
     Raises:
         RuntimeError: it cannot be built; says why.
@@ -32,7 +33,8 @@ def build_go_program(go: str, module: str, version: str) -> Path:
         if not program.exists():
             building = folder / "building"
             run_once(
-                [go, "install", f"{module}@{version}"], os.environ | {"GOBIN": str(building), "GOFLAGS": "", "CGO_ENABLED": "0"}
+                [go, "install", f"{module}@{version}"],
+                os.environ | {"GOBIN": str(building), "GOFLAGS": "", "CGO_ENABLED": "0"},
             )
             os.replace(building / name, program)
     return program
@@ -44,7 +46,9 @@ def run_once(command: list[str], environment: dict[str, str]) -> None:
         RuntimeError: the command failed; with the end of what it said.
     """
     print(f"once on this machine: {' '.join(command)}", file=sys.stderr, flush=True)
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
 

@@ -1,4 +1,5 @@
-"""What this machine can do at most: matrix products and memory reads, measured by the run that compares itself with them."""
+"""What this machine can do at most: matrix products and memory reads, measured by the run that compares
+itself with them."""
 
 from __future__ import annotations
 

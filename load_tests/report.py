@@ -1,4 +1,5 @@
-"""One form for every benchmark report: ``{"machine", "command", "measurements"}``; see ``docs/benchmarks.md``."""
+"""One form for every benchmark report: ``{"machine", "command", "measurements"}``; see
+``docs/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def write_detailed_report(
     machine_facts: Mapping[str, Any],
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """``details``: what the measurements were made of, for a benchmark whose reports are plotted or compared."""
+    """``details``: what the measurements were made of, for a benchmark whose reports are plotted or
+    compared."""
     report: dict[str, Any] = {
         "machine": machine() | dict(machine_facts),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

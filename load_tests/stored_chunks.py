@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.engine.host_memory import host_tensors
+from shared.engine.kv.host_memory import host_tensors
 from shared.identity import ids_hash
 from shared.kv_format import ChunkHeader, write_chunk
 
@@ -22,7 +22,8 @@ FINGERPRINT = "0" * 32
 
 @dataclass(frozen=True, slots=True)
 class ChunkShape:
-    """K and V of each layer are [kv_heads, tokens, head_dim], bf16. The default is a chunk of Qwen2-7B: 28 MiB."""
+    """K and V of each layer are [kv_heads, tokens, head_dim], bf16. The default is a chunk of Qwen2-7B: 28
+    MiB."""
 
     layers: int = 28
     kv_heads: int = 4
@@ -65,9 +66,12 @@ def write_random_chunk(directory: Path, shape: ChunkShape, seed: int) -> tuple[s
 
 
 def preallocated(shape: ChunkShape) -> list[tuple[Array, Array]]:
-    """K and V of every layer: tensors as the engine allocates them, whose memory is there, seen as the integers of their bits."""
+    """K and V of every layer: tensors as the engine allocates them, whose memory is there, seen as the
+    integers of their bits."""
     size = (shape.kv_heads, shape.tokens, shape.head_dim)
-    tensors = [t.zero_().view(torch.int16).numpy() for t in host_tensors(2 * shape.layers, size, torch.bfloat16)]
+    tensors = [
+        t.zero_().view(torch.int16).numpy() for t in host_tensors(2 * shape.layers, size, torch.bfloat16)
+    ]
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 

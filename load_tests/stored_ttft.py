@@ -1,8 +1,10 @@
-"""Time to first token with KV on disk, warm (in the page cache) or cold, against KV that is resident in the engine.
+"""Time to first token with KV on disk, warm (in the page cache) or cold, against KV that is resident in the
+engine.
 
-The model has the shape of Qwen2-0.5B and random weights, the context 8 chunks of 512 tokens. Several contexts take turns in a pool
-that holds one of them: asking a context for the first time reads it from the disk, asking it again at once finds it resident. Both
-times run from the request's arrival at the engine, so that they hold opening and loading.
+The model has the shape of Qwen2-0.5B and random weights, the context 8 chunks of 512 tokens. Several contexts
+take turns in a pool that holds one of them: asking a context for the first time reads it from the disk,
+asking it again at once finds it resident. Both times run from the request's arrival at the engine, so that
+they hold opening and loading.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from load_tests.report import Measurement, measured
 from load_tests.shapes import QWEN2_05B, Shape, build_model
 from load_tests.stored_chunks import drop_from_page_cache
 from shared.engine import Engine, EngineConfig
-from shared.engine.model import LoadedModel
+from shared.engine.model.model import LoadedModel
 from shared.engine.types import Chunk, DoneEvent, GenerateRequest, SamplingParams
 from shared.identity import ids_hash
 from shared.stored_segments.files import KvShape
@@ -47,10 +49,20 @@ class Contexts:
         def ids(length: int) -> tuple[int, ...]:
             return tuple(noise.randrange(vocab) for _ in range(length))
 
-        prefix, question, sampling = ids(self.prefix_len), ids(self.question_len), SamplingParams(max_tokens=1, ignore_eos=True)
+        prefix, question, sampling = (
+            ids(self.prefix_len),
+            ids(self.question_len),
+            SamplingParams(max_tokens=1, ignore_eos=True),
+        )
         contexts = [[ids(self.chunk_len) for _ in range(self.num_chunks)] for _ in range(self.count)]
         return [
-            GenerateRequest(f"context-{i}", prefix, tuple(Chunk(_chunk_id(c), c) for c in chunks), (question,), sampling=sampling)
+            GenerateRequest(
+                f"context-{i}",
+                prefix,
+                tuple(Chunk(_chunk_id(c), c) for c in chunks),
+                (question,),
+                sampling=sampling,
+            )
             for i, chunks in enumerate(contexts)
         ]
 
@@ -66,7 +78,8 @@ class Pair:
 def measure_stored_ttft(
     directory: Path, shape: Shape = QWEN2_05B, contexts: Contexts | None = None, runs: int = 12
 ) -> list[Measurement]:
-    """``ttft_disk_over_resident`` (page cache warm) and ``ttft_cold_over_resident``, each with its twin that does not pipeline."""
+    """``ttft_disk_over_resident`` (page cache warm) and ``ttft_cold_over_resident``, each with its twin that
+    does not pipeline."""
     contexts = contexts or Contexts()
     model = build_model(shape)
     requests = contexts.requests(shape.vocab)
@@ -74,16 +87,22 @@ def measure_stored_ttft(
     pool_bytes = int(1.3 * tokens * model.spec.kv_bytes_per_token)
     with stored_source(directory / "ttft", model) as (source, paths):
         engines = {
-            pipelined: Engine(model, EngineConfig(dtype="bfloat16", resident_bytes=pool_bytes, pipelined=pipelined), source)
+            pipelined: Engine(
+                model, EngineConfig(dtype="bfloat16", resident_bytes=pool_bytes, pipelined=pipelined), source
+            )
             for pipelined in (True, False)
         }
         for request in requests:
             _ttft_ms(engines[True], request)  # computes the chunks and stores them
         _wait_until(lambda: len(paths()) == contexts.count * contexts.num_chunks)
-        pairs: dict[tuple[bool, bool], list[Pair]] = {(pipelined, cold): [] for pipelined in engines for cold in (False, True)}
+        pairs: dict[tuple[bool, bool], list[Pair]] = {
+            (pipelined, cold): [] for pipelined in engines for cold in (False, True)
+        }
         for run in range(2 * runs + 2):
             request, cold = requests[run % len(requests)], bool(run % 2)
-            in_turn = list(engines.items())[:: -1 if run % 4 > 1 else 1]  # whatever else the machine does meets both alike
+            in_turn = list(engines.items())[
+                :: -1 if run % 4 > 1 else 1
+            ]  # whatever else the machine does meets both alike
             for pipelined, engine in in_turn:
                 for path in paths():
                     drop_from_page_cache(path) if cold else path.read_bytes()
@@ -104,7 +123,9 @@ def _measurements(pairs: Mapping[tuple[bool, bool], Sequence[Pair]]) -> list[Mea
 
     def times(name: str, cold: bool) -> Measurement:
         resident = statistics.median(pair.resident for pair in pairs[True, cold])
-        return measured(name, [pair.stored for pair in pairs[True, cold]], "ms", better="lower", baseline=resident)
+        return measured(
+            name, [pair.stored for pair in pairs[True, cold]], "ms", better="lower", baseline=resident
+        )
 
     return [
         ratio("ttft_disk_over_resident", True, cold=False),
@@ -124,15 +145,23 @@ def _ttft_ms(engine: Engine, request: GenerateRequest) -> float:
 
 
 @contextmanager
-def stored_source(directory: Path, model: LoadedModel) -> Iterator[tuple[StoreSegmentSource, Callable[[], list[Path]]]]:
-    """A source over a node's store, which lives on an event loop of its own thread; and the files of its chunks."""
+def stored_source(
+    directory: Path, model: LoadedModel
+) -> Iterator[tuple[StoreSegmentSource, Callable[[], list[Path]]]]:
+    """A source over a node's store, which lives on an event loop of its own thread; and the files of its
+    chunks."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     stack = AsyncExitStack()
     try:
-        node = asyncio.run_coroutine_threadsafe(stack.enter_async_context(disk_node(directory)), loop).result()
-        yield StoreSegmentSource(node, "", loop, KvShape.of_model(model)), lambda: sorted(directory.glob("c*/**/*.arrow"))
+        node = asyncio.run_coroutine_threadsafe(
+            stack.enter_async_context(disk_node(directory)), loop
+        ).result()
+        yield (
+            StoreSegmentSource(node, "", loop, KvShape.of_model(model)),
+            lambda: sorted(directory.glob("c*/**/*.arrow")),
+        )
     finally:
         asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result()
         loop.call_soon_threadsafe(loop.stop)

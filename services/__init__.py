@@ -1,2 +1,3 @@
-"""One room per service, each with the same four doors: ``__init__`` (what it owns), ``app`` (its Ray Serve application, the only
-module that imports ray), ``handlers`` (proto in, domain call, proto out) and ``config``. Rooms never import each other."""
+"""One room per service, each with the same four doors: ``__init__`` (what it owns), ``app`` (its Ray Serve
+application, the only module that imports ray), ``handlers`` (proto in, domain call, proto out) and
+``config``. Rooms never import each other."""

@@ -1,1 +1,2 @@
-"""What two or more services use: errors, configuration, the RPC seam, clients, the engine and the KV file format."""
+"""What two or more services use: errors, configuration, the RPC seam, clients, the engine and the KV file
+format."""

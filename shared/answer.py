@@ -40,8 +40,8 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """One finished branch: its whole text, and the documents it was read from, best first. ``score``: mean log-probability of its
-    tokens, or what a beam was ranked by."""
+    """One finished branch: its whole text, and the documents it was read from, best first. ``score``: mean
+    log-probability of its tokens, or what a beam was ranked by."""
 
     question: int
     sample: int
@@ -53,8 +53,8 @@ class AnswerText:
 
 @dataclass(frozen=True, slots=True)
 class AnswerUsage:
-    """``retrieve_ms``, ``first_token_ms`` and ``total_ms`` as the gateway measured them from the request's arrival, the other
-    stages as the generator did."""
+    """``retrieve_ms``, ``first_token_ms`` and ``total_ms`` as the gateway measured them from the request's
+    arrival, the other stages as the generator did."""
 
     usage: Usage
     timings: Timings
@@ -67,4 +67,14 @@ class AnswerDone:
     request_id: str
 
 
-AnswerEvent = Retrieved | Selected | GeneratedToken | AnswerText | Chosen | MarginToken | Margin | AnswerUsage | AnswerDone
+AnswerEvent = (
+    Retrieved
+    | Selected
+    | GeneratedToken
+    | AnswerText
+    | Chosen
+    | MarginToken
+    | Margin
+    | AnswerUsage
+    | AnswerDone
+)

@@ -1,7 +1,7 @@
 """Settings: defaults < YAML < environment, typed by frozen dataclasses, read once.
 
-A dataclass is the schema. ``load`` builds it from plain mappings and names the field of whatever is wrong. Environment
-variables override single fields: ``KVQUILT_GENERATOR__DTYPE=float32`` sets ``generator.dtype``.
+A dataclass is the schema. ``load`` builds it from plain mappings and names the field of whatever is wrong.
+Environment variables override single fields: ``KVQUILT_GENERATOR__DTYPE=float32`` sets ``generator.dtype``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ConfigT = TypeVar("ConfigT")
 
 
 def load(schema: type[ConfigT], values: Mapping[str, Any], path: str = "") -> ConfigT:
-    """Builds ``schema`` from ``values``; nested dataclasses from nested mappings. A dataclass checks its own ranges in
-    ``__post_init__`` by raising ``ValueError("field: what is wrong")``.
+    """Builds ``schema`` from ``values``; nested dataclasses from nested mappings. A dataclass checks its own
+    ranges in ``__post_init__`` by raising ``ValueError("field: what is wrong")``.
 
     Raises:
         ConfigError: unknown key, wrong type or bad value, with the dotted name of the field.
@@ -122,6 +122,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return {str(k): _convert(args[1], v, f"{path}.{k}") for k, v in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+    if isinstance(hint, type) and (
+        not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)
+    ):
         raise ConfigError(f"{path}: expected {hint.__name__}, got {value!r}")
     return value

@@ -1,4 +1,5 @@
-"""How an application is scaled and how it logs: the same section, ``deployment``, in every service's configuration."""
+"""How an application is scaled and how it logs: the same section, ``deployment``, in every service's
+configuration."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from shared.log import LogConfig
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig:
     """
-    num_replicas: processes that serve at the start; max_replicas above it turns autoscaling between the two on.
+    num_replicas: processes that serve at the start; max_replicas above it turns autoscaling between the two
+    on.
     max_ongoing_requests, max_queued_requests: per replica; what exceeds both is refused as overloaded.
     target_ongoing_requests: load per replica that autoscaling aims at.
-    num_cpus, num_gpus, resources: what Ray reserves per replica; 0 CPUs lets everything fit on a small machine.
+    num_cpus, num_gpus, resources: what Ray reserves per replica; 0 CPUs lets everything fit on a small
+    machine.
     drain_s: how long a replica that is asked to stop may finish its requests.
     log: level and format, where this service differs from the shared setting.
     """
@@ -35,7 +38,10 @@ class DeploymentConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.max_replicas and self.max_replicas < self.num_replicas:
-            raise ValueError(f"max_replicas: must be 0 or at least num_replicas ({self.num_replicas}), got {self.max_replicas}")
+            raise ValueError(
+                f"max_replicas: must be 0 or at least num_replicas ({self.num_replicas}), got "
+                f"{self.max_replicas}"
+            )
         if min(self.num_cpus, self.num_gpus) < 0:
             raise ValueError("num_cpus, num_gpus: must not be negative")
 
@@ -45,7 +51,11 @@ class DeploymentConfig:
             "max_ongoing_requests": self.max_ongoing_requests,
             "max_queued_requests": self.max_queued_requests,
             "graceful_shutdown_timeout_s": self.drain_s,
-            "ray_actor_options": {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "resources": self.resources},
+            "ray_actor_options": {
+                "num_cpus": self.num_cpus,
+                "num_gpus": self.num_gpus,
+                "resources": self.resources,
+            },
         }
         if self.max_replicas > self.num_replicas:
             options["autoscaling_config"] = {

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class SourceDocument:
-    """``document_id`` is unique within its collection; its ending names the format unless ``media_type`` does."""
+    """``document_id`` is unique within its collection; its ending names the format unless ``media_type``
+    does."""
 
     document_id: str
     content: bytes
@@ -29,7 +30,8 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpsertProgress:
-    """How far one document is. ``num_chunks_reused``: chunks whose KV existed already. ``error`` says what to do."""
+    """How far one document is. ``num_chunks_reused``: chunks whose KV existed already. ``error`` says what to
+    do."""
 
     document_id: str
     stage: Stage

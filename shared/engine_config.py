@@ -16,11 +16,13 @@ class EngineConfig:
     """
     dtype: of weights and KV; ``auto`` takes the checkpoint's.
     device: a torch device, ``cpu`` or ``cuda``.
-    backend: of attention. ``auto`` is ``triton`` on a GPU and ``native`` (C kernels) on a CPU, where these work, else ``torch``;
-        ``flash_attn`` (GPU, the extra gpu) suits offline prefill; ``reference`` is the slow twin of all.
+    backend: of attention. ``auto`` is ``triton`` on a GPU and ``native`` (C kernels) on a CPU, where these
+        work, else ``torch``; ``flash_attn`` (GPU, the extra gpu) suits offline prefill; ``reference`` is the
+        slow twin of all.
     batch_invariant: fixed tiles and split order, so that no request's bits depend on its company. Slower.
-    compile: torch.compile makes one piece of what stands between two attentions, so that a GPU is told of fewer kernels per layer.
-        The first step takes half a minute longer; needs a compiler. For GPUs; not with batch_invariant.
+    compile: torch.compile makes one piece of what stands between two attentions, so that a GPU is told of
+        fewer kernels per layer. The first step takes half a minute longer; needs a compiler. For GPUs; not
+        with batch_invariant.
     max_step_tokens: most rows of one step, over all requests.
     max_running_branches: requests beyond this many branches wait.
     max_waiting: requests beyond this many are refused as overloaded.
@@ -28,9 +30,11 @@ class EngineConfig:
     private_bytes: KV of questions and answers; above it the youngest request pauses, its KV kept.
     num_threads: of torch; 0 leaves torch's own choice.
     loader_threads: read the stored KV of one request; one more writes.
-    pipelined: a request may begin while its stored KV is still being read, if nothing else can run. False waits for all of it.
-    overlap_from_s: it begins if the rest of the reading will take at least this long. Reading from memory disturbs a computation on
-        the same processors more than the overlap saves. On a GPU it begins with the first layer.
+    pipelined: a request may begin while its stored KV is still being read, if nothing else can run. False
+    waits for all of it.
+    overlap_from_s: it begins if the rest of the reading will take at least this long. Reading from memory
+        disturbs a computation on the same processors more than the overlap saves. On a GPU it begins with the
+        first layer.
     """
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -49,11 +53,20 @@ class EngineConfig:
     overlap_from_s: float = 0.03
 
     def __post_init__(self) -> None:
-        for name in ("max_step_tokens", "max_running_branches", "max_waiting", "resident_bytes", "private_bytes", "loader_threads"):
+        for name in (
+            "max_step_tokens",
+            "max_running_branches",
+            "max_waiting",
+            "resident_bytes",
+            "private_bytes",
+            "loader_threads",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.compile and self.batch_invariant:
-            raise ValueError("compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant")
+            raise ValueError(
+                "compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant"
+            )
         if self.num_threads < 0:
             raise ValueError(f"num_threads: must not be negative, got {self.num_threads}")
         if not self.overlap_from_s >= 0:

@@ -20,15 +20,16 @@ KvquiltError
 ├── CorruptData             stored bytes fail their checksum or cannot be read       DATA_LOSS
 └── InternalError           a bug; the log has the rest                              INTERNAL
 
-``detail`` is for the caller: it names the field and the remedy and holds no path, address or trace of the server.
-What only an operator may see goes into the log message.
+``detail`` is for the caller: it names the field and the remedy and holds no path, address or trace of the
+server. What only an operator may see goes into the log message.
 """
 
 from __future__ import annotations
 
 
 class KvquiltError(Exception):
-    """Root of the tree. ``detail`` is safe to show to a client; ``retryable`` says that the same call may work later."""
+    """Root of the tree. ``detail`` is safe to show to a client; ``retryable`` says that the same call may
+    work later."""
 
     code = "INTERNAL"
     retryable = False

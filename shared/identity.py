@@ -1,6 +1,7 @@
 """Identity of a chunk's KV: what it was computed from, and nothing else.
 
-The encoding is not part of it (one text is stored once, and a store may hold mixed encodings), nor is the document.
+The encoding is not part of it (one text is stored once, and a store may hold mixed encodings), nor is the
+document.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ def ids_hash(token_ids: Sequence[int]) -> str:
     return hashlib.blake2b(_ids_bytes(token_ids), digest_size=16).hexdigest()
 
 
-def chunk_identity(tenant: str, model_fingerprint: str, prefix_ids: Sequence[int], token_ids: Sequence[int]) -> str:
+def chunk_identity(
+    tenant: str, model_fingerprint: str, prefix_ids: Sequence[int], token_ids: Sequence[int]
+) -> str:
     """Identity of the KV of ``token_ids`` behind ``prefix_ids``: 40 hex digits."""
     h = hashlib.blake2b(digest_size=20, person=b"kvquilt-chunk")
     for part in (tenant.encode(), model_fingerprint.encode(), _ids_bytes(prefix_ids), _ids_bytes(token_ids)):

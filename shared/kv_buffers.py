@@ -1,7 +1,7 @@
 """What an encoding keeps of a layer: named buffers, each with one row per KV head.
 
-The file format lays them out, the engine's encodings fill and read them; both take names, shapes and types from here. Torch-free.
-Shapes: H KV heads, T tokens, D head_dim.
+The file format lays them out, the engine's encodings fill and read them; both take names, shapes and types
+from here. Torch-free. Shapes: H KV heads, T tokens, D head_dim.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def buffers_of(encoding: str, num_tokens: int, head_dim: int, dtype: str) -> tup
     v_shape: tuple[int, ...]
     match encoding:
         case "exact":
-            return (BufferSpec("k", (num_tokens, head_dim), dtype), BufferSpec("v", (num_tokens, head_dim), dtype))
+            return (
+                BufferSpec("k", (num_tokens, head_dim), dtype),
+                BufferSpec("v", (num_tokens, head_dim), dtype),
+            )
         case "int8":
             k_shape, v_shape, packed_dim = (head_dim,), (num_tokens,), head_dim
         case "int4":
@@ -53,7 +56,8 @@ def buffers_of(encoding: str, num_tokens: int, head_dim: int, dtype: str) -> tup
             packed_dim = -(-head_dim // 2)
         case _:
             raise ValueError(f"encoding: {encoding!r} is not one of {', '.join(ENCODINGS)}")
-    # In the model's own type: float32 ranges would make the chunks of a small model a twentieth larger, for no measured gain.
+    # In the model's own type: float32 ranges would make the chunks of a small model a twentieth larger, for
+    # no measured gain.
     return (
         BufferSpec("k", (num_tokens, packed_dim), "uint8"),
         BufferSpec("k_scale", k_shape, dtype),

@@ -15,8 +15,8 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChunkStat:
-    """``modified_s``: seconds since 1970. ``location``: where the node that answers streams the file from by Arrow Flight;
-    empty: by ``get`` only."""
+    """``modified_s``: seconds since 1970. ``location``: where the node that answers streams the file from by
+    Arrow Flight; empty: by ``get`` only."""
 
     chunk_id: str
     exists: bool
@@ -27,7 +27,8 @@ class ChunkStat:
 
 @dataclass(frozen=True, slots=True)
 class OpenedChunk:
-    """``path`` is valid on the reader's node; ``layers`` are (offset, length) of the record batches in the file.
+    """``path`` is valid on the reader's node; ``layers`` are (offset, length) of the record batches in the
+    file.
 
     ``progress`` not empty: the file is still arriving; that file beside it says which layers are there
     (``shared.kv_format.progress``). ``tier``: where it is read from, "memory" or "disk".
@@ -58,8 +59,9 @@ class DeletedChunks:
 
 @dataclass(frozen=True, slots=True)
 class ManifestChunk:
-    """``char_start``, ``char_end``: characters of the document's extracted text. ``auxiliary_id``: identity of the chunk's KV by
-    the auxiliary model that selects tokens; empty: it has none, or is computed when it is asked for."""
+    """``char_start``, ``char_end``: characters of the document's extracted text. ``auxiliary_id``: identity
+    of the chunk's KV by the auxiliary model that selects tokens; empty: it has none, or is computed when it
+    is asked for."""
 
     chunk_id: str
     token_ids: tuple[int, ...]
@@ -72,8 +74,8 @@ class ManifestChunk:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a document is made of. ``source_hash`` covers the source and the settings of parser and chunker; ``auxiliary``: identity
-    of the auxiliary model that all its chunks were encoded with, if any."""
+    """What a document is made of. ``source_hash`` covers the source and the settings of parser and chunker;
+    ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any."""
 
     tenant: str
     collection: str
@@ -97,7 +99,8 @@ class Manifest:
         return replace(self, auxiliary="", chunks=tuple(replace(c, auxiliary_id="") for c in self.chunks))
 
     def cursor(self, collection: str) -> str:
-        """``start_after`` for what follows this one in a listing of ``collection`` (empty: of all collections)."""
+        """``start_after`` for what follows this one in a listing of ``collection`` (empty: of all
+        collections)."""
         return self.document_id if collection else f"{self.collection}/{self.document_id}"
 
 
@@ -109,7 +112,8 @@ class ManifestPage:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """``tier``: memory, disk, pending (durable here, not yet in the object store) or objects. ``capacity_bytes`` 0: no limit."""
+    """``tier``: memory, disk, pending (durable here, not yet in the object store) or objects.
+    ``capacity_bytes`` 0: no limit."""
 
     tier: str
     num_chunks: int
@@ -140,8 +144,8 @@ class TenantStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """``objects`` None: no object store is configured, or it did not answer. ``num_unreachable``: nodes that did not answer, and
-    the object store if it did not."""
+    """``objects`` None: no object store is configured, or it did not answer. ``num_unreachable``: nodes that
+    did not answer, and the object store if it did not."""
 
     nodes: tuple[NodeStats, ...]
     objects: TierStats | None = None
@@ -162,8 +166,8 @@ class DamagedCopy:
 
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
-    """Copies and bytes verified so far, damage found since the last message. ``missing``, in the last one: chunks that documents
-    refer to and of which no good copy is left."""
+    """Copies and bytes verified so far, damage found since the last message. ``missing``, in the last one:
+    chunks that documents refer to and of which no good copy is left."""
 
     num_copies: int
     num_bytes: int
@@ -173,7 +177,8 @@ class VerifyProgress:
 
 @dataclass(frozen=True, slots=True)
 class CollectedGarbage:
-    """``num_kept``: unreferenced ones that are too young, or being read; ``kept``: which, in answer to a question about some."""
+    """``num_kept``: unreferenced ones that are too young, or being read; ``kept``: which, in answer to a
+    question about some."""
 
     num_chunks: int
     num_bytes: int
@@ -199,18 +204,29 @@ class PinnedChunks:
 
 
 class KvStore(Protocol):
-    """The store as its callers see it: one node's, the whole cluster's, or a client of either. All raise ``shared.errors``."""
+    """The store as its callers see it: one node's, the whole cluster's, or a client of either. All raise
+    ``shared.errors``."""
 
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
+    async def stat(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
+    ) -> list[ChunkStat]:
         """``held``, to one node's store: only copies that this node holds itself, evictable ones included."""
         ...
 
-    async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]: ...
+    async def open(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+    ) -> list[OpenedChunk]: ...
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
 
     async def adopt(
-        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        node_id: str,
+        path: str,
+        replace: bool = False,
+        behind: bool = False,
     ) -> bool:
         """Whether the chunk was stored already. The file at ``path`` is gone afterwards, whatever happens.
 
@@ -218,7 +234,12 @@ class KvStore(Protocol):
         ...
 
     async def put(
-        self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes], replace: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        size_bytes: int,
+        pieces: AsyncIterator[bytes],
+        replace: bool = False,
     ) -> bool: ...
 
     def get(
@@ -236,31 +257,43 @@ class KvStore(Protocol):
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
 
     async def manifest_page(
-        self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0, summary: bool = False
+        self,
+        ctx: RequestContext,
+        collection: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        summary: bool = False,
     ) -> ManifestPage: ...
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
-        """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and returns at once."""
+        """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and
+        returns at once."""
         ...
 
     async def stats(self, ctx: RequestContext) -> StoreStats: ...
 
     def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
-        """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good ones."""
+        """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good
+        ones."""
         ...
 
     async def collect_garbage(
         self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
     ) -> CollectedGarbage:
-        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago.
+        """Removes chunks that no document refers to, that nobody reads, and that were stored at least
+        ``grace_s`` ago.
 
-        ``chunk_ids``, to one node's store: nothing is removed; ``kept`` are those that must stay because of this node."""
+        ``chunk_ids``, to one node's store: nothing is removed; ``kept`` are those that must stay because of
+        this node."""
         ...
 
-    async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
-        """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later documents included.
+    async def pin(
+        self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
+    ) -> int:
+        """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later
+        documents included.
 
         Returns the bytes that are pinned now, over all tenants."""
         ...

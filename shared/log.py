@@ -1,7 +1,7 @@
 """Structured logs: one line per record, with the request it belongs to.
 
-``configure`` is called once per process, in a service's ``app.py``. ``bind`` is called where a request enters (``shared.rpc``);
-every record logged from there on in the same task carries its request id and tenant.
+``configure`` is called once per process, in a service's ``app.py``. ``bind`` is called where a request enters
+(``shared.rpc``); every record logged from there on in the same task carries its request id and tenant.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 _request: ContextVar[tuple[str, str]] = ContextVar("kvquilt_request", default=("", ""))
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_NOISY = ("httpx", "httpcore", "urllib3", "pymilvus", "milvus_lite", "sentence_transformers", "transformers", "filelock", "asyncio")
+_NOISY = (
+    "httpx",
+    "httpcore",
+    "urllib3",
+    "pymilvus",
+    "milvus_lite",
+    "sentence_transformers",
+    "transformers",
+    "filelock",
+    "asyncio",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +42,11 @@ class LogConfig:
     format: LogFormat = "text"
 
 
-def configure(service: str, level: str = "INFO", format: LogFormat = "json", stream: TextIO | None = None) -> None:
-    """Sends every logger of this process to ``stream`` (stderr). Calling it again replaces what the first call set up."""
+def configure(
+    service: str, level: str = "INFO", format: LogFormat = "json", stream: TextIO | None = None
+) -> None:
+    """Sends every logger of this process to ``stream`` (stderr). Calling it again replaces what the first
+    call set up."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(service) if format == "json" else TextFormatter(service))
     root = logging.getLogger()

@@ -1,8 +1,10 @@
-"""The prompt of a model: shared prefix, text around a chunk, text around the question, and the tokenizer that makes ids of them.
+"""The prompt of a model: shared prefix, text around a chunk, text around the question, and the tokenizer that
+makes ids of them.
 
-A model directory may hold ``kvquilt.json`` ({"prefix": ..., "chunk": "{text}...", "question": "...{question}..."}); without it the
-default template applies. Chunks and questions are tokenized alone and without special tokens, so that a chunk's ids do not depend
-on its neighbours; the prefix begins with BOS where the model has one. Torch-free.
+A model directory may hold ``kvquilt.json`` ({"prefix": ..., "chunk": "{text}...", "question":
+"...{question}..."}); without it the default template applies. Chunks and questions are tokenized alone and
+without special tokens, so that a chunk's ids do not depend on its neighbours; the prefix begins with BOS
+where the model has one. Torch-free.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class PromptTokenizer:
 
     @classmethod
     def of_model(cls, model: str) -> PromptTokenizer | None:
-        """The tokenizer of a model directory or hub id; None for a directory without one (served by ids only).
+        """The tokenizer of a model directory or hub id; None for a directory without one (served by ids
+        only).
 
         Raises:
             ConfigError: there is no such directory, or its tokenizer or template cannot be used.
@@ -85,7 +88,11 @@ class PromptTokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of ``text`` alone, without special tokens; text that looks like a special token stays text."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) if text else ()
+        return (
+            tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+            if text
+            else ()
+        )
 
     def encode_prefix(self, text: str) -> tuple[int, ...]:
         """BOS, where the model has one, and the ids of ``text``."""
@@ -101,5 +108,7 @@ class PromptTokenizer:
         return self.encode(self.template.question.replace("{question}", question))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         return text

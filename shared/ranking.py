@@ -9,11 +9,14 @@ KeyT = TypeVar("KeyT")
 RRF_CONSTANT = 60
 
 
-def fuse_rankings(rankings: Iterable[Sequence[KeyT]], constant: int = RRF_CONSTANT) -> list[tuple[KeyT, float]]:
-    """Reciprocal rank fusion (Cormack et al., SIGIR 2009): score(x) = sum over rankings of 1 / (constant + rank(x)), ranks from 1.
+def fuse_rankings(
+    rankings: Iterable[Sequence[KeyT]], constant: int = RRF_CONSTANT
+) -> list[tuple[KeyT, float]]:
+    """Reciprocal rank fusion (Cormack et al., SIGIR 2009): score(x) = sum over rankings of 1 / (constant +
+    rank(x)), ranks from 1.
 
-    Best first. Equal scores keep the order of first appearance, rank by rank, so the result is a function of its input alone.
-    A key counts once per ranking, at its best rank.
+    Best first. Equal scores keep the order of first appearance, rank by rank, so the result is a function of
+    its input alone. A key counts once per ranking, at its best rank.
     """
     ordered = [list(dict.fromkeys(ranking)) for ranking in rankings]
     scores: dict[KeyT, float] = {}

@@ -21,7 +21,8 @@ def check_name(field: str, value: str) -> str:
     """
     if not _NAME.fullmatch(value):
         raise InvalidRequest(
-            f"{field}: {value[:80]!r} is not a name (1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit)"
+            f"{field}: {value[:80]!r} is not a name (1 to 64 letters, digits, '-', '_' or '.', "
+            "beginning with a letter or digit)"
         )
     return value
 
@@ -61,4 +62,6 @@ class RequestContext:
             DeadlineExceeded: the time is over; ``doing`` says at what.
         """
         if self.remaining_s <= 0:
-            raise DeadlineExceeded(f"deadline passed while {doing}; ask for less or set meta.deadline_ms higher")
+            raise DeadlineExceeded(
+                f"deadline passed while {doing}; ask for less or set meta.deadline_ms higher"
+            )

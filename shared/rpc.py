@@ -1,8 +1,9 @@
 """What turns a handler into an RPC method: context in, errors out.
 
-A handler is ``async def Name(self, request, ctx)``: proto in, proto out, no decisions. The decorators make of it
-``Name(self, request, grpc_context=None)``, which three callers understand: Ray Serve's gRPC ingress (the name of the parameter
-is its contract), a plain ``grpc.aio`` server, and a Serve handle of another service (no context: errors are raised as they are).
+A handler is ``async def Name(self, request, ctx)``: proto in, proto out, no decisions. The decorators make of
+it ``Name(self, request, grpc_context=None)``, which three callers understand: Ray Serve's gRPC ingress (the
+name of the parameter is its contract), a plain ``grpc.aio`` server, and a Serve handle of another service (no
+context: errors are raised as they are).
 """
 
 from __future__ import annotations
@@ -51,10 +52,15 @@ CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 def unary(
     response_type: type[ResponseT],
-) -> Callable[[Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]]:
-    """One request, one response. ``response_type`` is what an empty answer is made of when the status tells the story."""
+) -> Callable[
+    [Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]
+]:
+    """One request, one response. ``response_type`` is what an empty answer is made of when the status tells
+    the story."""
 
-    def decorate(handler: Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]) -> Callable[..., Awaitable[ResponseT]]:
+    def decorate(
+        handler: Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]],
+    ) -> Callable[..., Awaitable[ResponseT]]:
         async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> ResponseT:
             try:
                 return await handler(self, request, _context(request))
@@ -74,13 +80,17 @@ def server_stream(
 ) -> Callable[..., AsyncIterator[ResponseT]]:
     """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away.
 
-    Serve hands its copy of the context over with each message, so a status set after the last one would be lost and a broken
-    stream would look whole: there it travels by an exception, which keeps code and details but no trailing metadata. Hence the
-    error's code in the details.
+    Serve hands its copy of the context over with each message, so a status set after the last one would be
+    lost and a broken stream would look whole: there it travels by an exception, which keeps code and details
+    but no trailing metadata. Hence the error's code in the details.
     """
 
-    async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> AsyncIterator[ResponseT]:
-        async with aclosing(_told(handler.__name__, lambda: handler(self, request, _context(request)), grpc_context)) as responses:
+    async def call(
+        self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None
+    ) -> AsyncIterator[ResponseT]:
+        async with aclosing(
+            _told(handler.__name__, lambda: handler(self, request, _context(request)), grpc_context)
+        ) as responses:
             async for response in responses:
                 yield response
 
@@ -90,10 +100,15 @@ def server_stream(
 def both_streams(
     handler: Callable[[SelfT, AsyncIterator[Any]], AsyncIterator[ResponseT]],
 ) -> Callable[..., AsyncIterator[ResponseT]]:
-    """A stream of requests, a stream of responses. The context comes from the first request: the handler's to build."""
+    """A stream of requests, a stream of responses. The context comes from the first request: the handler's to
+    build."""
 
-    async def call(self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None) -> AsyncIterator[ResponseT]:
-        async with aclosing(_told(handler.__name__, lambda: handler(self, requests), grpc_context)) as responses:
+    async def call(
+        self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None
+    ) -> AsyncIterator[ResponseT]:
+        async with aclosing(
+            _told(handler.__name__, lambda: handler(self, requests), grpc_context)
+        ) as responses:
             async for response in responses:
                 yield response
 
@@ -102,11 +117,18 @@ def both_streams(
 
 def client_stream(
     response_type: type[ResponseT],
-) -> Callable[[Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]]:
-    """A stream of requests, one response. The context comes from the stream's first message: the handler's to build."""
+) -> Callable[
+    [Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]
+]:
+    """A stream of requests, one response. The context comes from the stream's first message: the handler's to
+    build."""
 
-    def decorate(handler: Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]) -> Callable[..., Awaitable[ResponseT]]:
-        async def call(self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None) -> ResponseT:
+    def decorate(
+        handler: Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]],
+    ) -> Callable[..., Awaitable[ResponseT]]:
+        async def call(
+            self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None
+        ) -> ResponseT:
             try:
                 return await handler(self, requests)
             except asyncio.CancelledError:
@@ -152,7 +174,8 @@ def _context(request: _Request) -> RequestContext:
 
 
 def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> KvquiltError:
-    """Tells the caller; nothing but ``KvquiltError.detail`` leaves the process. Returns what the caller is told."""
+    """Tells the caller; nothing but ``KvquiltError.detail`` leaves the process. Returns what the caller is
+    told."""
     if not isinstance(error, KvquiltError):
         log.exception("unexpected error in %s", method)
         error = errors.InternalError(f"{method} failed unexpectedly; the service's log has the reason")
@@ -168,7 +191,8 @@ def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> Kv
 
 
 def _named_like(call: CallT, handler: Any) -> CallT:
-    # Not functools.wraps: Serve reads the signature to see whether to pass grpc_context, and must see call's own.
+    # Not functools.wraps: Serve reads the signature to see whether to pass grpc_context, and must see call's
+    # own.
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(call, name, getattr(handler, name))
     return call

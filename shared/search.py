@@ -29,7 +29,8 @@ class FilterOp(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One condition on a metadata key, or on ``document_id`` or ``title``. NE also holds where the key is absent."""
+    """One condition on a metadata key, or on ``document_id`` or ``title``. NE also holds where the key is
+    absent."""
 
     field: str
     op: FilterOp
@@ -38,7 +39,8 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class IndexedChunk:
-    """A chunk as it goes into the index; ``char_start`` and ``char_end`` count characters of the document's text."""
+    """A chunk as it goes into the index; ``char_start`` and ``char_end`` count characters of the document's
+    text."""
 
     chunk_id: str
     text: str
@@ -87,8 +89,8 @@ class CollectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class IndexedIds:
-    """The documents of a collection that the index holds, sorted. ``other_embedder``: it has vectors of another embedder than the
-    one being served, and must be indexed anew."""
+    """The documents of a collection that the index holds, sorted. ``other_embedder``: it has vectors of
+    another embedder than the one being served, and must be indexed anew."""
 
     document_ids: tuple[str, ...] = ()
     other_embedder: bool = False
@@ -102,5 +104,6 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
     for key in metadata:
         if not key or key in BUILT_IN_FIELDS:
             raise InvalidRequest(
-                f"metadata: {key!r} cannot be a key ({', '.join(BUILT_IN_FIELDS)} are built in, empty ones are refused)"
+                f"metadata: {key!r} cannot be a key ({', '.join(BUILT_IN_FIELDS)} are built in, empty "
+                "ones are refused)"
             )

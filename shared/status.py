@@ -1,7 +1,8 @@
 """One table between kvquilt's errors and gRPC's status codes, read in both directions.
 
-A failure travels as a ``google.rpc.Status`` with one ``ErrorInfo`` (reason = ``KvquiltError.code``), so that the client raises
-the very class the service raised; without it (a proxy answered) the status code alone decides.
+A failure travels as a ``google.rpc.Status`` with one ``ErrorInfo`` (reason = ``KvquiltError.code``), so that
+the client raises the very class the service raised; without it (a proxy answered) the status code alone
+decides.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def to_status(error: KvquiltError) -> tuple[str, bytes]:
     name = STATUS_OF[type(error)]
     status = status_pb2.Status(code=code_pb2.Code.Value(name), message=error.detail)
     status.details.add().Pack(
-        error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN, metadata={"retryable": str(error.retryable).lower()})
+        error_details_pb2.ErrorInfo(
+            reason=error.code, domain=DOMAIN, metadata={"retryable": str(error.retryable).lower()}
+        )
     )
     return name, status.SerializeToString()
 

@@ -1,7 +1,7 @@
 """What an evaluation found to be the best way to reuse KV with one model, for requests of mode ``auto``.
 
-A verdict is a JSON file, ``quilt.verdict.json`` in the model's directory. It holds for the model, the prefix and the encoding of
-stored KV that it was made with, and for no other. Torch-free.
+A verdict is a JSON file, ``quilt.verdict.json`` in the model's directory. It holds for the model, the prefix
+and the encoding of stored KV that it was made with, and for no other. Torch-free.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _NO_MODES: tuple[Reuse, ...] = ("tokens", "auto")
 class Verdict:
     """
     mode, ratio: how to reuse; ratio None of modes that go by none.
-    tolerance: how much worse than ``full`` an answer may be, as the evaluation measured it (a share of the questions).
-    model: fingerprint. prefix: hash of the prefix's ids (``shared.identity.ids_hash``). encoding: of stored KV.
+    tolerance: how much worse than ``full`` an answer may be, as the evaluation measured it (a share of the
+    questions).
+    model: fingerprint. prefix: hash of the prefix's ids (``shared.identity.ids_hash``). encoding: of stored
+    KV.
     """
 
     mode: Reuse
@@ -45,7 +47,9 @@ class Verdict:
         if self.ratio is not None and not 0 <= self.ratio <= 1:  # True for NaN
             raise ValueError(f"ratio: {self.ratio!r} is out of range; it must be 0 to 1")
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise ValueError(f"tolerance: {self.tolerance!r} is out of range; it must be finite and at least 0")
+            raise ValueError(
+                f"tolerance: {self.tolerance!r} is out of range; it must be finite and at least 0"
+            )
         for name in ("model", "prefix", "encoding"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: is empty; it says what the verdict holds for")
@@ -64,7 +68,9 @@ class Verdict:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{where}cannot be read as JSON: {error}") from None
         if not isinstance(values, dict):
-            raise ConfigError(f"{where}expected an object with mode, ratio, tolerance, model, prefix and encoding")
+            raise ConfigError(
+                f"{where}expected an object with mode, ratio, tolerance, model, prefix and encoding"
+            )
         return load(cls, values, where)
 
     def write(self, path: Path) -> None:

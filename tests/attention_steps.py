@@ -1,4 +1,5 @@
-"""Random attention steps: forests of branches over placed segments, built alike for every backend that is to be compared.
+"""Random attention steps: forests of branches over placed segments, built alike for every backend that is to
+be compared.
 
 Shapes: H query heads, K kv heads, R rows, T tokens, D head_dim.
 """
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shared.engine.attention import Backend, Lane, StepPlan
-from shared.engine.exclusion import Excluded
-from shared.engine.model import ModelSpec
-from shared.engine.rope import RopeSpec
-from shared.engine.segment import Branch, Placement, Segment
+from shared.engine.kv.exclusion import Excluded
+from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.model.model import ModelSpec
+from shared.engine.model.rope import RopeSpec
 
 NUM_LAYERS = 2
 CPU = torch.device("cpu")
@@ -45,8 +46,9 @@ class PlacementCase:
 
 @dataclass(frozen=True)
 class BranchCase:
-    """``num_rows`` rows behind ``old`` tokens of its own. ``parent``: an earlier branch, whose context it has and behind whose
-    tokens it hangs, whatever ``offset`` says; ``forked``: behind the first so many of them, and with the parent's origin.
+    """``num_rows`` rows behind ``old`` tokens of its own. ``parent``: an earlier branch, whose context it has
+    and behind whose tokens it hangs, whatever ``offset`` says; ``forked``: behind the first so many of them,
+    and with the parent's origin.
     ``gap``: its tokens stand up to so many positions apart."""
 
     offset: int
@@ -108,26 +110,41 @@ class Step:
         for branch in self.branches:
             self.lanes.append(Lane(branch, sum(lane.num_rows for lane in self.lanes), len(branch.pending)))
         num_rows = sum(lane.num_rows for lane in self.lanes)
-        self.q_HRD = self._noise(self.spec.num_heads, num_rows).transpose(0, 1).contiguous().transpose(0, 1)  # as models give it
-        self.k_KRD, self.v_KRD = self._noise(self.spec.num_kv_heads, num_rows), self._noise(self.spec.num_kv_heads, num_rows)
+        self.q_HRD = (
+            self._noise(self.spec.num_heads, num_rows).transpose(0, 1).contiguous().transpose(0, 1)
+        )  # as models give it
+        self.k_KRD, self.v_KRD = (
+            self._noise(self.spec.num_kv_heads, num_rows),
+            self._noise(self.spec.num_kv_heads, num_rows),
+        )
 
     @torch.inference_mode()
     def run(self, backend: Backend, only: Sequence[int] | None = None, layer: int = 1) -> Outcome:
         """``only``: these lanes, without the others' company."""
         chosen = [self.lanes[i] for i in (range(len(self.lanes)) if only is None else only)]
-        rows = torch.cat([torch.arange(lane.start, lane.start + lane.num_rows) for lane in chosen]).to(self.device)
+        rows = torch.cat([torch.arange(lane.start, lane.start + lane.num_rows) for lane in chosen]).to(
+            self.device
+        )
         lanes: list[Lane] = []
         for lane in chosen:
             lanes.append(Lane(lane.branch, sum(one.num_rows for one in lanes), lane.num_rows))
         plan = StepPlan(lanes, backend)
-        out_HRD = plan.run(layer, *(x[:, rows] for x in (self.q_HRD, self.k_KRD, self.v_KRD)), self.spec.head_dim**-0.5)
+        out_HRD = plan.run(
+            layer, *(x[:, rows] for x in (self.q_HRD, self.k_KRD, self.v_KRD)), self.spec.head_dim**-0.5
+        )
         ends = [(lane.branch.segment, lane.branch.segment.length + lane.num_rows) for lane in lanes]
-        return Outcome(out_HRD, [s.k_LKTD[layer][:, :end] for s, end in ends], [s.v_LKTD[layer][:, :end] for s, end in ends])
+        return Outcome(
+            out_HRD,
+            [s.k_LKTD[layer][:, :end] for s, end in ends],
+            [s.v_LKTD[layer][:, :end] for s, end in ends],
+        )
 
     def _branch(self, one: BranchCase, segments: Sequence[Segment]) -> Branch:
         pending = (0,) * one.num_rows
         if one.parent is None:
-            return Branch(self.spec, pending, one.offset, tuple(self._placement(p, segments) for p in one.placements))
+            return Branch(
+                self.spec, pending, one.offset, tuple(self._placement(p, segments) for p in one.placements)
+            )
         parent = self.branches[one.parent]
         if one.forked is None:
             return Branch(self.spec, pending, parent.computed, parent=parent)
@@ -140,7 +157,9 @@ class Step:
         near = torch.rand(len(gaps), generator=self._generator) < 0.5
         return np.concatenate(([0], gaps.masked_fill(near, 1).cumsum(0).numpy()))
 
-    def _segment(self, length: int, room: int = 0, start: int = 0, places: NDArray[np.int64] | None = None) -> Segment:
+    def _segment(
+        self, length: int, room: int = 0, start: int = 0, places: NDArray[np.int64] | None = None
+    ) -> Segment:
         """What lies behind its tokens is poison."""
         segment = Segment(self.spec, length + room + 3, start, places)
         segment.length = length
@@ -161,7 +180,9 @@ class Step:
         return (2 * noise).to(self.device, self.spec.dtype)
 
 
-def assert_same_step(ours: Outcome, theirs: Outcome, dtype: torch.dtype, tolerance: float | None = None) -> None:
+def assert_same_step(
+    ours: Outcome, theirs: Outcome, dtype: torch.dtype, tolerance: float | None = None
+) -> None:
     """Every row by itself, so that no wrong one hides among many right ones."""
     tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
     assert ours.out_HRD.dtype == theirs.out_HRD.dtype == dtype
@@ -173,7 +194,9 @@ def assert_same_step(ours: Outcome, theirs: Outcome, dtype: torch.dtype, toleran
 
 
 def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((ours.double() - theirs.double()).pow(2).mean().sqrt() / theirs.double().pow(2).mean().sqrt())
+    return float(
+        (ours.double() - theirs.double()).pow(2).mean().sqrt() / theirs.double().pow(2).mean().sqrt()
+    )
 
 
 def cases(
@@ -190,7 +213,9 @@ def cases(
         head_dim=st.sampled_from((16, 64, 96, 128)),
         rotated=st.sampled_from((1.0, 0.5)),
     )
-    return st.tuples(shapes, st.lists(st.integers(1, max_tokens), min_size=1, max_size=4), st.integers(0, 3)).flatmap(
+    return st.tuples(
+        shapes, st.lists(st.integers(1, max_tokens), min_size=1, max_size=4), st.integers(0, 3)
+    ).flatmap(
         lambda drawn: _forests(drawn[1], max_branches, exclusions).map(
             lambda branches: Case(drawn[0], tuple(drawn[1]), tuple(branches), drawn[2])
         )
@@ -199,8 +224,8 @@ def cases(
 
 @st.composite
 def _forests(draw: st.DrawFn, lens: Sequence[int], max_branches: int, exclusions: bool) -> list[BranchCase]:
-    """Half of the branches have a context of their own, some of them tokens with gaps; others hang on an earlier branch or are
-    forked from one without gaps."""
+    """Half of the branches have a context of their own, some of them tokens with gaps; others hang on an
+    earlier branch or are forked from one without gaps."""
     branches: list[BranchCase] = []
     for one in draw(st.lists(_branches(len(lens), lens, exclusions), min_size=1, max_size=max_branches)):
         kind = draw(st.sampled_from(("root", "root", "hangs", "forked"))) if branches else "root"
@@ -214,7 +239,8 @@ def _forests(draw: st.DrawFn, lens: Sequence[int], max_branches: int, exclusions
 
 
 def _branches(num_segments: int, lens: Sequence[int], exclusions: bool) -> st.SearchStrategy[BranchCase]:
-    """Far and near, with gaps, the same segment twice, rows that stand in the middle of a placement or in front of it."""
+    """Far and near, with gaps, the same segment twice, rows that stand in the middle of a placement or in
+    front of it."""
     hidden = st.sampled_from((None, 0.0, 0.3, 1.0)) if exclusions else st.none()
     placement = st.tuples(st.integers(0, num_segments - 1), st.integers(0, 5), hidden)
 

@@ -1,4 +1,5 @@
-"""Beam search as a textbook writes it: whole sequences, each scored by a stock forward over all of it; no KV is kept.
+"""Beam search as a textbook writes it: whole sequences, each scored by a stock forward over all of it; no KV
+is kept.
 
 ``closest`` tells how near the search came to deciding otherwise: float noise must not decide a test.
 """
@@ -38,8 +39,14 @@ def beam_search(last_logits: LastLogits, beams: Beams, max_tokens: int, eos_ids:
             pool += [((*tokens, token), total + logprob) for token, logprob in enumerate(logprobs)]
         pool.sort(key=lambda one: -one[1])
         found.near(pool[beams.width - 1][1], pool[beams.width][1])
-        is_whole = {tokens: tokens[-1] in eos_ids or length == max_tokens for tokens, _ in pool[: 4 * beams.width]}
-        whole = [(tokens, total / length**beams.length_penalty) for tokens, total in pool[: beams.width] if is_whole[tokens]]
+        is_whole = {
+            tokens: tokens[-1] in eos_ids or length == max_tokens for tokens, _ in pool[: 4 * beams.width]
+        }
+        whole = [
+            (tokens, total / length**beams.length_penalty)
+            for tokens, total in pool[: beams.width]
+            if is_whole[tokens]
+        ]
         ranked = sorted([*found.answers, *whole], key=lambda one: -one[1])
         for (_, a), (_, b) in pairwise(ranked[: beams.width + 1]):
             found.near(a, b)
@@ -53,7 +60,11 @@ def beam_search(last_logits: LastLogits, beams: Beams, max_tokens: int, eos_ids:
         if len(found.answers) == beams.width:
             if beams.early_stopping is EarlyStopping.FIRST:
                 break
-            at = max_tokens if beams.early_stopping is EarlyStopping.NEVER and beams.length_penalty > 0 else length
+            at = (
+                max_tokens
+                if beams.early_stopping is EarlyStopping.NEVER and beams.length_penalty > 0
+                else length
+            )
             hope = alive[0][1] / at**beams.length_penalty
             found.near(hope, found.answers[-1][1])
             if hope <= found.answers[-1][1]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.kv_store.blobs import Blobs
-from services.kv_store.directory_blobs import DirectoryBlobs
-from services.kv_store.disk import Disk, VolatileDisk
-from services.kv_store.object_blobs import ObjectBlobs
-from services.kv_store.staging import Staging
+from services.kv_store.blobs.directory import DirectoryBlobs
+from services.kv_store.blobs.disk import Disk, VolatileDisk
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.blobs.staging import Staging
+from services.kv_store.s3.bucket import ObjectBlobs
 from tests.minio_server import settings_for
 
 KEEPERS = ["memory", "disk", "objects", "objects under a prefix"]
@@ -28,7 +28,9 @@ def keeper(kind: str, endpoint: str) -> Iterator[Blobs]:
     in_memory = kind == "memory" and _SHARED_MEMORY.is_dir()
     with temporary_directory(_SHARED_MEMORY if in_memory else None) as directory:
         disk = VolatileDisk() if kind == "memory" else Disk()
-        yield DirectoryBlobs(directory / "blobs", Staging(directory / "staging", disk), disk, durable=kind == "disk")
+        yield DirectoryBlobs(
+            directory / "blobs", Staging(directory / "staging", disk), disk, durable=kind == "disk"
+        )
         assert not list((directory / "staging").iterdir())
 
 

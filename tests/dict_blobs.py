@@ -1,4 +1,5 @@
-"""The plain dict that every keeper of blobs is held against, and a stand-in for them where tests need none in particular."""
+"""The plain dict that every keeper of blobs is held against, and a stand-in for them where tests need none in
+particular."""
 
 from __future__ import annotations
 
@@ -7,8 +8,19 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import md5
 from pathlib import Path
 
-from services.kv_store.blobs import WHOLE, BlobPage, Blobs, BlobStat, ByteRange, From, Last, Sink, Span, check_whole
-from services.kv_store.disk import storing
+from services.kv_store.blobs.disk import storing
+from services.kv_store.blobs.protocol import (
+    WHOLE,
+    BlobPage,
+    Blobs,
+    BlobStat,
+    ByteRange,
+    From,
+    Last,
+    Sink,
+    Span,
+    check_whole,
+)
 from shared.errors import NotFound
 
 
@@ -41,7 +53,10 @@ class DictBlobs:
     def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
         data = self._get(name)
         if found := slice_of(data, byte_range):
-            sink(byte_range.start if isinstance(byte_range, Span) else len(data) - len(found), memoryview(found))
+            sink(
+                byte_range.start if isinstance(byte_range, Span) else len(data) - len(found),
+                memoryview(found),
+            )
         check_whole(name, byte_range, len(found))
         return len(data)
 

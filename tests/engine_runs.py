@@ -1,4 +1,5 @@
-"""Drives an ``Engine`` as tests need it: several requests at once, everything that came out of each, reproducible token ids."""
+"""Drives an ``Engine`` as tests need it: several requests at once, everything that came out of each,
+reproducible token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import torch
 
 from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.jobs import GenerateJob
-from shared.engine.source import StoredSegment
+from shared.engine.kv.source import StoredSegment
 from shared.engine.types import (
     Ape,
     BranchDoneEvent,
@@ -58,20 +59,34 @@ class Run:
         return self.events[-1].error
 
     def tokens(self, question: int = 0, sample: int = 0) -> list[TokenEvent]:
-        return [e for e in self.events if isinstance(e, TokenEvent) and (e.question, e.sample) == (question, sample)]
+        return [
+            e
+            for e in self.events
+            if isinstance(e, TokenEvent) and (e.question, e.sample) == (question, sample)
+        ]
 
     def branch(self, question: int = 0, sample: int = 0) -> Generated:
         events = self.tokens(question, sample)
         tops = tuple(e.top_logprobs for e in events)
-        return Generated(tuple(e.token_id for e in events), tuple(e.logprob for e in events), tops if any(tops) else ())
+        return Generated(
+            tuple(e.token_id for e in events), tuple(e.logprob for e in events), tops if any(tops) else ()
+        )
 
     def branches(self) -> dict[tuple[int, int], Generated]:
         """Everything that must not depend on company."""
         assert isinstance(self.request, GenerateRequest)
-        return {(q, s): self.branch(q, s) for q in range(len(self.request.questions)) for s in range(self.request.sampling.n)}
+        return {
+            (q, s): self.branch(q, s)
+            for q in range(len(self.request.questions))
+            for s in range(self.request.sampling.n)
+        }
 
     def finish(self, question: int = 0, sample: int = 0) -> BranchDoneEvent:
-        (event,) = (e for e in self.events if isinstance(e, BranchDoneEvent) and (e.question, e.sample) == (question, sample))
+        (event,) = (
+            e
+            for e in self.events
+            if isinstance(e, BranchDoneEvent) and (e.question, e.sample) == (question, sample)
+        )
         return event
 
     def text(self, question: int = 0, sample: int = 0) -> str:
@@ -79,14 +94,21 @@ class Run:
 
 
 def engine_of(family: str = "qwen2", *, hf_model: Any = None, **settings: Any) -> Engine:
-    """An engine over its own copy of the tiny model of ``family`` (the engine changes the model it is given)."""
+    """An engine over its own copy of the tiny model of ``family`` (the engine changes the model it is
+    given)."""
     source, decode = settings.pop("source", None), settings.pop("decode", None)
     extra: dict[str, Any] = {"decode": decode} | ({} if source is None else {"source": source})
-    return Engine(wrap_model(hf_model if hf_model is not None else tiny_model(family)), EngineConfig(**settings), **extra)
+    return Engine(
+        wrap_model(hf_model if hf_model is not None else tiny_model(family)),
+        EngineConfig(**settings),
+        **extra,
+    )
 
 
 def run(
-    engine: Engine, *requests: GenerateRequest | PrefillRequest, on_event: Callable[[Run, Event], None] | None = None
+    engine: Engine,
+    *requests: GenerateRequest | PrefillRequest,
+    on_event: Callable[[Run, Event], None] | None = None,
 ) -> list[Run]:
     """Submits all requests in order, steps until each has ended, and checks the engine's books on the way."""
     runs = [Run(request) for request in requests]
@@ -118,7 +140,8 @@ def jobs_of(engine: Engine) -> list[GenerateJob]:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Inside, memory returns by reference counts alone: KV that only the collector of cycles would free counts as held."""
+    """Inside, memory returns by reference counts alone: KV that only the collector of cycles would free
+    counts as held."""
     gc.collect()
     gc.disable()
     try:
@@ -151,7 +174,8 @@ class Prompts:
         ape: Ape | None = None,
         **sampling: Any,
     ) -> GenerateRequest:
-        """Pieces are given as ids, or as a length to be filled with random ids. Greedy, 6 tokens, EOS ignored unless told."""
+        """Pieces are given as ids, or as a length to be filled with random ids. Greedy, 6 tokens, EOS ignored
+        unless told."""
         self._count += 1
         prefix_ids = self._piece(prefix)
         return GenerateRequest(
@@ -185,12 +209,14 @@ def assert_equals_oracle(one: Run, oracle_model: Any, tolerance: float = 1e-4) -
 def assert_alike(ours: Generated, other: Generated, tolerance: float = 1e-4) -> None:
     """Equal tokens and, within ``tolerance``, equal log-probabilities."""
     assert ours.token_ids == other.token_ids
-    torch.testing.assert_close(torch.tensor(ours.logprobs), torch.tensor(other.logprobs), atol=tolerance, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor(ours.logprobs), torch.tensor(other.logprobs), atol=tolerance, rtol=0
+    )
 
 
 class Shelf:
-    """A ``SegmentSource`` in memory whose contents can be spoilt. ``before_layer`` is called in front of every layer that is read,
-    on the reading thread: it may wait, and it may raise."""
+    """A ``SegmentSource`` in memory whose contents can be spoilt. ``before_layer`` is called in front of
+    every layer that is read, on the reading thread: it may wait, and it may raise."""
 
     def __init__(self) -> None:
         self.kv: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -232,7 +258,9 @@ class Shelf:
 
 
 class _Book:
-    def __init__(self, shelf: Shelf, chunk_id: str, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor]) -> None:
+    def __init__(
+        self, shelf: Shelf, chunk_id: str, k_LHTD: list[torch.Tensor], v_LHTD: list[torch.Tensor]
+    ) -> None:
         self._shelf, self._chunk_id = shelf, chunk_id
         self._k_LHTD, self._v_LHTD, self._corrupt = k_LHTD, v_LHTD, chunk_id in shelf.corrupt
 

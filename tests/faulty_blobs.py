@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from services.kv_store.blobs import WHOLE, BlobPage, Blobs, BlobStat, ByteRange, Last, Sink, Span
+from services.kv_store.blobs.protocol import WHOLE, BlobPage, Blobs, BlobStat, ByteRange, Last, Sink, Span
 from shared.errors import CorruptData, KvquiltError, Unavailable
 
 
 class WrappedBlobs:
-    """Does what ``inner`` does, after ``before`` was called with the method's name and the blob's (of a listing: its prefix)."""
+    """Does what ``inner`` does, after ``before`` was called with the method's name and the blob's (of a
+    listing: its prefix)."""
 
     def __init__(self, inner: Blobs) -> None:
         self.inner = inner
@@ -103,7 +104,8 @@ class FlakyBlobs(WrappedBlobs):
 
 
 class TruncatedBlobs(WrappedBlobs):
-    """While ``keep_bytes`` is set, no read gives more than that: a stream ends without a word, ``read_to`` notices."""
+    """While ``keep_bytes`` is set, no read gives more than that: a stream ends without a word, ``read_to``
+    notices."""
 
     def __init__(self, inner: Blobs, keep_bytes: int | None = None) -> None:
         super().__init__(inner)
@@ -130,7 +132,8 @@ class TruncatedBlobs(WrappedBlobs):
 
 
 class HookedBlobs(WrappedBlobs):
-    """``hook`` is called before every method with its name and the blob's: it may raise, wait, count or change the world."""
+    """``hook`` is called before every method with its name and the blob's: it may raise, wait, count or
+    change the world."""
 
     def __init__(self, inner: Blobs, hook: Callable[[str, str], None]) -> None:
         super().__init__(inner)
@@ -141,9 +144,12 @@ class HookedBlobs(WrappedBlobs):
 
 
 class DyingBlobs(WrappedBlobs):
-    """The process dies at change ``dies_at`` (counted from 0), ``after`` or before it was made; later ones are not made either."""
+    """The process dies at change ``dies_at`` (counted from 0), ``after`` or before it was made; later ones
+    are not made either."""
 
-    def __init__(self, inner: Blobs, dies_at: int, death: Callable[[], BaseException], after: bool = False) -> None:
+    def __init__(
+        self, inner: Blobs, dies_at: int, death: Callable[[], BaseException], after: bool = False
+    ) -> None:
         super().__init__(inner)
         self.num_changes = 0
         self._dies_at, self._death, self._after = dies_at, death, after

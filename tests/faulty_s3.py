@@ -1,4 +1,5 @@
-"""A proxy in front of a real S3 server that spoils what passes: the network and the SDK are in the test, unlike with wrappers."""
+"""A proxy in front of a real S3 server that spoils what passes: the network and the SDK are in the test,
+unlike with wrappers."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ Plan = Callable[[Request], Fault | None]
 
 
 class FaultyS3:
-    """Listens at ``endpoint`` and passes on to ``upstream`` (host:port) what ``plan`` does not spoil. Set ``plan`` at any time."""
+    """Listens at ``endpoint`` and passes on to ``upstream`` (host:port) what ``plan`` does not spoil. Set
+    ``plan`` at any time."""
 
     def __init__(self, upstream: str, plan: Plan | None = None) -> None:
         self.upstream = upstream
@@ -74,7 +76,9 @@ class FaultyS3:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -131,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset() if fault.reset else self._end()
 
     def _refuse(self, fault: Fault) -> None:
-        content = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
+        content = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()  # noqa: E501
         self.send_response_only(fault.status)
         self.send_header("Content-Type", "application/xml")
         self.send_header("x-minio-error-code", fault.code)

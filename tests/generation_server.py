@@ -1,4 +1,5 @@
-"""The Generation service on a real gRPC server in this process, with a model directory and a directory of KV files."""
+"""The Generation service on a real gRPC server in this process, with a model directory and a directory of KV
+files."""
 
 from __future__ import annotations
 
@@ -71,4 +72,6 @@ def save_byte_tokenizer(directory: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(directory)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(
+        directory
+    )

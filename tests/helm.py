@@ -32,7 +32,8 @@ class Helm:
     program: Path
 
     def render(self, *files: Path, release: str = "quilt", **values: Any) -> list[dict[str, Any]]:
-        """The objects that ``helm install`` would create; ``values`` on top of the files, sections as dictionaries."""
+        """The objects that ``helm install`` would create; ``values`` on top of the files, sections as
+        dictionaries."""
         result = self.template(*files, release=release, **values)
         assert result.returncode == 0, result.stderr
         return [document for document in yaml.safe_load_all(result.stdout) if document]
@@ -43,7 +44,9 @@ class Helm:
         assert result.returncode != 0, "rendered, though it should have been refused"
         return result.stderr
 
-    def template(self, *files: Path, release: str = "quilt", **values: Any) -> subprocess.CompletedProcess[str]:
+    def template(
+        self, *files: Path, release: str = "quilt", **values: Any
+    ) -> subprocess.CompletedProcess[str]:
         return self._run("template", release, str(CHART), "--namespace", "rag", *_given(files, values))
 
     def lint(self, *files: Path) -> subprocess.CompletedProcess[str]:
@@ -56,7 +59,9 @@ class Helm:
 
 def _given(files: tuple[Path, ...], values: dict[str, Any]) -> list[str]:
     options = [option for path in files for option in ("--values", str(path))]
-    return options + [option for key, value in values.items() for option in ("--set-json", f"{key}={json.dumps(value)}")]
+    return options + [
+        option for key, value in values.items() for option in ("--set-json", f"{key}={json.dumps(value)}")
+    ]
 
 
 def only(objects: list[dict[str, Any]], kind: str, ending: str = "") -> dict[str, Any]:

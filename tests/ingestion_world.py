@@ -1,4 +1,5 @@
-"""The services around ingestion, in memory, with the guarantees of the real ones; the caller can be made to die at any step."""
+"""The services around ingestion, in memory, with the guarantees of the real ones; the caller can be made to
+die at any step."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class WordTokenizer:
 
 @dataclass
 class Selector:
-    """An auxiliary model for ingestion. ``failure`` is raised by every call while it is set; ``hangs``: nothing is answered."""
+    """An auxiliary model for ingestion. ``failure`` is raised by every call while it is set; ``hangs``:
+    nothing is answered."""
 
     kv: set[str]
     fingerprint: str = "auxiliary-a"
@@ -58,9 +60,13 @@ class Selector:
 
     async def describe(self, ctx: RequestContext) -> AuxiliaryDescription:
         await self._called("describe")
-        return AuxiliaryDescription("aux", self.fingerprint, "tokenizer", (1,), "{question}", 99, "float32", 1, "cpu", "primary")
+        return AuxiliaryDescription(
+            "aux", self.fingerprint, "tokenizer", (1,), "{question}", 99, "float32", 1, "cpu", "primary"
+        )
 
-    async def encode(self, ctx: RequestContext, chunks: Sequence[SelectionChunk]) -> AsyncGenerator[EncodedChunk, None]:
+    async def encode(
+        self, ctx: RequestContext, chunks: Sequence[SelectionChunk]
+    ) -> AsyncGenerator[EncodedChunk, None]:
         for i, chunk in enumerate(chunks):
             await self._called("encode")
             assert chunk.token_ids == WordTokenizer().encode_chunk(chunk.text)
@@ -103,7 +109,9 @@ class World:
 
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
         policy = CallPolicy(timeout_s=settings.step_timeout_s, sleep=no_pause)
-        store = DocumentStore(self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0)
+        store = DocumentStore(
+            self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
+        )
         return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens), store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
@@ -155,14 +163,24 @@ class World:
             raise NotFound("no such document") from None
 
     async def manifest_page(
-        self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0, summary: bool = False
+        self,
+        ctx: RequestContext,
+        collection: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        summary: bool = False,
     ) -> ManifestPage:
         self._effect("manifest_page")
-        mine = [m for (tenant, name, _), m in sorted(self.manifests.items()) if tenant == ctx.tenant and collection in ("", name)]
+        mine = [
+            m
+            for (tenant, name, _), m in sorted(self.manifests.items())
+            if tenant == ctx.tenant and collection in ("", name)
+        ]
         rest = [m for m in mine if m.cursor(collection) > start_after]
         size = limit or self.page_size
         page = [
-            replace(m, chunks=tuple(replace(c, text="", token_ids=()) for c in m.chunks)) if summary else m for m in rest[:size]
+            replace(m, chunks=tuple(replace(c, text="", token_ids=()) for c in m.chunks)) if summary else m
+            for m in rest[:size]
         ]
         return ManifestPage(tuple(page), len(rest) > size)
 
@@ -221,7 +239,9 @@ class World:
     def texts(self, collection: str = "c", tenant: str = "default") -> dict[str, str]:
         """What can be found, by document."""
         return {
-            d: " ".join(c.text for c in doc.chunks) for (t, c, d), doc in self.indexed.items() if (t, c) == (tenant, collection)
+            d: " ".join(c.text for c in doc.chunks)
+            for (t, c, d), doc in self.indexed.items()
+            if (t, c) == (tenant, collection)
         }
 
     def _effect(self, name: str) -> None:

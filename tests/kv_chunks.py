@@ -78,7 +78,8 @@ def chunk_id_of(n: int) -> str:
 def newer_chunk_bytes(chunk_id: str) -> bytes:
     """A whole file of a later version of the format, as far as this one can tell."""
     mark, newer = (
-        magic + xxhash.xxh32_digest(magic) for magic in (struct.pack("<8sI", b"KVQSEAL\n", v) for v in (FORMAT_VERSION, 99))
+        magic + xxhash.xxh32_digest(magic)
+        for magic in (struct.pack("<8sI", b"KVQSEAL\n", v) for v in (FORMAT_VERSION, 99))
     )
     data = chunk_bytes(chunk_id)
     assert mark in data

@@ -14,8 +14,8 @@ from shared.request import RequestContext
 
 
 class DirectoryStore:
-    """``failure`` is raised by every method while it is set. ``calls`` are their names; ``adopted`` are (chunk id, replaced),
-    ``behind`` says of each whether it was written behind an answer."""
+    """``failure`` is raised by every method while it is set. ``calls`` are their names; ``adopted`` are
+    (chunk id, replaced), ``behind`` says of each whether it was written behind an answer."""
 
     def __init__(self, root: Path) -> None:
         self._chunks, self._staging = root / "chunks", root / "staging"
@@ -36,7 +36,9 @@ class DirectoryStore:
     def staged(self) -> list[Path]:
         return list(self._staging.iterdir())
 
-    async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]:
+    async def open(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+    ) -> list[OpenedChunk]:
         await self._called("open")
         return [self._opened(chunk_id) for chunk_id in chunk_ids]
 
@@ -49,7 +51,13 @@ class DirectoryStore:
         return str(self._staging)
 
     async def adopt(
-        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        node_id: str,
+        path: str,
+        replace: bool = False,
+        behind: bool = False,
     ) -> bool:
         await self._called("adopt")
         assert verify_chunk(path).header.chunk_id == chunk_id

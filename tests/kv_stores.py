@@ -1,4 +1,5 @@
-"""Stores to hold against the contract of ``shared.kv_types.KvStore``: one node's alone, one node's over gRPC, a cluster's."""
+"""Stores to hold against the contract of ``shared.kv_types.KvStore``: one node's alone, one node's over gRPC,
+a cluster's."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from pathlib import Path
 
 import grpc
 
-from services.kv_store.agent import Agent
-from services.kv_store.blobs import Blobs
-from services.kv_store.cluster_store import ClusterStore
-from services.kv_store.disk import Disk, VolatileDisk
-from services.kv_store.documents import Documents
-from services.kv_store.fetch import FetchConfig
-from services.kv_store.flight import FlightServer
+from services.kv_store.blobs.disk import Disk, VolatileDisk
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.documents.documents import Documents
+from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.handlers import KvStoreHandlers, start_server
-from services.kv_store.local_tier import LEASE_S, LocalTier
-from services.kv_store.node_tiers import NodeTiers
+from services.kv_store.node.agent import Agent
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.node.cluster_store import ClusterStore
+from services.kv_store.tiers.local import LEASE_S, LocalTier
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.errors import NotFound, Unavailable
@@ -98,7 +99,11 @@ def agent_on(
 ) -> Agent:
     """With the default ``tiers`` of ``disk`` and ``objects`` unless others are given."""
     agent = Agent(
-        node_id, tiers or tiers_in(directory, disk, objects), Documents(directory, disk, objects), nodes, location=location
+        node_id,
+        tiers or tiers_in(directory, disk, objects),
+        Documents(directory, disk, objects),
+        nodes,
+        location=location,
     )
     nodes.stores[node_id] = agent
     return agent
@@ -129,7 +134,9 @@ async def cluster(
             flight = FlightServer("127.0.0.1", tiers.read)
             stack.callback(flight.close)
             location = flight.location if i % 2 == 0 else ""  # the others by `get`
-            agents[node_id] = agent_on(directory / node_id, node_id, nodes, objects=objects, tiers=tiers, location=location)
+            agents[node_id] = agent_on(
+                directory / node_id, node_id, nodes, objects=objects, tiers=tiers, location=location
+            )
         for node_id, agent in agents.items():
             nodes.stores[node_id] = await stack.enter_async_context(over_grpc(agent))
         yield ClusterStore(nodes, node_ids[0]), agents, nodes

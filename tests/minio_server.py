@@ -1,4 +1,5 @@
-"""The S3 server of the test session, started with the first test that asks for it (``load_tests.s3_server``)."""
+"""The S3 server of the test session, started with the first test that asks for it
+(``load_tests.s3_server``)."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from typing import Any
 import pytest
 
 from load_tests.s3_server import S3Program, S3Server, find_program
-from services.kv_store.object_blobs import ObjectBlobs
-from services.kv_store.object_settings import ObjectSettings
-from services.kv_store.retries import Clock
+from services.kv_store.s3.bucket import ObjectBlobs
+from services.kv_store.s3.retries import Clock
+from services.kv_store.s3.settings import ObjectSettings
 
 _bucket_numbers = itertools.count()
 
 
 class S3ServerPlugin:
-    """Finds, builds or downloads the server before the first test starts, so that no test's time limit covers that."""
+    """Finds, builds or downloads the server before the first test starts, so that no test's time limit covers
+    that."""
 
     def __init__(self) -> None:
         self.program: S3Program | None = None
@@ -61,7 +63,8 @@ def settings_for(endpoint: str, **settings: Any) -> ObjectSettings:
 
 
 def impatient(endpoint: str, slept: list[float] | None = None, **settings: Any) -> ObjectBlobs:
-    """Blobs that are repeated as often as ever, without waiting in between: time passes with the pauses only (``slept``)."""
+    """Blobs that are repeated as often as ever, without waiting in between: time passes with the pauses only
+    (``slept``)."""
     pauses: list[float] = [] if slept is None else slept
     passed = [0.0]
 

@@ -1,8 +1,9 @@
 """What the engine must equal, written with stock ``transformers`` and plain torch alone.
 
-Tiny random models of every supported rotary family, and for each reuse mode the logits that a correct engine has in front of
-every generated token. The oracles are teacher-forced on the generated tokens: by induction "our token is the oracle's best one
-in front of every step" is the same thing as equal greedy decoding, and it stays meaningful after a near-tie.
+Tiny random models of every supported rotary family, and for each reuse mode the logits that a correct engine
+has in front of every generated token. The oracles are teacher-forced on the generated tokens: by induction
+"our token is the oracle's best one in front of every step" is the same thing as equal greedy decoding, and it
+stays meaningful after a near-tie.
 
 Shape suffixes: L layers, H key-value heads, T tokens, D head size, V vocabulary, G generated tokens.
 """
@@ -78,9 +79,12 @@ def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
 
 
 def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
-    """A float32 model of ``family`` whose logits are well spread (std about 3: near-ties are rare) and whose attention is
-    neither uniform nor one-hot. Equal arguments build equal models: give the engine and the oracle one each."""
-    model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=torch.float32, attn_implementation="sdpa")
+    """A float32 model of ``family`` whose logits are well spread (std about 3: near-ties are rare) and whose
+    attention is neither uniform nor one-hot. Equal arguments build equal models: give the engine and the
+    oracle one each."""
+    model = AutoModelForCausalLM.from_config(
+        tiny_config(family, **changes), dtype=torch.float32, attn_implementation="sdpa"
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -90,7 +94,8 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def as_dtype(model: Any, dtype: torch.dtype) -> Any:
-    """A copy whose weights have ``dtype`` and whose rotation frequencies stay in float32, as ``from_pretrained`` loads it."""
+    """A copy whose weights have ``dtype`` and whose rotation frequencies stay in float32, as
+    ``from_pretrained`` loads it."""
     cast = copy.deepcopy(model).to(dtype)
     cast.config.dtype = dtype
     cast.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
@@ -98,7 +103,11 @@ def as_dtype(model: Any, dtype: torch.dtype) -> Any:
 
 
 def full(
-    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
 ) -> torch.Tensor:
     """Law 1: the stock forward over everything. Float32 logits in front of every generated token, [G, V]."""
     ids = [*prefix, *(i for c in chunks for i in c), *question, *generated[:-1]]
@@ -108,10 +117,15 @@ def full(
 
 
 def reordered(
-    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
 ) -> torch.Tensor:
-    """Law 2, in two stages: KV of every chunk from a stock forward over (prefix, chunk), its keys rotated on to the chunk's place
-    in the row of all chunks, then a stock forward of the question over that past. Returns [G, V]."""
+    """Law 2, in two stages: KV of every chunk from a stock forward over (prefix, chunk), its keys rotated on
+    to the chunk's place in the row of all chunks, then a stock forward of the question over that past.
+    Returns [G, V]."""
     return recomputed(model, prefix, chunks, question, generated, ())
 
 
@@ -123,9 +137,10 @@ def recomputed(
     generated: Sequence[int],
     selected: Iterable[int],
 ) -> torch.Tensor:
-    """Law 4: as ``reordered``, but the ``selected`` tokens of the context (counted from 0 behind the prefix) run through the model
-    together with the question, over a past of the others alone: in every layer a token attends to fresh keys and values of the
-    selected ones in front of it and to the isolated ones of the rest, whose hidden states nobody computes anew. Returns [G, V]."""
+    """Law 4: as ``reordered``, but the ``selected`` tokens of the context (counted from 0 behind the prefix)
+    run through the model together with the question, over a past of the others alone: in every layer a token
+    attends to fresh keys and values of the selected ones in front of it and to the isolated ones of the rest,
+    whose hidden states nobody computes anew. Returns [G, V]."""
     tail = [*question, *generated[:-1]]
     ids = [*prefix, *(i for c in chunks for i in c), *tail]
     past_len = len(ids) - len(tail)
@@ -135,7 +150,9 @@ def recomputed(
     with torch.no_grad(), _angles_for(model, len(ids)):
         past = DynamicCache()
         if frozen:
-            _append(past, [(k[:, :, frozen], v[:, :, frozen]) for k, v in _stitched_kv(model, prefix, chunks)])
+            _append(
+                past, [(k[:, :, frozen], v[:, :, frozen]) for k, v in _stitched_kv(model, prefix, chunks)]
+            )
         key_positions, row_positions = torch.tensor([*frozen, *rows]), torch.tensor(rows)
         hidden = key_positions[None] > row_positions[:, None]
         mask = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill(hidden, torch.finfo(model.dtype).min)
@@ -151,13 +168,17 @@ def recomputed(
 
 def epic_tokens(chunk_lens: Sequence[int], count: int) -> list[int]:
     """The first tokens of every chunk but the first, evenly; then those of the first."""
-    places = [(chunk == 0, token, chunk) for chunk, length in enumerate(chunk_lens) for token in range(length)]
+    places = [
+        (chunk == 0, token, chunk) for chunk, length in enumerate(chunk_lens) for token in range(length)
+    ]
     return sorted(sum(chunk_lens[:chunk]) + token for _, token, chunk in sorted(places)[:count])
 
 
-def question_scores(model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]) -> torch.Tensor:
-    """Weight that each token of the context has for the question when all chunks are stitched: the mean over layers, heads and the
-    question's tokens, by the stock attention that tells its weights."""
+def question_scores(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int]
+) -> torch.Tensor:
+    """Weight that each token of the context has for the question when all chunks are stitched: the mean over
+    layers, heads and the question's tokens, by the stock attention that tells its weights."""
     past = DynamicCache()
     past_len = len(prefix) + sum(map(len, chunks))
     model.set_attn_implementation("eager")
@@ -166,7 +187,10 @@ def question_scores(model: Any, prefix: Sequence[int], chunks: Sequence[Sequence
             _append(past, _stitched_kv(model, prefix, chunks))
             positions = torch.arange(past_len, past_len + len(question))[None]
             weights = model(
-                input_ids=torch.tensor([list(question)]), position_ids=positions, past_key_values=past, output_attentions=True
+                input_ids=torch.tensor([list(question)]),
+                position_ids=positions,
+                past_key_values=past,
+                output_attentions=True,
             ).attentions
     finally:
         model.set_attn_implementation("sdpa")
@@ -178,12 +202,19 @@ def random_tokens(num_tokens: int, count: int, seed: int) -> list[int]:
 
 
 def composite(
-    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
 ) -> torch.Tensor:
-    """Law 3: one stock forward with a block-diagonal causal mask (the prefix is visible to all, everything to the question), every
-    chunk's positions beginning right after the prefix, the question's at its place in the row of all tokens. Returns [G, V]."""
+    """Law 3: one stock forward with a block-diagonal causal mask (the prefix is visible to all, everything to
+    the question), every chunk's positions beginning right after the prefix, the question's at its place in
+    the row of all tokens. Returns [G, V]."""
     tail = [*question, *generated[:-1]]
-    owners = [-1] * len(prefix) + [c for c, chunk in enumerate(chunks) for _ in chunk] + [len(chunks)] * len(tail)
+    owners = (
+        [-1] * len(prefix) + [c for c, chunk in enumerate(chunks) for _ in chunk] + [len(chunks)] * len(tail)
+    )
     positions = list(range(len(prefix))) + [len(prefix) + i for chunk in chunks for i in range(len(chunk))]
     positions += range(len(positions), len(positions) + len(tail))
     owner = torch.tensor(owners)
@@ -193,7 +224,10 @@ def composite(
     ids = [*prefix, *(i for c in chunks for i in c), *tail]
     with torch.no_grad(), _angles_for(model, len(ids)):
         logits = model(
-            input_ids=torch.tensor([ids]), attention_mask=mask[None, None], position_ids=torch.tensor([positions]), use_cache=False
+            input_ids=torch.tensor([ids]),
+            attention_mask=mask[None, None],
+            position_ids=torch.tensor([positions]),
+            use_cache=False,
         ).logits[0]
     return logits[-len(generated) :].float()
 
@@ -206,14 +240,17 @@ def blended(
     generated: Sequence[int],
     ratio: float,
 ) -> torch.Tensor:
-    """``cacheblend``, layer by layer with the stock layers: two compute the whole context, every later one those tokens of the
-    layer before whose keys and values there are farthest from the stitched ones. Returns [G, V]."""
+    """``cacheblend``, layer by layer with the stock layers: two compute the whole context, every later one
+    those tokens of the layer before whose keys and values there are farthest from the stitched ones. Returns
+    [G, V]."""
     tail = [*question, *generated[:-1]]
     context = [i for c in chunks for i in c]
     start, end = len(prefix), len(prefix) + len(context)
     num_layers = len(model.model.layers)
     steps = torch.linspace(1, -1, num_layers - 2).tolist() if num_layers > 3 else [0.0] * (num_layers - 2)
-    counts = [len(context)] * 2 + [int((ratio + min(ratio, 1 - ratio) / 2 * s) * len(context) + 0.5) for s in steps]
+    counts = [len(context)] * 2 + [
+        int((ratio + min(ratio, 1 - ratio) / 2 * s) * len(context) + 0.5) for s in steps
+    ]
     with torch.no_grad(), _angles_for(model, end + len(tail)):
         stitched = _stitched_kv(model, prefix, chunks)
         rows = torch.arange(start, end)
@@ -242,8 +279,8 @@ def blended(
 def _run_layer(
     model: Any, layer: int, hidden: torch.Tensor, rows: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A stock layer over tokens at the positions ``rows``, which see themselves and what ``kv`` has of the others in front of them.
-    Returns hidden states, and the keys and values of the rows."""
+    """A stock layer over tokens at the positions ``rows``, which see themselves and what ``kv`` has of the
+    others in front of them. Returns hidden states, and the keys and values of the rows."""
     others = torch.tensor([p for p in range(kv[0].shape[2]) if p not in set(rows.tolist())], dtype=torch.long)
     cache = DynamicCache()
     for below in range(layer + 1):
@@ -259,7 +296,11 @@ def _run_layer(
         position_embeddings=model.model.rotary_emb(hidden, rows[None]),
     )
     fresh = cache.layers[layer]
-    return (out[0] if isinstance(out, tuple) else out), fresh.keys[:, :, len(others) :], fresh.values[:, :, len(others) :]
+    return (
+        (out[0] if isinstance(out, tuple) else out),
+        fresh.keys[:, :, len(others) :],
+        fresh.values[:, :, len(others) :],
+    )
 
 
 def ape(
@@ -271,14 +312,20 @@ def ape(
     temperature: float = 0.9,
     scale: float = 0.9,
 ) -> torch.Tensor:
-    """Law 3: every chunk right after the prefix, the question after the longest, by the stock model with APE's formula in the place
-    of its attention. Returns [G, V]."""
+    """Law 3: every chunk right after the prefix, the question after the longest, by the stock model with
+    APE's formula in the place of its attention. Returns [G, V]."""
     tail = [*question, *generated[:-1]]
     first, past_len = len(prefix), len(prefix) + sum(map(len, chunks))
     start = first + max(map(len, chunks), default=0)
 
     def attention(
-        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float, **kwargs: Any
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: Any,
+        scaling: float,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         group = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
@@ -291,13 +338,20 @@ def ape(
         out_of_others = of_others @ value[:, :, ~chunk] / of_others.sum(-1, keepdim=True)
         z_chunks = of_chunks.sum(-1, keepdim=True) ** (scale * temperature)
         z_others = of_others.sum(-1, keepdim=True)
-        out = (z_chunks * out_of_chunks + z_others * out_of_others) / (z_chunks + z_others) if past_len > first else out_of_others
+        out = (
+            (z_chunks * out_of_chunks + z_others * out_of_others) / (z_chunks + z_others)
+            if past_len > first
+            else out_of_others
+        )
         return out.transpose(1, 2), None
 
     with torch.no_grad(), _angles_for(model, start + len(tail)), _attending_by(model, attention):
         past = DynamicCache()
         kvs = [_kv_of(model, prefix)] if prefix else []
-        kvs += [[(k[:, :, first:], v[:, :, first:]) for k, v in _kv_of(model, [*prefix, *chunk])] for chunk in chunks]
+        kvs += [
+            [(k[:, :, first:], v[:, :, first:]) for k, v in _kv_of(model, [*prefix, *chunk])]
+            for chunk in chunks
+        ]
         for kv in kvs:
             _append(past, kv)
         model.set_attn_implementation(_OURS)
@@ -325,17 +379,27 @@ def _attending_by(model: Any, attention: Callable[..., tuple[torch.Tensor, None]
 
 
 def _epic(
-    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
 ) -> torch.Tensor:
     lens = [len(chunk) for chunk in chunks]
     return recomputed(model, prefix, chunks, question, generated, epic_tokens(lens, _a_fifth(lens)))
 
 
 def _random(
-    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], generated: Sequence[int]
+    model: Any,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    generated: Sequence[int],
 ) -> torch.Tensor:
     lens = [len(chunk) for chunk in chunks]
-    return recomputed(model, prefix, chunks, question, generated, random_tokens(sum(lens), _a_fifth(lens), seed=0))
+    return recomputed(
+        model, prefix, chunks, question, generated, random_tokens(sum(lens), _a_fifth(lens), seed=0)
+    )
 
 
 def _a_fifth(chunk_lens: Sequence[int]) -> int:
@@ -356,7 +420,12 @@ ORACLES: dict[str, Oracle] = {
 
 
 def greedy(
-    model: Any, mode: str, prefix: Sequence[int], chunks: Sequence[Sequence[int]], question: Sequence[int], num_tokens: int
+    model: Any,
+    mode: str,
+    prefix: Sequence[int],
+    chunks: Sequence[Sequence[int]],
+    question: Sequence[int],
+    num_tokens: int,
 ) -> list[int]:
     """The oracle's own greedy decoding, one whole forward per token."""
     tokens: list[int] = []
@@ -367,16 +436,20 @@ def greedy(
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated in one branch: per token its id, its log-probability and the top ones (id, log-probability)."""
+    """What was generated in one branch: per token its id, its log-probability and the top ones (id,
+    log-probability)."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
-def assert_same_generation(ours: Generated, oracle_GV: torch.Tensor, tolerance: float = 1e-4, greedy: bool = True) -> None:
-    """``oracle_GV``: the oracle's logits teacher-forced on our tokens. Every token is the oracle's best one, or as good as it to
-    within a near-tie; every log-probability is the oracle's within ``tolerance``, and the top ones are really the top ones."""
+def assert_same_generation(
+    ours: Generated, oracle_GV: torch.Tensor, tolerance: float = 1e-4, greedy: bool = True
+) -> None:
+    """``oracle_GV``: the oracle's logits teacher-forced on our tokens. Every token is the oracle's best one,
+    or as good as it to within a near-tie; every log-probability is the oracle's within ``tolerance``, and the
+    top ones are really the top ones."""
     assert len(ours.token_ids) == len(oracle_GV) > 0
     logprobs_GV = oracle_GV.log_softmax(-1)
     for step, (token, logprob) in enumerate(zip(ours.token_ids, ours.logprobs, strict=True)):
@@ -386,18 +459,25 @@ def assert_same_generation(ours: Generated, oracle_GV: torch.Tensor, tolerance: 
         )
         if greedy:
             gap = float(oracle_GV[step].max() - oracle_GV[step, token])
-            assert gap < NEAR_TIE, f"step {step}: token {token}, but the oracle's {int(expected.argmax())} is better by {gap}"
+            assert gap < NEAR_TIE, (
+                f"step {step}: token {token}, but the oracle's {int(expected.argmax())} is better by {gap}"
+            )
     for step, top in enumerate(ours.top_logprobs):
         best = logprobs_GV[step].topk(len(top)).values
         for rank, (token, logprob) in enumerate(top):
-            assert abs(logprob - float(logprobs_GV[step, token])) < tolerance, f"step {step}, rank {rank}: token {token}"
-            assert abs(logprob - float(best[rank])) < tolerance, f"step {step}: token {token} is not of rank {rank}"
+            assert abs(logprob - float(logprobs_GV[step, token])) < tolerance, (
+                f"step {step}, rank {rank}: token {token}"
+            )
+            assert abs(logprob - float(best[rank])) < tolerance, (
+                f"step {step}: token {token} is not of rank {rank}"
+            )
         assert len({token for token, _ in top}) == len(top), f"step {step}: a token twice"
 
 
 def rotate_keys(model: Any, keys: torch.Tensor, by: int) -> torch.Tensor:
-    """Rotated keys [.., T, D] moved ``by`` positions. A pure rotation: a scaling such as YaRN's attention factor is in the keys
-    already. Angles in float64, the product in float32, one rounding; dimensions that the model does not rotate stay."""
+    """Rotated keys [.., T, D] moved ``by`` positions. A pure rotation: a scaling such as YaRN's attention
+    factor is in the keys already. Angles in float64, the product in float32, one rounding; dimensions that
+    the model does not rotate stay."""
     inv_freq = model.model.rotary_emb.inv_freq.double()
     rotary_dim = 2 * len(inv_freq)
     angle = torch.cat((inv_freq, inv_freq)) * by
@@ -418,7 +498,9 @@ class _Float64Rotary(torch.nn.Module):
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         angles = position_ids[..., None].double() * self.inv_freq.double()
         angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
+        return (angles.cos() * self.attention_scaling).to(x.dtype), (
+            angles.sin() * self.attention_scaling
+        ).to(x.dtype)
 
 
 @contextlib.contextmanager
@@ -441,15 +523,23 @@ def _kv_of(model: Any, ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Ten
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def _stitched_kv(model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values per layer of the prefix and, computed alone behind it and moved to their places, of all chunks."""
+def _stitched_kv(
+    model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values per layer of the prefix and, computed alone behind it and moved to their places, of all
+    chunks."""
     parts = [_kv_of(model, prefix)] if prefix else []
     moved = 0
     for chunk in chunks:
         kv = _kv_of(model, [*prefix, *chunk])
-        parts.append([(rotate_keys(model, k[:, :, len(prefix) :], moved), v[:, :, len(prefix) :]) for k, v in kv])
+        parts.append(
+            [(rotate_keys(model, k[:, :, len(prefix) :], moved), v[:, :, len(prefix) :]) for k, v in kv]
+        )
         moved += len(chunk)
-    return [(torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2)) for layer in zip(*parts, strict=True)]
+    return [
+        (torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2))
+        for layer in zip(*parts, strict=True)
+    ]
 
 
 def _append(past: DynamicCache, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

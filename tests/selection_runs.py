@@ -31,7 +31,8 @@ def eager(model: Any) -> Any:
 
 
 def each_attention(model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids) -> list[torch.Tensor]:
-    """One stock forward per chunk over (prefix, chunk, question). Per chunk [T], the mean over heads and question."""
+    """One stock forward per chunk over (prefix, chunk, question). Per chunk [T], the mean over heads and
+    question."""
     found = []
     for chunk in chunks:
         with torch.no_grad():
@@ -42,8 +43,8 @@ def each_attention(model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids
 
 
 def stitched_attention(model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids) -> list[torch.Tensor]:
-    """Every chunk's KV from a stock forward over (prefix, chunk), moved to its place behind the others, then one stock forward of
-    the question over that past. Per chunk [T]."""
+    """Every chunk's KV from a stock forward over (prefix, chunk), moved to its place behind the others, then
+    one stock forward of the question over that past. Per chunk [T]."""
     past, start = DynamicCache(), len(prefix)
     with torch.no_grad():
         if prefix:
@@ -53,7 +54,12 @@ def stitched_attention(model: Any, prefix: Ids, chunks: Sequence[Ids], question:
                 _append(model, past, [*prefix, *chunk], len(prefix), start - len(prefix))
             start += len(chunk)
         positions = torch.arange(start, start + len(question))[None]
-        out = model(torch.tensor([list(question)]), position_ids=positions, past_key_values=past, output_attentions=True)
+        out = model(
+            torch.tensor([list(question)]),
+            position_ids=positions,
+            past_key_values=past,
+            output_attentions=True,
+        )
     if not chunks:
         return []
     mean_T = out.attentions[-1][0].float().mean((0, 1))[len(prefix) : start]
@@ -72,8 +78,12 @@ def auxiliary_of(
 ) -> Auxiliary:
     """A random model of that family with a trained tokenizer."""
     tokenizer = tokenizer_of(tokenizer_family)
-    prompts = PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), PromptTemplate(prefix="the mayor "))
+    prompts = PromptTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer), PromptTemplate(prefix="the mayor ")
+    )
     hf_model = tiny_model(model_family, vocab_size=tokenizer.get_vocab_size(), **changes)
     return Auxiliary(
-        EngineScorer(wrap_model(hf_model), prompts.prefix_ids, config), SpanTokenizer(tokenizer, tokenizer_family), prompts
+        EngineScorer(wrap_model(hf_model), prompts.prefix_ids, config),
+        SpanTokenizer(tokenizer, tokenizer_family),
+        prompts,
     )

@@ -47,15 +47,21 @@ def engine_auxiliary(**changes: Any) -> Auxiliary:
 def stock_auxiliary(seed: int = 0, **changes: Any) -> Auxiliary:
     """One that the engine does not drive."""
     tokenizer = tokenizer_of("Unigram")
-    prompts = PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), PromptTemplate(prefix="the mayor "))
+    prompts = PromptTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer), PromptTemplate(prefix="the mayor ")
+    )
     torch.manual_seed(seed)
-    config = GPT2Config(vocab_size=tokenizer.get_vocab_size(), n_embd=32, n_layer=2, n_head=2, n_positions=1024, **changes)
+    config = GPT2Config(
+        vocab_size=tokenizer.get_vocab_size(), n_embd=32, n_layer=2, n_head=2, n_positions=1024, **changes
+    )
     scorer = StockScorer(AutoModelForCausalLM.from_config(config, dtype=torch.float32), prompts.prefix_ids)
     return Auxiliary(scorer, SpanTokenizer(tokenizer, "Unigram"), prompts)
 
 
 @asynccontextmanager
-async def selecting(store: DirectoryStore, auxiliary: Auxiliary | None = None, **config: Any) -> AsyncIterator[SelectorService]:
+async def selecting(
+    store: DirectoryStore, auxiliary: Auxiliary | None = None, **config: Any
+) -> AsyncIterator[SelectorService]:
     """Everything is written when it ends."""
     auxiliary = auxiliary or engine_auxiliary()
     shape = KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash)
@@ -89,7 +95,9 @@ async def select(
     return await service.select(ctx or context(), chunks_of(texts), questions, ratio, grouping, reading)
 
 
-async def encode(service: SelectorService, texts: Sequence[str] = tuple(PASSAGES), tenant: str = "") -> list[EncodedChunk]:
+async def encode(
+    service: SelectorService, texts: Sequence[str] = tuple(PASSAGES), tenant: str = ""
+) -> list[EncodedChunk]:
     return [encoded async for encoded in service.encode(context(tenant), chunks_of(texts))]
 
 
@@ -105,7 +113,9 @@ def by_the_library(
     selector = Selector(auxiliary, SpanTokenizer(tokenizer_of(PRIMARY), PRIMARY))
     paired = [selector.pair(text) for text in texts]
     segments = [selector.encode([chunk])[0] for chunk in paired]
-    selection = selector.select(paired, segments, questions, ratio, groupings.Grouping(grouping), scoring.Reading(reading))
+    selection = selector.select(
+        paired, segments, questions, ratio, groupings.Grouping(grouping), scoring.Reading(reading)
+    )
     chosen = np.concatenate([np.zeros(0, dtype=bool), *selection.chosen])
     scores = np.concatenate([np.zeros(0, dtype=np.float32), *selection.scores])
     return (

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 _SNIPPETS = (
     "The quick brown fox jumps over the lazy dog, twice.\n\n",
@@ -36,7 +45,9 @@ def _byte_level_bpe() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=list(SPECIAL), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=list(SPECIAL), show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # what it trims must not be missed
     tokenizer.add_tokens([AddedToken("<think>", special=False, lstrip=True)])
@@ -48,7 +59,9 @@ def _prefix_space_bpe() -> Tokenizer:
     tokenizer.normalizer = normalizers.NFD()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=list(SPECIAL), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=list(SPECIAL), show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), trim_offsets=True)
     return tokenizer
@@ -58,7 +71,9 @@ def _unigram() -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=200, unk_token="<unk>", special_tokens=["<unk>", *SPECIAL], show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, unk_token="<unk>", special_tokens=["<unk>", *SPECIAL], show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS[:4], trainer)
     tokenizer.enable_truncation(5)  # as it was saved after training an encoder: must not cut a chunk
     tokenizer.enable_padding(length=9)
@@ -79,7 +94,9 @@ def _word_piece() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=250, special_tokens=["[UNK]", *SPECIAL], show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=250, special_tokens=["[UNK]", *SPECIAL], show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
 

@@ -1,4 +1,5 @@
-"""An event loop whose clock jumps: sleeping takes no time, and everything happens at exactly the instant it was meant for."""
+"""An event loop whose clock jumps: sleeping takes no time, and everything happens at exactly the instant it
+was meant for."""
 
 from __future__ import annotations
 

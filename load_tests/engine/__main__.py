@@ -3,12 +3,13 @@
     python -m load_tests.engine --shape qwen2-0.5b --context 4096,8192 --question 128 --json build/engine.json
     python -m load_tests.engine --device cuda --shape qwen2-7b --context 8192 --json build/engine.json
 
-Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine with the chunks' KV
-resident (in another order each time) and in files. Decoding: one question, and eight over one context. Sharing: many requests over
-mostly the same chunks. What ``batch_invariant`` costs. On a GPU, elsewhere by --parts: steps of many branches over one context, and
-batches of requests with their KV resident or brought from host memory (TurboRAG, Table 4). Each beside this machine's limit
-(measured matrix products and memory reads) and, for the first token, the kernels' ceiling (each alone at its shapes). Only
-ratios of one run mean anything.
+Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
+with the chunks' KV resident (in another order each time) and in files. Decoding: one question, and eight over
+one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` costs. On a GPU,
+elsewhere by --parts: steps of many branches over one context, and batches of requests with their KV resident
+or brought from host memory (TurboRAG, Table 4). Each beside this machine's limit (measured matrix products
+and memory reads) and, for the first token, the kernels' ceiling (each alone at its shapes). Only ratios of
+one run mean anything.
 """
 
 from __future__ import annotations
@@ -51,13 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"load_tests.engine: {error}", file=sys.stderr)
         return 2
     if args.device.startswith("cuda") and not torch.cuda.is_available():
-        print("load_tests.engine: --device: there is no CUDA device here; leave it out to measure on the CPU", file=sys.stderr)
+        print(
+            "load_tests.engine: --device: there is no CUDA device here; leave it out to measure on the CPU",
+            file=sys.stderr,
+        )
         return 2
     if args.threads:
         torch.set_num_threads(args.threads)
     _say("the machine's limits")
     rates = measure_rates(args.device)
-    print(f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s\n{'memory reads':34} {rates.bytes_per_s / 1e9:12.1f} GB/s")
+    print(
+        f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s\n{'memory reads':34} "
+        f"{rates.bytes_per_s / 1e9:12.1f} GB/s"
+    )
     measurements = []
     for measurement in _measure(cases, shared, rates, Runs(args.cold_runs, args.runs), args):
         print(line(measurement), flush=True)
@@ -90,7 +97,15 @@ def _measure(
 
 
 def _case(args: argparse.Namespace, context: int, question: int) -> Case:
-    return Case(SHAPES[args.shape], context, question, args.decode, device=args.device, threads=args.threads, compile=args.compile)
+    return Case(
+        SHAPES[args.shape],
+        context,
+        question,
+        args.decode,
+        device=args.device,
+        threads=args.threads,
+        compile=args.compile,
+    )
 
 
 def line(m: Measurement) -> str:
@@ -123,16 +138,35 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m load_tests.engine", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     shapes = sorted(SHAPES)
-    parser.add_argument("--shape", choices=shapes, default="qwen2-0.5b", help="of a public model (default: %(default)s)")
-    parser.add_argument("--context", type=_numbers, default=[4096], help="tokens in chunks of 512; several: 4096,8192")
-    parser.add_argument("--question", type=int, default=128, help="tokens after the context (default: %(default)s)")
-    parser.add_argument("--decode", type=int, default=32, help="tokens to decode for the rates (default: %(default)s)")
-    parser.add_argument("--parts", type=_parts, help=f"some of {','.join(PARTS)} (default: {','.join(CPU_PARTS)}; with a GPU all)")
-    parser.add_argument("--branches", type=_numbers, default=[1, 2, 4, 8, 16, 32], help="of part branches (default: 1 to 32)")
     parser.add_argument(
-        "--shared", type=_numbers, default=[1024, 8192, 32_768], help="contexts of part branches (default: 1k to 32k)"
+        "--shape", choices=shapes, default="qwen2-0.5b", help="of a public model (default: %(default)s)"
     )
-    parser.add_argument("--batches", type=_numbers, default=[1, 2, 4, 8], help="of part batches (default: 1 to 8)")
+    parser.add_argument(
+        "--context", type=_numbers, default=[4096], help="tokens in chunks of 512; several: 4096,8192"
+    )
+    parser.add_argument(
+        "--question", type=int, default=128, help="tokens after the context (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--decode", type=int, default=32, help="tokens to decode for the rates (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--parts",
+        type=_parts,
+        help=f"some of {','.join(PARTS)} (default: {','.join(CPU_PARTS)}; with a GPU all)",
+    )
+    parser.add_argument(
+        "--branches", type=_numbers, default=[1, 2, 4, 8, 16, 32], help="of part branches (default: 1 to 32)"
+    )
+    parser.add_argument(
+        "--shared",
+        type=_numbers,
+        default=[1024, 8192, 32_768],
+        help="contexts of part branches (default: 1k to 32k)",
+    )
+    parser.add_argument(
+        "--batches", type=_numbers, default=[1, 2, 4, 8], help="of part batches (default: 1 to 8)"
+    )
     parser.add_argument("--runs", type=int, default=9, help="of what is fast (default: %(default)s)")
     parser.add_argument("--cold-runs", type=int, default=3, help="of what is slow (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")

@@ -1,6 +1,8 @@
-"""Several requests at once, each over a context of its own: time until all have their first token (TurboRAG, Table 4).
+"""Several requests at once, each over a context of its own: time until all have their first token (TurboRAG,
+Table 4).
 
-The chunks' KV is random and lies in host memory. It is resident when the requests come, or has to be brought to the device first.
+The chunks' KV is random and lies in host memory. It is resident when the requests come, or has to be brought
+to the device first.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class BatchEngine:
             resident_bytes=3 * max_batch * case.prompt_len * case.shape.kv_bytes_per_token,
             max_step_tokens=max(2048, max_batch * case.question),
         )
-        self._engine = Engine(build_model(case.shape, case.device), config, HostKv(case.shape, case.chunk_len))
+        self._engine = Engine(
+            build_model(case.shape, case.device), config, HostKv(case.shape, case.chunk_len)
+        )
         for _ in range(2):
             self.ttft_s(max_batch, transfer=False)
 
@@ -46,7 +50,9 @@ class BatchEngine:
         synchronize(self._case.device)
         started = time.perf_counter()
         for i, sink in enumerate(sinks):
-            self._engine.submit(self._request(number, i, f"{number}-{i}" if transfer else f"resident-{i}"), sink.append)
+            self._engine.submit(
+                self._request(number, i, f"{number}-{i}" if transfer else f"resident-{i}"), sink.append
+            )
         while not all(sink and isinstance(sink[-1], DoneEvent) for sink in sinks):
             if not self._engine.step():
                 time.sleep(0.0002)
@@ -54,11 +60,15 @@ class BatchEngine:
                 if sink and isinstance(sink[-1], FailedEvent):
                     raise sink[-1].error
         elapsed = time.perf_counter() - started
-        self.loaded_tokens += sum(sink[-1].usage.loaded_tokens for sink in sinks if isinstance(sink[-1], DoneEvent))
+        self.loaded_tokens += sum(
+            sink[-1].usage.loaded_tokens for sink in sinks if isinstance(sink[-1], DoneEvent)
+        )
         return elapsed
 
     def _request(self, number: int, i: int, context: str) -> GenerateRequest:
         case = self._case
         chunks = tuple(Chunk(f"{context}-{c}", ids) for c, ids in enumerate(case.chunks()))
         sampling = SamplingParams(max_tokens=1, ignore_eos=True)
-        return GenerateRequest(f"batch-{number}-{i}", (), chunks, (case.questions(i + 1)[i],), sampling=sampling)
+        return GenerateRequest(
+            f"batch-{number}-{i}", (), chunks, (case.questions(i + 1)[i],), sampling=sampling
+        )

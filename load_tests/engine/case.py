@@ -14,8 +14,8 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``context``: tokens in chunks of ``chunk_len``, behind a prefix; ``question``: tokens after them; ``decode``: tokens that are
-    generated after the first one."""
+    """``context``: tokens in chunks of ``chunk_len``, behind a prefix; ``question``: tokens after them;
+    ``decode``: tokens that are generated after the first one."""
 
     shape: Shape
     context: int = 4096
@@ -29,7 +29,9 @@ class Case:
 
     def __post_init__(self) -> None:
         if self.context < self.chunk_len or self.context % self.chunk_len:
-            raise ValueError(f"--context: must be a multiple of {self.chunk_len} (whole chunks), got {self.context}")
+            raise ValueError(
+                f"--context: must be a multiple of {self.chunk_len} (whole chunks), got {self.context}"
+            )
         for name in ("question", "decode"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name}: must be at least 1, got {getattr(self, name)}")

@@ -1,8 +1,9 @@
 """The kernel ceiling: how long a step's kernels take when each runs alone, at its own shapes, over and over.
 
-Everything between it and the arithmetic limit is the kernels' own; everything between it and the measured time is the engine's.
-Kernels are recorded from a real step: matrix products and attention. What merely moves numbers is no kernel here, so it counts
-against the engine; so does attention by Triton, which torch does not see.
+Everything between it and the arithmetic limit is the kernels' own; everything between it and the measured
+time is the engine's. Kernels are recorded from a real step: matrix products and attention. What merely moves
+numbers is no kernel here, so it counts against the engine; so does attention by Triton, which torch does not
+see.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from load_tests.rates import synchronize
 from shared.engine.backends.native import NativeAttention
 
 REPEATS = 5
-_KERNELS = ("mm", "addmm", "bmm", "_linear_pointwise", "_scaled_dot_product_flash_attention_for_cpu", "_flash_attention_forward")
+_KERNELS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "_linear_pointwise",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_flash_attention_forward",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,8 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """``seconds``: all kernels of the work, each at its best; ``num_kernels`` calls of ``num_shapes`` different ones."""
+    """``seconds``: all kernels of the work, each at its best; ``num_kernels`` calls of ``num_shapes``
+    different ones."""
 
     seconds: float
     num_kernels: int
@@ -48,7 +57,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[tuple[Any, tuple[Any, ...], tuple[tuple[str, Any], ...]]] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func.overloadpacket.__name__ in _KERNELS:
             self.calls[func, tuple(map(_layout, args)), tuple((kwargs or {}).items())] += 1
         return func(*args, **(kwargs or {}))
@@ -59,7 +70,10 @@ def ceiling_of(work: Callable[[], object]) -> Ceiling:
     with _Recorder() as recorder, _recorded_steps() as steps:
         work()
     with torch.inference_mode():
-        seconds = sum(count * _best_s(func, args, dict(kwargs)) for (func, args, kwargs), count in recorder.calls.items())
+        seconds = sum(
+            count * _best_s(func, args, dict(kwargs))
+            for (func, args, kwargs), count in recorder.calls.items()
+        )
         seconds += sum(step.num_layers * _best_time(step.layer) for step in steps)
     num_kernels = sum(recorder.calls.values()) + sum(step.num_layers for step in steps)
     return Ceiling(seconds, num_kernels, len(recorder.calls) + len(steps))
@@ -67,7 +81,8 @@ def ceiling_of(work: Callable[[], object]) -> Ceiling:
 
 @dataclass(slots=True)
 class _NativeStep:
-    """A step whose attention is one call of the native backend per layer. ``layer`` computes one of them once more."""
+    """A step whose attention is one call of the native backend per layer. ``layer`` computes one of them once
+    more."""
 
     layer: Callable[[], object]
     num_layers: int = 1
@@ -84,7 +99,9 @@ def _recorded_steps() -> Iterator[list[_NativeStep]]:
         if id(attention) in steps:
             steps[id(attention)].num_layers += 1
         else:
-            steps[id(attention)] = _NativeStep(lambda: run(attention, layer, *args))  # which keeps it, and so its id
+            steps[id(attention)] = _NativeStep(
+                lambda: run(attention, layer, *args)
+            )  # which keeps it, and so its id
         return out
 
     recorded: list[_NativeStep] = []

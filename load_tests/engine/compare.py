@@ -1,4 +1,5 @@
-"""The measurements of one run: stock ``transformers`` and the engine asked in turn, beside what this machine could do at most."""
+"""The measurements of one run: stock ``transformers`` and the engine asked in turn, beside what this machine
+could do at most."""
 
 from __future__ import annotations
 
@@ -37,12 +38,22 @@ def compare(case: Case, rates: Rates, runs: Runs, say: Progress) -> Iterator[Mea
         yield from _first_tokens(case, rates, runs, stock, ours, say)
         for batch in BATCHES:
             yield _decoding(case, rates, runs, batch, stock, ours, say)
-        yield measured(f"peak_bytes_{case.context}", [ours.peak_bytes()], "byte", better="lower", baseline=stock.peak_bytes())
+        yield measured(
+            f"peak_bytes_{case.context}",
+            [ours.peak_bytes()],
+            "byte",
+            better="lower",
+            baseline=stock.peak_bytes(),
+        )
         yield measured(f"kv_bytes_{case.context}", [ours.call("kv_bytes")], "byte", better="lower")
-        yield measured(f"packed_weight_bytes_{case.context}", [ours.call("packed_bytes")], "byte", better="lower")
+        yield measured(
+            f"packed_weight_bytes_{case.context}", [ours.call("packed_bytes")], "byte", better="lower"
+        )
 
 
-def _first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker, say: Progress) -> Iterator[Measurement]:
+def _first_tokens(
+    case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker, say: Progress
+) -> Iterator[Measurement]:
     say(f"first token over {case.context} tokens")
     cold, hit, stitched = [], [], []
     for run in range(runs.warm):  # in turn, so that whatever else the machine does meets both alike
@@ -53,26 +64,45 @@ def _first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Wor
     limit = case.shape.ttft_limit_s(case.question, case.prompt_len, rates)
     ceiling = ours.call("stitched_ceiling")
     name = f"ttft_stitched_{case.context}"
-    yield measured(name, stitched, "s", better="lower", baseline=statistics.median(cold), limit=limit, ceiling=ceiling.seconds)
-    yield measured(f"{name}_over_exact_hit", stitched, "s", better="lower", baseline=statistics.median(hit), limit=limit)
+    yield measured(
+        name,
+        stitched,
+        "s",
+        better="lower",
+        baseline=statistics.median(cold),
+        limit=limit,
+        ceiling=ceiling.seconds,
+    )
+    yield measured(
+        f"{name}_over_exact_hit", stitched, "s", better="lower", baseline=statistics.median(hit), limit=limit
+    )
     yield measured(f"ttft_cold_{case.context}", cold, "s", better="lower")
 
 
-def _decoding(case: Case, rates: Rates, runs: Runs, batch: int, stock: Worker, ours: Worker, say: Progress) -> Measurement:
+def _decoding(
+    case: Case, rates: Rates, runs: Runs, batch: int, stock: Worker, ours: Worker, say: Progress
+) -> Measurement:
     say(f"decoding {batch} over {case.context} tokens")
     baseline, values = [], []
     for _ in range(runs.decode):
         baseline.append(stock.call("decode_rate", batch))
         values.append(ours.call("decode_rate", batch))
     private = case.question + case.decode / 2
-    num_bytes = case.shape.bytes_read(case.prefix + case.context) + batch * private * case.shape.kv_bytes_per_token
-    limit = batch / max(num_bytes / rates.bytes_per_s, batch * case.shape.flops(1, case.prompt_len) / rates.flops)
+    num_bytes = (
+        case.shape.bytes_read(case.prefix + case.context) + batch * private * case.shape.kv_bytes_per_token
+    )
+    limit = batch / max(
+        num_bytes / rates.bytes_per_s, batch * case.shape.flops(1, case.prompt_len) / rates.flops
+    )
     name = f"decode_{batch}_{case.context}" if batch == 1 else f"decode_{batch}_shared_{case.context}"
-    return measured(name, values, "token/s", better="higher", baseline=statistics.median(baseline), limit=limit)
+    return measured(
+        name, values, "token/s", better="higher", baseline=statistics.median(baseline), limit=limit
+    )
 
 
 def compare_invariant(case: Case, runs: Runs, say: Progress) -> Iterator[Measurement]:
-    """What it costs that no request's bits depend on its company: ``batch_invariant``, against the engine without it."""
+    """What it costs that no request's bits depend on its company: ``batch_invariant``, against the engine
+    without it."""
     say(f"batch_invariant over {case.context} tokens")
     with Worker(Ours, case) as free, Worker(Ours, case, True) as fixed:
         ttft: dict[Worker, list[float]] = {free: [], fixed: []}
@@ -82,14 +112,27 @@ def compare_invariant(case: Case, runs: Runs, say: Progress) -> Iterator[Measure
                 ttft[engine].append(engine.call("stitched_s"))
                 rate[engine].append(engine.call("decode_rate", 8))
     name = "batch_invariant"
-    yield measured(f"{name}_ttft_{case.context}", ttft[fixed], "s", better="lower", baseline=statistics.median(ttft[free]))
     yield measured(
-        f"{name}_decode_8_{case.context}", rate[fixed], "token/s", better="higher", baseline=statistics.median(rate[free])
+        f"{name}_ttft_{case.context}",
+        ttft[fixed],
+        "s",
+        better="lower",
+        baseline=statistics.median(ttft[free]),
+    )
+    yield measured(
+        f"{name}_decode_8_{case.context}",
+        rate[fixed],
+        "token/s",
+        better="higher",
+        baseline=statistics.median(rate[free]),
     )
 
 
-def compare_batches(case: Case, batches: Sequence[int], rates: Rates, runs: Runs, say: Progress) -> Iterator[Measurement]:
-    """TurboRAG's Table 4: first tokens of a batch, its KV resident and brought from host memory, against a full prefill."""
+def compare_batches(
+    case: Case, batches: Sequence[int], rates: Rates, runs: Runs, say: Progress
+) -> Iterator[Measurement]:
+    """TurboRAG's Table 4: first tokens of a batch, its KV resident and brought from host memory, against a
+    full prefill."""
     with Worker(Stock, case) as stock, Worker(BatchEngine, case, max(batches)) as ours:
         for batch in batches:
             say(f"first tokens of {batch} requests over {case.context} tokens each")
@@ -107,7 +150,9 @@ def compare_batches(case: Case, batches: Sequence[int], rates: Rates, runs: Runs
             yield measured(f"{name}_with_transfer", transferred, "s", better="lower", baseline=baseline)
 
 
-def compare_branches(case: Case, branches: Sequence[int], rates: Rates, runs: Runs, say: Progress) -> Iterator[Measurement]:
+def compare_branches(
+    case: Case, branches: Sequence[int], rates: Rates, runs: Runs, say: Progress
+) -> Iterator[Measurement]:
     """A step of M branches over one context, against M steps of one branch."""
     with Worker(Ours, case) as ours:
         one = None
@@ -117,7 +162,10 @@ def compare_branches(case: Case, branches: Sequence[int], rates: Rates, runs: Ru
             one = one or statistics.median(steps)
             private = batch * (case.question + case.decode / 2) * case.shape.kv_bytes_per_token
             flops = batch * case.shape.flops(1, case.prompt_len)
-            limit = max((case.shape.bytes_read(case.prefix + case.context) + private) / rates.bytes_per_s, flops / rates.flops)
+            limit = max(
+                (case.shape.bytes_read(case.prefix + case.context) + private) / rates.bytes_per_s,
+                flops / rates.flops,
+            )
             name = f"step_of_{batch}_over_{case.context}"
             yield measured(name, steps, "s", better="lower", baseline=batch * one, limit=limit)
             yield measured(f"{name}_in_steps_of_one", [step / one for step in steps], "steps", better="lower")
@@ -159,9 +207,17 @@ def compare_sharing(crowd: Crowd, rates: Rates, runs: int, say: Progress) -> Ite
     )
     alone = statistics.median(r.tokens_per_s for r in results[False])
     yield measured(
-        "sharing_throughput", [r.tokens_per_s for r in results[True]], "token/s", better="higher", baseline=alone, limit=limit
+        "sharing_throughput",
+        [r.tokens_per_s for r in results[True]],
+        "token/s",
+        better="higher",
+        baseline=alone,
+        limit=limit,
     )
     held = [float(r.resident_bytes + r.private_bytes) for r in results[True]]
-    needed = crowd.bytes_of(crowd.num_unique) + crowd.num_requests * (crowd.question + 1) * crowd.shape.kv_bytes_per_token
+    needed = (
+        crowd.bytes_of(crowd.num_unique)
+        + crowd.num_requests * (crowd.question + 1) * crowd.shape.kv_bytes_per_token
+    )
     baseline = statistics.median(r.resident_bytes + r.private_bytes for r in results[False])
     yield measured("sharing_bytes", held, "byte", better="lower", baseline=baseline, limit=needed)

@@ -1,4 +1,5 @@
-"""A source of stored KV that lies in host memory, for benchmarks: random, since time does not depend on what it says."""
+"""A source of stored KV that lies in host memory, for benchmarks: random, since time does not depend on what
+it says."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from load_tests.shapes import Shape
-from shared.engine.source import NoSource, StoredSegment
+from shared.engine.kv.source import NoSource, StoredSegment
 
 
 class HostKv(NoSource):

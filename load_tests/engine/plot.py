@@ -28,9 +28,11 @@ def _svg(rows: Sequence[Measurement], title: str) -> str:
 
     height = _TOP + _ROW * len(rows) + 12
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 90}" height="{height}" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 90}" height="{height}" '
+        'font-family="sans-serif" '
         'font-size="12">',
-        f'<text x="10" y="20" font-size="14">{html.escape(title)}: times better than the baseline of the same run</text>',
+        f'<text x="10" y="20" font-size="14">{html.escape(title)}: times better than the baseline of '
+        "the same run</text>",
         f'<line x1="{x(0):.1f}" y1="{_TOP - 10}" x2="{x(0):.1f}" y2="{height - 8}" stroke="#888"/>',
     ]
     for i, (m, log) in enumerate(zip(rows, logs, strict=True)):
@@ -39,6 +41,7 @@ def _svg(rows: Sequence[Measurement], title: str) -> str:
         parts += [
             f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end">{html.escape(m.name)}</text>',
             f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="16" fill="{colour}"/>',
-            f'<text x="{right + 6:.1f}" y="{y + 12}">{m.ratio:.2f} × ({m.value:.4g} {html.escape(m.unit)})</text>',
+            f'<text x="{right + 6:.1f}" y="{y + 12}">{m.ratio:.2f} × ({m.value:.4g} '
+            f"{html.escape(m.unit)})</text>",
         ]
     return "\n".join([*parts, "</svg>", ""])

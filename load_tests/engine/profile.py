@@ -26,7 +26,11 @@ from shared.engine.backends.native import NativeAttention
 ATTENTION = "the native attention of a layer"
 KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "mkldnn::_linear_pointwise"),
-    "attention": (ATTENTION, "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_flash_attention_forward"),
+    "attention": (
+        ATTENTION,
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_flash_attention_forward",
+    ),
 }
 _RUN = NativeAttention.run
 SMALL, PYTHON = "small operations", "Python and all else"
@@ -36,16 +40,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m load_tests.engine.profile", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen2-0.5b")
-    parser.add_argument("--context", type=int, default=4096, help="tokens in chunks of 512 (default: %(default)s)")
+    parser.add_argument(
+        "--context", type=int, default=4096, help="tokens in chunks of 512 (default: %(default)s)"
+    )
     parser.add_argument("--question", type=int, default=128, help="tokens (default: %(default)s)")
     parser.add_argument("--questions", type=int, default=1, help="over one context (default: %(default)s)")
-    parser.add_argument("--decode", type=int, default=32, help="tokens after the first (default: %(default)s)")
+    parser.add_argument(
+        "--decode", type=int, default=32, help="tokens after the first (default: %(default)s)"
+    )
     parser.add_argument("--rows", type=int, default=15, help="operators to list (default: %(default)s)")
     args = parser.parse_args(argv)
     ours = Ours(Case(SHAPES[args.shape], args.context, args.question, args.decode))
     _print("first token, one question", ours.stitched_s, args.rows)
     _print(
-        f"decoding, {args.questions} questions", lambda: args.questions * args.decode / ours.decode_rate(args.questions), args.rows
+        f"decoding, {args.questions} questions",
+        lambda: args.questions * args.decode / ours.decode_rate(args.questions),
+        args.rows,
     )
     return 0
 
@@ -56,11 +66,15 @@ def _marked(*args: Any) -> torch.Tensor:
 
 
 def _print(what: str, work: Callable[[], float], num_rows: int) -> None:
-    """``work``: what it returns is the time that counts; setting up and prefilling before it are in the shares all the same."""
+    """``work``: what it returns is the time that counts; setting up and prefilling before it are in the
+    shares all the same."""
     work()
     plain_s = work()
     # Torch does not see the native attention by itself.
-    with mock.patch.object(NativeAttention, "run", _marked), profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with (
+        mock.patch.object(NativeAttention, "run", _marked),
+        profile(activities=[ProfilerActivity.CPU]) as profiler,
+    ):
         started = time.perf_counter()
         work()
         profiled_s = time.perf_counter() - started

@@ -1,7 +1,9 @@
-"""Many requests over mostly the same chunks, each in an order of its own: one resident copy per chunk, against a copy per request.
+"""Many requests over mostly the same chunks, each in an order of its own: one resident copy per chunk,
+against a copy per request.
 
-The same engine does both. Where nothing is shared, every request's chunks have identities of their own, so that the engine cannot
-know that they are the same. The chunks' KV is random and comes from a source: only decoding is measured.
+The same engine does both. Where nothing is shared, every request's chunks have identities of their own, so
+that the engine cannot know that they are the same. The chunks' KV is random and comes from a source: only
+decoding is measured.
 """
 
 from __future__ import annotations
@@ -14,12 +16,21 @@ from dataclasses import dataclass
 from load_tests.engine.host_kv import HostKv
 from load_tests.shapes import Shape, build_model
 from shared.engine import Engine, EngineConfig
-from shared.engine.types import Chunk, DoneEvent, Event, FailedEvent, GenerateRequest, SamplingParams, TokenEvent
+from shared.engine.types import (
+    Chunk,
+    DoneEvent,
+    Event,
+    FailedEvent,
+    GenerateRequest,
+    SamplingParams,
+    TokenEvent,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """``num_requests`` of ``num_chunks`` each, ``num_shared`` of which all have; every request decodes ``decode`` tokens."""
+    """``num_requests`` of ``num_chunks`` each, ``num_shared`` of which all have; every request decodes
+    ``decode`` tokens."""
 
     shape: Shape
     num_requests: int = 32
@@ -50,9 +61,13 @@ class Crowd:
         own = [f"own-{number}-{i}" for i in range(self.num_chunks - self.num_shared)]
         chunks = [chunk(name) for name in [*own, *(f"shared-{i}" for i in range(self.num_shared))]]
         random.Random(number).shuffle(chunks)
-        question = tuple(random.Random(f"question-{number}").randrange(self.shape.vocab) for _ in range(self.question))
+        question = tuple(
+            random.Random(f"question-{number}").randrange(self.shape.vocab) for _ in range(self.question)
+        )
         sampling = SamplingParams(max_tokens=1 + self.decode, ignore_eos=True)
-        return GenerateRequest(f"{'shared' if shared else 'alone'}-{number}", (), tuple(chunks), (question,), sampling=sampling)
+        return GenerateRequest(
+            f"{'shared' if shared else 'alone'}-{number}", (), tuple(chunks), (question,), sampling=sampling
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ class Stock:
 
     @torch.inference_mode()
     def exact_hit_s(self) -> float:
-        """To the first token, with KV of the very same prefix and chunks in the very same order in the cache."""
+        """To the first token, with KV of the very same prefix and chunks in the very same order in the
+        cache."""
         cache = self._cached_context()
         started = self._now()
         self._step(self._prompt[:, -self._case.question :], cache)

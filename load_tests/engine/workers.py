@@ -1,4 +1,5 @@
-"""A process that holds one of those compared: what it allocates is counted as its own, and it sleeps while the other one works."""
+"""A process that holds one of those compared: what it allocates is counted as its own, and it sleeps while
+the other one works."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Worker:
             ok, value = self._pipe.recv()
         except EOFError:
             self._process.join(10)
-            raise WorkerFailed(f"the process ended with {self._process.exitcode}; it may have run out of memory") from None
+            raise WorkerFailed(
+                f"the process ended with {self._process.exitcode}; it may have run out of memory"
+            ) from None
         if not ok:
             raise WorkerFailed(value)
         return value
@@ -61,7 +64,9 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -22,7 +22,7 @@ from load_tests.quality.modes import BASELINES, Clip, labels, parse_clips, parse
 from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
 from load_tests.report import write_detailed_report
-from shared.engine.encodings import EXACT
+from shared.engine.kv.encodings import EXACT
 from shared.engine.types import ReuseMode
 from shared.errors import KvquiltError
 from shared.identity import ids_hash
@@ -48,13 +48,16 @@ computes all tokens in its first two layers besides, as it is defined.) A right 
                                                                         groupings and readings against each other
 
 p is McNemar's exact test of each mode against cacheclip, on the same questions. Intervals (95 %) resample contexts. Won back is
-(mode - reordered) / (full - reordered); it is left out where the interval of that loss holds 0."""
+(mode - reordered) / (full - reordered); it is left out where the interval of that loss holds 0."""  # noqa: E501
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 2 wrong input, 130 interrupted."""
     args = _parser().parse_args(argv)
-    console, errors = Console(highlight=False, width=None if sys.stdout.isatty() else 150), Console(stderr=True, highlight=False)
+    console, errors = (
+        Console(highlight=False, width=None if sys.stdout.isatty() else 150),
+        Console(stderr=True, highlight=False),
+    )
     torch.set_num_threads(args.threads)
     try:
         _measure(args, console, errors)
@@ -71,7 +74,12 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
     controls, clips = parse_controls(args.controls), parse_clips(args.cacheclip)
     shapes = Shapes(tuple(args.passages), tuple(args.chars))
     bench = Bench(args.model, args.auxiliary, args.ratio, clips)
-    settings = {"seed": args.seed, "ratio": args.ratio, "controls_as": clips[0].label, **dataclasses.asdict(shapes)}
+    settings = {
+        "seed": args.seed,
+        "ratio": args.ratio,
+        "controls_as": clips[0].label,
+        **dataclasses.asdict(shapes),
+    }
     ledger = Ledger(args.answers, {**settings, **bench.fingerprints})
     trials = list(draw_trials(args.seed, args.questions, shapes))
     try:
@@ -83,7 +91,14 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
     found, alike = findings(answers, labels(controls, clips)), likenesses(answers, args.ratio)
     show(console, found, alike)
     if args.verdict is not None:
-        verdict = judge(found, args.tolerance, args.ratio, bench.fingerprints["primary"], ids_hash(bench.prompts.prefix_ids), EXACT)
+        verdict = judge(
+            found,
+            args.tolerance,
+            args.ratio,
+            bench.fingerprints["primary"],
+            ids_hash(bench.prompts.prefix_ids),
+            EXACT,
+        )
         verdict.write(args.verdict)
         console.print(f"verdict: {verdict.mode}, in {args.verdict}", soft_wrap=True)
     if args.json is not None:
@@ -101,7 +116,13 @@ def _ask_all(
 ) -> None:
     """What the ledger lacks, until the time is up."""
     began = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("contexts"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("contexts"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=errors) as progress:
         task = progress.add_task("asking", total=len(trials))
         for batch in _batches(trials):
@@ -131,24 +152,58 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="load_tests.quality", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default=str(DEMO_ASSETS / "model"), help="directory of the primary model (default: the demo's)")
     parser.add_argument(
-        "--auxiliary", default=str(DEMO_ASSETS / "model" / "auxiliary"), help="directory of the auxiliary model, likewise"
+        "--model",
+        default=str(DEMO_ASSETS / "model"),
+        help="directory of the primary model (default: the demo's)",
     )
-    parser.add_argument("--questions", type=int, default=2500, help="at least so many with spread evidence (default: 2500)")
-    parser.add_argument("--ratio", type=float, default=0.2, help="of the tokens, to be recomputed (default: 0.2)")
-    parser.add_argument("--controls", default="random,epic,cacheblend,query_attention", help="which (default: all four)")
     parser.add_argument(
-        "--cacheclip", default="budget/stitched", help="forms, GROUPING/READING; the controls take as many as the first"
+        "--auxiliary",
+        default=str(DEMO_ASSETS / "model" / "auxiliary"),
+        help="directory of the auxiliary model, likewise",
     )
-    parser.add_argument("--passages", type=int, nargs=2, default=(4, 6), metavar=("LEAST", "MOST"), help="per context (4 6)")
-    parser.add_argument("--chars", type=int, nargs=2, default=(160, 300), metavar=("LEAST", "MOST"), help="per passage (160 300)")
+    parser.add_argument(
+        "--questions", type=int, default=2500, help="at least so many with spread evidence (default: 2500)"
+    )
+    parser.add_argument(
+        "--ratio", type=float, default=0.2, help="of the tokens, to be recomputed (default: 0.2)"
+    )
+    parser.add_argument(
+        "--controls", default="random,epic,cacheblend,query_attention", help="which (default: all four)"
+    )
+    parser.add_argument(
+        "--cacheclip",
+        default="budget/stitched",
+        help="forms, GROUPING/READING; the controls take as many as the first",
+    )
+    parser.add_argument(
+        "--passages", type=int, nargs=2, default=(4, 6), metavar=("LEAST", "MOST"), help="per context (4 6)"
+    )
+    parser.add_argument(
+        "--chars",
+        type=int,
+        nargs=2,
+        default=(160, 300),
+        metavar=("LEAST", "MOST"),
+        help="per passage (160 300)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of contexts and questions (default: 0)")
     parser.add_argument("--minutes", type=float, help="stop after this long")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; the demo models are too small to share out (default: 1)")
-    parser.add_argument("--answers", type=Path, help="keep answers here as they come, and go on from those that are there")
-    parser.add_argument("--verdict", type=Path, help="write here what requests of mode auto are to do with this model")
-    parser.add_argument("--tolerance", type=float, default=0.01, help="how much worse than full that may be (default: 0.01)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="of torch; the demo models are too small to share out (default: 1)",
+    )
+    parser.add_argument(
+        "--answers", type=Path, help="keep answers here as they come, and go on from those that are there"
+    )
+    parser.add_argument(
+        "--verdict", type=Path, help="write here what requests of mode auto are to do with this model"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=0.01, help="how much worse than full that may be (default: 0.01)"
+    )
     parser.add_argument("--json", type=Path, help="where to write the report")
     return parser
 

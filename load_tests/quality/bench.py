@@ -1,4 +1,5 @@
-"""Asks: many requests at once through one engine, in a mode, with as many recomputed tokens as ``cacheclip`` takes."""
+"""Asks: many requests at once through one engine, in a mode, with as many recomputed tokens as ``cacheclip``
+takes."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Reply:
 
     @property
     def num_selected(self) -> float:
-        """Of ``cacheblend`` the mean of the layers behind the first two, which compute all tokens in order to choose."""
+        """Of ``cacheblend`` the mean of the layers behind the first two, which compute all tokens in order to
+        choose."""
         later = self.selection.layers[2:]
         return sum(later) / len(later) if later else len(self.selection.tokens)
 
@@ -72,9 +74,12 @@ class Prepared:
 
 
 class Bench:
-    """``clips``: the forms of ``cacheclip``; the controls recompute as many tokens as the first one of them."""
+    """``clips``: the forms of ``cacheclip``; the controls recompute as many tokens as the first one of
+    them."""
 
-    def __init__(self, primary: str, auxiliary: str, ratio: float, clips: Sequence[Clip], max_tokens: int = 48) -> None:
+    def __init__(
+        self, primary: str, auxiliary: str, ratio: float, clips: Sequence[Clip], max_tokens: int = 48
+    ) -> None:
         """
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: one of the models cannot be used; says why.
@@ -91,7 +96,10 @@ class Bench:
     @property
     def fingerprints(self) -> Mapping[str, str]:
         """Of the models: answers of others are not to be mixed with theirs."""
-        return {"primary": self.engine.model.fingerprint, "auxiliary": self.selector.auxiliary.scorer.fingerprint}
+        return {
+            "primary": self.engine.model.fingerprint,
+            "auxiliary": self.selector.auxiliary.scorer.fingerprint,
+        }
 
     def close(self) -> None:
         self.engine.shut_down()
@@ -116,14 +124,23 @@ class Bench:
         requests = [request for prepared in trials for request in self._requests(mode, prepared)]
         replies = self._replies(requests)
         for prepared in trials:
-            yield [self._judge(mode, prepared, i, replies[_name(prepared, i)]) for i in range(len(prepared.trial.questions))]
+            yield [
+                self._judge(mode, prepared, i, replies[_name(prepared, i)])
+                for i in range(len(prepared.trial.questions))
+            ]
 
     def _requests(self, mode: ReuseMode | Clip, prepared: Prepared) -> Iterator[GenerateRequest]:
-        """One per question, as each has tokens of its own recomputed; where none are, all questions over one context."""
-        prefix_ids, questions = self.prompts.prefix_ids, [self.prompts.encode_question(q.text) for q in prepared.trial.questions]
+        """One per question, as each has tokens of its own recomputed; where none are, all questions over one
+        context."""
+        prefix_ids, questions = (
+            self.prompts.prefix_ids,
+            [self.prompts.encode_question(q.text) for q in prepared.trial.questions],
+        )
         if mode in BASELINES:
             assert isinstance(mode, ReuseMode)
-            yield GenerateRequest(_name(prepared, 0), prefix_ids, prepared.chunks, tuple(questions), mode, self._sampling)
+            yield GenerateRequest(
+                _name(prepared, 0), prefix_ids, prepared.chunks, tuple(questions), mode, self._sampling
+            )
             return
         for i, question in enumerate(questions):
             if isinstance(mode, Clip):
@@ -132,7 +149,13 @@ class Bench:
                 ratio = prepared.chosen[self.clips[0]][i].num_chosen / prepared.num_tokens
                 reuse, recompute = mode, Recompute(ratio, seed=prepared.trial.number * 1000 + i)
             yield GenerateRequest(
-                _name(prepared, i), prefix_ids, prepared.chunks, (question,), reuse, self._sampling, recompute=recompute
+                _name(prepared, i),
+                prefix_ids,
+                prepared.chunks,
+                (question,),
+                reuse,
+                self._sampling,
+                recompute=recompute,
             )
 
     def _replies(self, requests: Sequence[GenerateRequest]) -> dict[str, Reply]:
@@ -150,9 +173,17 @@ class Bench:
                 self.engine.submit(request, events[request.request_id].append)
             if not self.engine.step():
                 time.sleep(_IDLE_S)
-            for request_id in [name for name in open_ids if events[name] and isinstance(events[name][-1], DoneEvent | FailedEvent)]:
+            for request_id in [
+                name
+                for name in open_ids
+                if events[name] and isinstance(events[name][-1], DoneEvent | FailedEvent)
+            ]:
                 open_ids.remove(request_id)
-        return {name: reply for request in requests for name, reply in self._read(request, events[request.request_id])}
+        return {
+            name: reply
+            for request in requests
+            for name, reply in self._read(request, events[request.request_id])
+        }
 
     def _read(self, request: GenerateRequest, events: Sequence[Event]) -> Iterator[tuple[str, Reply]]:
         if isinstance(events[-1], FailedEvent):
@@ -161,7 +192,11 @@ class Bench:
         selection = next((event for event in events if isinstance(event, SelectedEvent)), SelectedEvent(()))
         context, first = request.request_id.split(".")
         for index in range(len(request.questions)):
-            ids = [e.token_id for e in events if isinstance(e, TokenEvent) and e.question == index and e.token_id not in eos_ids]
+            ids = [
+                e.token_id
+                for e in events
+                if isinstance(e, TokenEvent) and e.question == index and e.token_id not in eos_ids
+            ]
             text = self.prompts.decode(ids).strip()
             yield f"{context}.{int(first) + index}", Reply(text, selection)
 
@@ -180,22 +215,31 @@ class Bench:
             prepared.num_tokens,
             reply.num_selected,
             len(told.intersection(reply.selection.tokens)) / len(told) if told else None,
-            self._agreements(prepared, index, reply.selection.scores) if mode is ReuseMode.QUERY_ATTENTION else {},
+            self._agreements(prepared, index, reply.selection.scores)
+            if mode is ReuseMode.QUERY_ATTENTION
+            else {},
         )
 
-    def _agreements(self, prepared: Prepared, index: int, scores: Sequence[float]) -> dict[str, tuple[float, float]]:
+    def _agreements(
+        self, prepared: Prepared, index: int, scores: Sequence[float]
+    ) -> dict[str, tuple[float, float]]:
         """Of the auxiliary's scores, in every reading of this run, with the primary's own, if it judged."""
         if not scores:
             return {}
         if not scores:
             return {}
         by_reading: dict[Reading, Scores] = {
-            clip.reading: np.concatenate(selections[index].scores) for clip, selections in prepared.chosen.items()
+            clip.reading: np.concatenate(selections[index].scores)
+            for clip, selections in prepared.chosen.items()
         }
-        return {reading.value: agreement(np.array(scores), ours_T, self.ratio) for reading, ours_T in by_reading.items()}
+        return {
+            reading.value: agreement(np.array(scores), ours_T, self.ratio)
+            for reading, ours_T in by_reading.items()
+        }
 
     def _value_tokens(self, prepared: Prepared, question: Question) -> set[int]:
-        """The primary's tokens, counted over all chunks, of the value where it stands in the passage that states it."""
+        """The primary's tokens, counted over all chunks, of the value where it stands in the passage that
+        states it."""
         whole_words = re.compile(rf"(?<!\w){re.escape(question.value)}(?!\w)")
         stating = question.evidence[-1]
         if (match := whole_words.search(prepared.trial.texts[stating])) is None:
@@ -206,7 +250,9 @@ class Bench:
         return set((np.flatnonzero(inside_T) + start).tolist())
 
     def _chunk(self, token_ids: tuple[int, ...]) -> Chunk:
-        return Chunk(chunk_identity("", self.engine.model.fingerprint, self.prompts.prefix_ids, token_ids), token_ids)
+        return Chunk(
+            chunk_identity("", self.engine.model.fingerprint, self.prompts.prefix_ids, token_ids), token_ids
+        )
 
 
 def _name(prepared: Prepared, question: int) -> str:

@@ -1,4 +1,5 @@
-"""From kept answers to what they say: one table per kind of question, and the same numbers as measurements."""
+"""From kept answers to what they say: one table per kind of question, and the same numbers as
+measurements."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ SPREAD, SINGLE = "spread", "single"
 class Row:
     """One mode on one kind of question.
 
-    selected: share of the context's tokens that were recomputed; found: of the asked-for value's tokens, how many are among them.
-    against_full: difference of the shares of right answers; won_back: of what ``full`` gets right beyond ``reordered``.
-    p: of the paired test with ``cacheclip``; ahead, behind: questions that only this mode, or only ``cacheclip``, answers.
+    selected: share of the context's tokens that were recomputed; found: of the asked-for value's tokens, how
+    many are among them.
+    against_full: difference of the shares of right answers; won_back: of what ``full`` gets right beyond
+    ``reordered``.
+    p: of the paired test with ``cacheclip``; ahead, behind: questions that only this mode, or only
+    ``cacheclip``, answers.
     """
 
     mode: str
@@ -41,7 +45,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """On one kind of question. ``of_attention``: of what ``query_attention`` wins back, the share that ``cacheclip`` does."""
+    """On one kind of question. ``of_attention``: of what ``query_attention`` wins back, the share that
+    ``cacheclip`` does."""
 
     kind: str
     num_questions: int
@@ -77,7 +82,13 @@ def likenesses(answers: Sequence[Answer], ratio: float) -> list[Likeness]:
             pairs[reading].append(pair)
     chance = ratio / (2 - ratio)  # of two independent choices
     return [
-        Likeness(reading, _mean([kl for kl, _ in of_it]), _mean([overlap for _, overlap in of_it]), chance, len(of_it))
+        Likeness(
+            reading,
+            _mean([kl for kl, _ in of_it]),
+            _mean([overlap for _, overlap in of_it]),
+            chance,
+            len(of_it),
+        )
         for reading, of_it in pairs.items()
     ]
 
@@ -88,13 +99,17 @@ def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterato
         for row in finding.rows:
             name = f"{finding.kind}_{row.mode}"
             ratio = row.correct.value / full if full else None
-            yield Measurement(f"correct_{name}", row.correct.value, "fraction", full, ratio, n=finding.num_questions)
+            yield Measurement(
+                f"correct_{name}", row.correct.value, "fraction", full, ratio, n=finding.num_questions
+            )
             yield Measurement(f"won_back_{name}", row.won_back.value, "fraction", n=finding.num_questions)
             yield Measurement(f"selected_{name}", row.selected, "fraction", n=finding.num_questions)
             yield Measurement(f"p_cacheclip_and_{name}", row.p, "probability", n=row.ahead + row.behind)
     for one in alike:
         yield Measurement(f"kl_{one.reading}", one.kl, "nats", n=one.num_questions)
-        yield Measurement(f"jaccard_{one.reading}", one.jaccard, "fraction", one.jaccard_by_chance, n=one.num_questions)
+        yield Measurement(
+            f"jaccard_{one.reading}", one.jaccard, "fraction", one.jaccard_by_chance, n=one.num_questions
+        )
 
 
 def _complete(answers: Sequence[Answer], modes: Sequence[str]) -> dict[str, list[Answer]]:
@@ -119,7 +134,9 @@ def _finding(kind: str, modes: Sequence[str], by_mode: Mapping[str, Sequence[Ans
     return Finding(kind, len(context_Q), len(set(context_Q.tolist())), rows, attention)
 
 
-def _row(mode: str, answers: Sequence[Answer], correct: Mapping[str, Bools], clip_Q: Bools, clusters: Clusters) -> Row:
+def _row(
+    mode: str, answers: Sequence[Answer], correct: Mapping[str, Bools], clip_Q: Bools, clusters: Clusters
+) -> Row:
     ours_Q = correct[mode]
     ahead, behind = int((ours_Q & ~clip_Q).sum()), int((clip_Q & ~ours_Q).sum())
     return Row(

@@ -9,10 +9,12 @@ from shared.errors import InvalidRequest
 from shared.verdict import BY_RATIO, Verdict
 
 
-def judge(found: Sequence[Finding], tolerance: float, ratio: float, model: str, prefix: str, encoding: str) -> Verdict:
-    """The mode that computes least among those that, on every kind of question, are worse than ``full`` by no more than
-    ``tolerance``, the whole interval considered: ``reordered``; else of the modes that recompute a ratio the one with the most
-    right answers; else ``full``.
+def judge(
+    found: Sequence[Finding], tolerance: float, ratio: float, model: str, prefix: str, encoding: str
+) -> Verdict:
+    """The mode that computes least among those that, on every kind of question, are worse than ``full`` by no
+    more than ``tolerance``, the whole interval considered: ``reordered``; else of the modes that recompute a
+    ratio the one with the most right answers; else ``full``.
 
     Raises:
         InvalidRequest: there are no findings to go by.
@@ -28,7 +30,9 @@ def judge(found: Sequence[Finding], tolerance: float, ratio: float, model: str, 
     if REORDERED in fitting:
         return Verdict("reordered", tolerance, model, prefix, encoding)
     if by_ratio:
-        return Verdict(max(by_ratio, key=lambda mode: fitting[mode]), tolerance, model, prefix, encoding, ratio)
+        return Verdict(
+            max(by_ratio, key=lambda mode: fitting[mode]), tolerance, model, prefix, encoding, ratio
+        )
     return Verdict("full", tolerance, model, prefix, encoding)
 
 

@@ -18,8 +18,10 @@ class Answer:
     correct: the value that was asked for stands in the text.
     spread: the evidence lies in two chunks.
     selected: tokens of the context that were recomputed for this question.
-    found: share of the answer's tokens in the context that are among them; None where the text does not show it in one piece.
-    agreement: by the auxiliary's reading, its (KL divergence in nats, Jaccard index of best tokens) with the primary's attention.
+    found: share of the answer's tokens in the context that are among them; None where the text does not show
+    it in one piece.
+    agreement: by the auxiliary's reading, its (KL divergence in nats, Jaccard index of best tokens) with the
+    primary's attention.
     """
 
     mode: str
@@ -48,7 +50,9 @@ class Ledger:
         if path is None:
             return
         head = json.dumps(settings)
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []  # an unfinished line ends a killed run
+        lines = (
+            path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+        )  # an unfinished line ends a killed run
         if lines:
             _compare(path, json.loads(lines[0]), json.loads(head))
         for line in lines[1:]:
@@ -75,5 +79,6 @@ def _compare(path: Path, kept: Mapping[str, Any], ours: Mapping[str, Any]) -> No
     for key in {**ours, **kept}:
         if ours.get(key) != kept.get(key):
             raise InvalidRequest(
-                f"--answers: {path} holds answers with {key} {kept.get(key)!r}, not {ours.get(key)!r}; name another file"
+                f"--answers: {path} holds answers with {key} {kept.get(key)!r}, not {ours.get(key)!r}; "
+                "name another file"
             )

@@ -17,7 +17,8 @@ CONTROLS = (ReuseMode.RANDOM, ReuseMode.EPIC, ReuseMode.CACHEBLEND, ReuseMode.QU
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One form of ``cacheclip``; the first one of a run goes by that name alone, and says how many tokens the controls get."""
+    """One form of ``cacheclip``; the first one of a run goes by that name alone, and says how many tokens the
+    controls get."""
 
     grouping: Grouping = Grouping.BUDGET
     reading: Reading = Reading.STITCHED
@@ -42,7 +43,9 @@ def _clip(name: str) -> Clip:
         return Clip(Grouping(grouping), Reading(reading))
     except ValueError:
         groupings, readings = "|".join(g.value for g in Grouping), "|".join(r.value for r in Reading)
-        raise InvalidRequest(f"--cacheclip: {name!r} is not a form of it; write {groupings}/{readings}") from None
+        raise InvalidRequest(
+            f"--cacheclip: {name!r} is not a form of it; write {groupings}/{readings}"
+        ) from None
 
 
 def parse_controls(names: str) -> tuple[ReuseMode, ...]:

@@ -1,4 +1,5 @@
-"""Two ways of answering the same questions: tests, intervals, and how alike two judgements of the same tokens are.
+"""Two ways of answering the same questions: tests, intervals, and how alike two judgements of the same tokens
+are.
 
 Shapes: Q questions, C contexts, B bootstrap samples, T tokens.
 """
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-_SMALLEST = 1e-9  # of a distribution, so that a token that one side gives nothing does not make all of it infinite
+_SMALLEST = (
+    1e-9  # of a distribution, so that a token that one side gives nothing does not make all of it infinite
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Interval:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p: how likely questions that only one of two ways answers are parted so unevenly by chance."""
+    """Exact two-sided p: how likely questions that only one of two ways answers are parted so unevenly by
+    chance."""
     num = only_first + only_second
     tail = sum(math.comb(num, k) for k in range(min(only_first, only_second) + 1))
     return min(1.0, float(2 * tail / 2**num))
@@ -43,24 +47,33 @@ class Clusters:
         self._times_BC = rng.multinomial(self._num, np.full(self._num, 1 / self._num), size=num_samples)
 
     def interval(self, statistic: Callable[..., Floats], *values_Q: NDArray[np.float64] | Bools) -> Interval:
-        """``statistic`` of the means of each of the values, over all questions and over those of every sample."""
+        """``statistic`` of the means of each of the values, over all questions and over those of every
+        sample."""
         sums = [np.bincount(self._index_Q, v.astype(np.float64), self._num) for v in values_Q]
         sizes_C = np.bincount(self._index_Q, minlength=self._num)
         means_B = [self._times_BC @ s / (self._times_BC @ sizes_C) for s in sums]
         with np.errstate(divide="ignore", invalid="ignore"):
             samples_B = statistic(*means_B)
             value = float(statistic(*(np.array(s.sum() / sizes_C.sum()) for s in sums)))
-        low, high = np.percentile(finite_B, [2.5, 97.5]) if len(finite_B := samples_B[np.isfinite(samples_B)]) else (value, value)
+        low, high = (
+            np.percentile(finite_B, [2.5, 97.5])
+            if len(finite_B := samples_B[np.isfinite(samples_B)])
+            else (value, value)
+        )
         return Interval(value, float(low), float(high))
 
 
 def won_back(ours: Floats, least: Floats, most: Floats) -> Floats:
-    """Of what ``most`` gets right beyond ``least``, the share that we do. It means nothing where these two are alike."""
+    """Of what ``most`` gets right beyond ``least``, the share that we do. It means nothing where these two
+    are alike."""
     return (ours - least) / (most - least)
 
 
-def agreement(reference_T: NDArray[np.float32], ours_T: NDArray[np.float32], ratio: float) -> tuple[float, float]:
-    """KL divergence of ours from the reference in nats, both as shares of 1, and the Jaccard index of their best tokens."""
+def agreement(
+    reference_T: NDArray[np.float32], ours_T: NDArray[np.float32], ratio: float
+) -> tuple[float, float]:
+    """KL divergence of ours from the reference in nats, both as shares of 1, and the Jaccard index of their
+    best tokens."""
     p_T, q_T = _shares(reference_T), _shares(ours_T)
     num_best = max(1, int(ratio * len(p_T) + 0.5))
     best, ours = (set(np.argsort(-x_T, kind="stable")[:num_best].tolist()) for x_T in (p_T, q_T))

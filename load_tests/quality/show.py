@@ -16,10 +16,13 @@ def show(console: Console, found: Sequence[Finding], alike: Sequence[Likeness]) 
         console.print(_table(finding))
         if finding.of_attention is not None and _reuse_costs(finding):
             share = _percent(finding.of_attention)
-            console.print(f"of what query_attention wins back over reordered, cacheclip wins back {share} %\n")
+            console.print(
+                f"of what query_attention wins back over reordered, cacheclip wins back {share} %\n"
+            )
     for one in alike:
         console.print(
-            f"auxiliary's scores ({one.reading}) and the primary's attention, {one.num_questions} questions: KL {one.kl:.2f} nats, "
+            f"auxiliary's scores ({one.reading}) and the primary's attention, {one.num_questions} "
+            f"questions: KL {one.kl:.2f} nats, "
             f"Jaccard of the best tokens {one.jaccard:.3f} (by chance {one.jaccard_by_chance:.3f})"
         )
 
@@ -28,7 +31,16 @@ def _table(finding: Finding) -> Table:
     where = "two chunks" if finding.kind == "spread" else "one chunk"
     title = f"Evidence in {where}: {finding.num_questions} questions about {finding.num_contexts} contexts"
     table = Table(title=title, title_justify="left")
-    for heading in ("mode", "right", "minus full", "won back", "recomputed", "value found", "only it / only cacheclip", "p"):
+    for heading in (
+        "mode",
+        "right",
+        "minus full",
+        "won back",
+        "recomputed",
+        "value found",
+        "only it / only cacheclip",
+        "p",
+    ):
         table.add_column(heading, justify="left" if heading == "mode" else "right")
     for row in finding.rows:
         baseline = row.mode in (FULL, REORDERED)
@@ -52,4 +64,7 @@ def _reuse_costs(finding: Finding) -> bool:
 
 def _percent(interval: Interval, points: bool = False) -> str:
     sign = "+" if points else ""
-    return f"{100 * interval.value:{sign}.1f} ({100 * interval.low:{sign}.1f} to {100 * interval.high:{sign}.1f})"
+    return (
+        f"{100 * interval.value:{sign}.1f} ({100 * interval.low:{sign}.1f} to "
+        f"{100 * interval.high:{sign}.1f})"
+    )

@@ -1,4 +1,5 @@
-"""Contexts to ask about, each a function of its number and the seed; names are those that training never saw."""
+"""Contexts to ask about, each a function of its number and the seed; names are those that training never
+saw."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def draw_trial(seed: int, number: int, shapes: Shapes) -> Trial:
 
 
 def draw_trials(seed: int, num_spread: int, shapes: Shapes) -> Iterator[Trial]:
-    """Whole contexts until at least ``num_spread`` questions need evidence from two chunks; the others come with them."""
+    """Whole contexts until at least ``num_spread`` questions need evidence from two chunks; the others come
+    with them."""
     number = asked = 0
     while asked < num_spread:
         trial = draw_trial(seed, number, shapes)

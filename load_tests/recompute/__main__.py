@@ -1,13 +1,16 @@
-"""What CacheClip costs and saves: time to first token with the selection included, in one run, with random weights.
+"""What CacheClip costs and saves: time to first token with the selection included, in one run, with random
+weights.
 
-    python -m load_tests.recompute --context 8192 --question 128 --ratios 0,10,20,40,100 --json build/recompute.json
+    python -m load_tests.recompute --context 8192 --question 128 --ratios 0,10,20,40,100 --json
+    build/recompute.json
 
-First tokens of the engine's own ``full`` and ``reordered``, and of CacheClip at each percentage: both tokenizers read the chunks,
-the auxiliary's KV is read from its store, the auxiliary scores, windows are ranked and mapped, then the engine recomputes what was
-chosen; the primary's KV is resident. Each beside this machine's limit (measured matrix products and memory reads) for what that
-percentage really recomputes. Then where the time goes at 20 %, the selection by both readings, and what it adds to a loading of the
-primary's KV that takes longer. That loading waits, it does not compute: two who compute share the processors, and hide nothing.
-Only ratios of one run mean anything.
+First tokens of the engine's own ``full`` and ``reordered``, and of CacheClip at each percentage: both
+tokenizers read the chunks, the auxiliary's KV is read from its store, the auxiliary scores, windows are
+ranked and mapped, then the engine recomputes what was chosen; the primary's KV is resident. Each beside this
+machine's limit (measured matrix products and memory reads) for what that percentage really recomputes. Then
+where the time goes at 20 %, the selection by both readings, and what it adds to a loading of the primary's KV
+that takes longer. That loading waits, it does not compute: two who compute share the processors, and hide
+nothing. Only ratios of one run mean anything.
 """
 
 from __future__ import annotations
@@ -51,7 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\nwhen all was done (limits mean something only if this is what it was in the beginning):")
     _print_rates(after)
     if args.json:
-        facts = {"shape": args.shape, "auxiliary": args.auxiliary, "grouping": args.grouping, "reading": args.reading}
+        facts = {
+            "shape": args.shape,
+            "auxiliary": args.auxiliary,
+            "grouping": args.grouping,
+            "reading": args.reading,
+        }
         write_report(args.json, measurements, **facts, **asdict(rates), flops_after=after.flops)
     if args.plot:
         write_plot(args.plot, measurements, f"{args.shape}, selected by {args.auxiliary}")
@@ -65,7 +73,10 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _print_rates(rates: Rates) -> None:
-    print(f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s\n{'memory reads':34} {rates.bytes_per_s / 1e9:12.1f} GB/s")
+    print(
+        f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s\n{'memory reads':34} "
+        f"{rates.bytes_per_s / 1e9:12.1f} GB/s"
+    )
 
 
 def _say(step: str) -> None:
@@ -79,14 +90,30 @@ def _numbers(text: str) -> list[int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m load_tests.recompute", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    shapes, groupings, readings = sorted(SHAPES), [form.value for form in Grouping], [reading.value for reading in Reading]
-    parser.add_argument("--shape", choices=shapes, default="qwen2-0.5b", help="of the primary (default: %(default)s)")
-    parser.add_argument("--auxiliary", choices=shapes, default="smollm2-135m", help="its shape (default: %(default)s)")
-    parser.add_argument("--context", type=int, default=8192, help="tokens in chunks of 512 (default: %(default)s)")
-    parser.add_argument("--question", type=int, default=128, help="tokens after the context (default: %(default)s)")
-    parser.add_argument("--ratios", type=_numbers, default=[0, 10, 20, 40, 100], help="percentages (default: 0,10,20,40,100)")
+    shapes, groupings, readings = (
+        sorted(SHAPES),
+        [form.value for form in Grouping],
+        [reading.value for reading in Reading],
+    )
+    parser.add_argument(
+        "--shape", choices=shapes, default="qwen2-0.5b", help="of the primary (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--auxiliary", choices=shapes, default="smollm2-135m", help="its shape (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--context", type=int, default=8192, help="tokens in chunks of 512 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--question", type=int, default=128, help="tokens after the context (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ratios", type=_numbers, default=[0, 10, 20, 40, 100], help="percentages (default: 0,10,20,40,100)"
+    )
     parser.add_argument("--grouping", choices=groupings, default="budget", help="default: %(default)s")
-    parser.add_argument("--reading", choices=readings, default="stitched", help="of the curve (default: %(default)s)")
+    parser.add_argument(
+        "--reading", choices=readings, default="stitched", help="of the curve (default: %(default)s)"
+    )
     parser.add_argument("--runs", type=int, default=3, help="of everything (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: as many as there are cores")
     parser.add_argument("--json", type=Path, help="where to write the report")

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from load_tests.recompute.text import Speech
-from shared.engine.loader import Loader
-from shared.engine.model import LoadedModel, ModelSpec
-from shared.engine.reading import Arriving, Loaded
-from shared.engine.segment import Segment
-from shared.engine.source import SegmentSource
+from shared.engine.kv.loader import Loader
+from shared.engine.kv.reading import Arriving, Loaded
+from shared.engine.kv.segment import Segment
+from shared.engine.kv.source import SegmentSource
+from shared.engine.model.model import LoadedModel, ModelSpec
 from shared.identity import ids_hash
 from shared.prompt import PromptTemplate, PromptTokenizer
 from shared.selection.auxiliary import Auxiliary
@@ -30,8 +30,9 @@ _LOADER_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """``tokens`` of the primary to recompute, counted from 0 over all chunks. Seconds: both tokenizers read the chunks; the
-    auxiliary's KV of them comes from its store; it reads the question; windows are ranked and mapped."""
+    """``tokens`` of the primary to recompute, counted from 0 over all chunks. Seconds: both tokenizers read
+    the chunks; the auxiliary's KV of them comes from its store; it reads the question; windows are ranked and
+    mapped."""
 
     tokens: tuple[int, ...]
     pair_s: float
@@ -62,7 +63,9 @@ class TimedScorer:
     def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
         return self._scorer.encode(chunks)
 
-    def score(self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED) -> Scores:
+    def score(
+        self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED
+    ) -> Scores:
         started = time.perf_counter()
         scores = self._scorer.score(chunks, question_ids, reading)
         self.seconds = time.perf_counter() - started
@@ -70,9 +73,12 @@ class TimedScorer:
 
 
 class Clipper:
-    """One question on one context. The auxiliary's KV of the chunks is stored in ``source`` when this is made."""
+    """One question on one context. The auxiliary's KV of the chunks is stored in ``source`` when this is
+    made."""
 
-    def __init__(self, model: LoadedModel, source: SegmentSource, speech: Speech, texts: Sequence[str], question: str) -> None:
+    def __init__(
+        self, model: LoadedModel, source: SegmentSource, speech: Speech, texts: Sequence[str], question: str
+    ) -> None:
         prompts = _prompts(speech.auxiliary)
         self._scorer = TimedScorer(EngineScorer(model, prompts.prefix_ids))
         auxiliary = Auxiliary(self._scorer, SpanTokenizer(speech.auxiliary, "the auxiliary"), prompts)
@@ -83,12 +89,21 @@ class Clipper:
         self._lens = {_chunk_id(chunk.auxiliary.token_ids): len(chunk.auxiliary) for chunk in self.chunks}
         for chunk, segment in zip(self.chunks, self._selector.encode(self.chunks), strict=True):
             ids = chunk.auxiliary.token_ids
-            source.save(_chunk_id(ids), prompts.prefix_ids, ids, segment.k_LKTD, segment.v_LKTD, replace=False, behind=False)
+            source.save(
+                _chunk_id(ids),
+                prompts.prefix_ids,
+                ids,
+                segment.k_LKTD,
+                segment.v_LKTD,
+                replace=False,
+                behind=False,
+            )
         self.question_len = len(prompts.encode_question(question))
         self.prefix_len = len(prompts.prefix_ids)
 
     def clip(self, ratio: float, grouping: Grouping, reading: Reading) -> Clip:
-        """As a request has it done. Ratios that leave nothing to choose ask neither the store nor the model."""
+        """As a request has it done. Ratios that leave nothing to choose ask neither the store nor the
+        model."""
         started, self._scorer.seconds = time.perf_counter(), 0.0
         chunks = [self._selector.pair(text) for text in self._texts]
         paired = time.perf_counter()
@@ -97,7 +112,9 @@ class Clipper:
         selection = self._selector.select(chunks, segments, self._question, ratio, grouping, reading)
         tokens = _numbers(selection)
         select_s = time.perf_counter() - loaded
-        return Clip(tokens, paired - started, loaded - paired, self._scorer.seconds, select_s - self._scorer.seconds)
+        return Clip(
+            tokens, paired - started, loaded - paired, self._scorer.seconds, select_s - self._scorer.seconds
+        )
 
     def close(self) -> None:
         self._loader.close()
@@ -115,7 +132,9 @@ class Clipper:
             event = events.get()
             if isinstance(event, Loaded):
                 if event.segment is None:
-                    raise LookupError(f"the auxiliary's KV of chunk {event.key} is lost; the log has the reason")
+                    raise LookupError(
+                        f"the auxiliary's KV of chunk {event.key} is lost; the log has the reason"
+                    )
                 found[event.key] = event.segment
         return [found[chunk_id] for chunk_id in self._lens]
 

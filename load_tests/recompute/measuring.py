@@ -1,4 +1,5 @@
-"""The measurements of one run: ``full``, ``reordered`` and CacheClip at every ratio in turn, then CacheClip beside loading."""
+"""The measurements of one run: ``full``, ``reordered`` and CacheClip at every ratio in turn, then CacheClip
+beside loading."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ from load_tests.recompute.text import Speech
 from load_tests.report import Measurement, measured
 from load_tests.shapes import Shape, build_model
 from load_tests.stored_ttft import stored_source
-from shared.engine.selecting import at_random
+from shared.engine.modes.selecting import at_random
 from shared.engine.types import ReuseMode
 from shared.selection.grouping import Grouping
 from shared.selection.scoring import Reading
 
 Progress = Callable[[str], None]
-_LATER = 2.5  # times the slowest selection is what the loading takes that shall hide it: beside others it takes longer
+# times the slowest selection is what the loading takes that shall hide it: beside others it takes longer
+_LATER = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,17 @@ class Plan:
 
     @property
     def looked_at(self) -> int | None:
-        """What is taken apart and put beside loading: 20 or, failing that, the first that leaves something to choose."""
+        """What is taken apart and put beside loading: 20 or, failing that, the first that leaves something to
+        choose."""
         choices = [percent for percent in self.percents if 0 < percent < 100]
         return 20 if 20 in choices else next(iter(choices), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds to the first token, and of CacheClip by percentage what was selected, and the engine's part. ``spread_s``: the
-    engine's part at the percentage that is looked at, if as many tokens lay anywhere in the context."""
+    """Seconds to the first token, and of CacheClip by percentage what was selected, and the engine's part.
+    ``spread_s``: the engine's part at the percentage that is looked at, if as many tokens lay anywhere in the
+    context."""
 
     full_s: float
     reordered_s: float
@@ -82,8 +86,13 @@ def measure(plan: Plan, rates: Rates, say: Progress) -> Iterator[Measurement]:
         question = speech.text(case.question)
         source, _ = stack.enter_context(stored_source(Path(directory), auxiliary))
         clipper = stack.enter_context(closing(Clipper(auxiliary, source, speech, texts, question)))
-        chunks, question_ids = [chunk.primary.token_ids for chunk in clipper.chunks], tuple(speech.primary.encode(question).ids)
-        primary = stack.enter_context(closing(Primary(case, build_model(case.shape, case.device), chunks, question_ids)))
+        chunks, question_ids = (
+            [chunk.primary.token_ids for chunk in clipper.chunks],
+            tuple(speech.primary.encode(question).ids),
+        )
+        primary = stack.enter_context(
+            closing(Primary(case, build_model(case.shape, case.device), chunks, question_ids))
+        )
         yield from Bench(plan, rates, clipper, primary, say).measure()
 
 
@@ -94,7 +103,10 @@ class Bench:
         self._case = plan.case
 
     def measure(self) -> Iterator[Measurement]:
-        self._say(f"full, reordered and cacheclip at {', '.join(map(str, self._plan.percents))} % of {self._case.context} tokens")
+        self._say(
+            f"full, reordered and cacheclip at {', '.join(map(str, self._plan.percents))} % of "
+            f"{self._case.context} tokens"
+        )
         self._clip(50)  # warms up
         runs = [self._run() for _ in range(self._plan.runs)]
         yield from self._curve(runs)
@@ -104,26 +116,32 @@ class Bench:
             yield from self._readings(percent)
             yield from self._beside_loading([run.clips[percent][0] for run in runs], percent)
 
-    # --- what is done ----------------------------------------------------------------------------------------------------
+    # --- what is done
+    # ------------------------------------------------------------------------------------------
 
     def _clip(self, percent: int, reading: Reading | None = None) -> Clip:
         return self._clipper.clip(percent / 100, self._plan.grouping, reading or self._plan.reading)
 
     def _run(self) -> Run:
         """In turn, so that whatever else the machine does meets all alike."""
-        full_s, reordered_s = (self._primary.resident_s(mode) for mode in (ReuseMode.FULL, ReuseMode.REORDERED))
+        full_s, reordered_s = (
+            self._primary.resident_s(mode) for mode in (ReuseMode.FULL, ReuseMode.REORDERED)
+        )
         clips = {}
         for percent in self._plan.percents:
             clip = self._clip(percent)
             clips[percent] = clip, self._primary.resident_s(ReuseMode.TOKENS, clip.tokens)
         spread = self._spread(clips)
-        return Run(full_s, reordered_s, clips, self._primary.resident_s(ReuseMode.TOKENS, spread) if spread else 0.0)
+        return Run(
+            full_s, reordered_s, clips, self._primary.resident_s(ReuseMode.TOKENS, spread) if spread else 0.0
+        )
 
     def _spread(self, clips: Mapping[int, tuple[Clip, float]]) -> tuple[int, ...]:
         percent = self._plan.looked_at
         return () if percent is None else at_random(self._case.context, len(clips[percent][0].tokens), seed=0)
 
-    # --- what comes of it ------------------------------------------------------------------------------------------------
+    # --- what comes of it
+    # ------------------------------------------------------------------------------------------
 
     def _curve(self, runs: list[Run]) -> Iterator[Measurement]:
         context = self._case.context
@@ -133,10 +151,14 @@ class Bench:
         yield measured(f"ttft_full_{context}", full, "s", better="lower", limit=full_limit)
         reordered = [run.reordered_s for run in runs]
         limit = self._prefill_limit(())
-        yield measured(f"ttft_reordered_{context}", reordered, "s", better="lower", baseline=baseline, limit=limit)
+        yield measured(
+            f"ttft_reordered_{context}", reordered, "s", better="lower", baseline=baseline, limit=limit
+        )
         for percent in self._plan.percents:
             tokens = runs[0].clips[percent][0].tokens
-            limit = self._prefill_limit(tokens) + (self._scoring_limit(self._plan.reading) if 0 < percent < 100 else 0.0)
+            limit = self._prefill_limit(tokens) + (
+                self._scoring_limit(self._plan.reading) if 0 < percent < 100 else 0.0
+            )
             seconds, name = [run.clipped_s(percent) for run in runs], f"cacheclip_{percent}_{context}"
             yield measured(f"ttft_{name}", seconds, "s", better="lower", baseline=baseline, limit=limit)
             speedups = [run.full_s / run.clipped_s(percent) for run in runs]
@@ -145,8 +167,8 @@ class Bench:
             yield measured(f"recomputed_{name}", chosen, "tokens", better="lower")
 
     def _evenly(self, runs: list[Run], percent: int) -> Measurement:
-        """What stands in front sees little and is cheap, and where a model of random weights looks means nothing. So: the same, if
-        what was selected lay evenly over the context."""
+        """What stands in front sees little and is cheap, and where a model of random weights looks means
+        nothing. So: the same, if what was selected lay evenly over the context."""
         seconds = [run.clips[percent][0].total_s + run.spread_s for run in runs]
         limit = self._prefill_limit(self._spread(runs[0].clips)) + self._scoring_limit(self._plan.reading)
         baseline = statistics.median(run.full_s for run in runs)
@@ -165,7 +187,9 @@ class Bench:
             "prefill": self._prefill_limit(runs[0].clips[percent][0].tokens),
         }
         for name, seconds in parts.items():
-            yield measured(f"{name}_{percent}_{self._case.context}", seconds, "s", better="lower", limit=limits.get(name))
+            yield measured(
+                f"{name}_{percent}_{self._case.context}", seconds, "s", better="lower", limit=limits.get(name)
+            )
 
     def _readings(self, percent: int) -> Iterator[Measurement]:
         self._say("the selection, by both readings")
@@ -185,11 +209,24 @@ class Bench:
         name = f"{percent}_{self._case.context}"
         for what, values in (("loading", alone), ("loading_selecting", beside)):
             baseline = statistics.median(first.token_s for first in alone) if values is beside else None
-            yield measured(f"ttft_{what}_{name}", [first.token_s for first in values], "s", better="lower", baseline=baseline)
+            yield measured(
+                f"ttft_{what}_{name}",
+                [first.token_s for first in values],
+                "s",
+                better="lower",
+                baseline=baseline,
+            )
             baseline = statistics.median(first.placed_s for first in alone) if values is beside else None
-            yield measured(f"placed_{what}_{name}", [first.placed_s for first in values], "s", better="lower", baseline=baseline)
+            yield measured(
+                f"placed_{what}_{name}",
+                [first.placed_s for first in values],
+                "s",
+                better="lower",
+                baseline=baseline,
+            )
 
-    # --- limits ----------------------------------------------------------------------------------------------------------
+    # --- limits
+    # ------------------------------------------------------------------------------------------
 
     def _prefill_limit(self, tokens: range | tuple[int, ...]) -> float:
         case = self._case

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from load_tests.engine.case import Case, Ids
 from load_tests.engine.host_kv import HostKv
 from shared.engine import Engine, EngineConfig
-from shared.engine.model import LoadedModel
-from shared.engine.source import StoredSegment
+from shared.engine.kv.source import StoredSegment
+from shared.engine.model.model import LoadedModel
 from shared.engine.types import (
     Chunk,
     DoneEvent,
@@ -44,7 +44,8 @@ class LateKv(HostKv):
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """Seconds from the request's arrival: until the engine could begin to compute, and until the first token."""
+    """Seconds from the request's arrival: until the engine could begin to compute, and until the first
+    token."""
 
     placed_s: float
     token_s: float

@@ -1,4 +1,5 @@
-"""Text that means nothing, of a wanted number of tokens, and two tokenizers of different families that read it."""
+"""Text that means nothing, of a wanted number of tokens, and two tokenizers of different families that read
+it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from functools import cached_property
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-_SYLLABLES = [onset + rhyme for onset in (*"bdfgklmnprstvz", "st", "tr") for rhyme in (*"aeiou", "an", "er", "is")]
+_SYLLABLES = [
+    onset + rhyme for onset in (*"bdfgklmnprstvz", "st", "tr") for rhyme in (*"aeiou", "an", "er", "is")
+]
 _NUM_WORDS = 4000
 _CORPUS_WORDS = 20_000
 _PRIMARY_VOCAB = 2500  # makes 1.3 tokens of a word, as models of this size do of English
@@ -16,13 +19,16 @@ _AUXILIARY_VOCAB = 1000  # and a little more than that
 
 
 class Speech:
-    """``primary`` is a byte-level BPE, ``auxiliary`` a Unigram model, so many of their tokens begin and end at different
-    characters. The same words, tokenizers and texts for the same sizes."""
+    """``primary`` is a byte-level BPE, ``auxiliary`` a Unigram model, so many of their tokens begin and end
+    at different characters. The same words, tokenizers and texts for the same sizes."""
 
     def __init__(self, primary_vocab: int, auxiliary_vocab: int) -> None:
         """``*_vocab``: of the models that will read the ids; no more than these are used."""
         self._noise = random.Random(0)
-        words = {"".join(self._noise.choices(_SYLLABLES, k=self._noise.randint(1, 4))): None for _ in range(_NUM_WORDS)}
+        words = {
+            "".join(self._noise.choices(_SYLLABLES, k=self._noise.randint(1, 4))): None
+            for _ in range(_NUM_WORDS)
+        }
         self._words = list(words)
         self._weights = [1 / rank for rank in range(1, len(self._words) + 1)]  # as often as words are
         corpus = [" " + " ".join(self._draw(100)) for _ in range(_CORPUS_WORDS // 100)]
@@ -56,12 +62,15 @@ def _byte_level_bpe(corpus: list[str], vocab: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=alphabet, show_progress=False)
+    )
     return tokenizer
 
 
 def _unigram(words: list[str], vocab: int) -> Tokenizer:
-    """Of letters, syllables, and as many of the most frequent words as there is room for; few pieces are likelier than many."""
+    """Of letters, syllables, and as many of the most frequent words as there is room for; few pieces are
+    likelier than many."""
     letters = sorted({letter for syllable in _SYLLABLES for letter in syllable})
     pieces = ["▁", *letters, *_SYLLABLES, *("▁" + word for word in words)]
     scored = [("<unk>", 0.0)] + [(piece, -20.0 + math.log(len(piece))) for piece in dict.fromkeys(pieces)]

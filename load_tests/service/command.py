@@ -34,7 +34,7 @@ Without --target the demo cluster is started for this run and taken down afterwa
   python -m load_tests.service --target HOST:PORT --rate 1,2,4 --slo ttft:500ms,tpot:50ms --json build/load.json
   python -m load_tests.service --compare before.json after.json     what changed between two runs
 
-docs/load-testing.md says what every number means."""
+docs/load-testing.md says what every number means."""  # noqa: E501
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,41 +108,86 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m load_tests.service", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m load_tests.service",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _target_options(parser.add_argument_group("target"))
     _arrival_options(parser.add_argument_group("arrivals"))
     _judging_options(parser.add_argument_group("what counts"))
     _asking_options(parser.add_argument_group("what is asked"))
     reports = parser.add_argument_group("reports")
-    reports.add_argument("--json", type=Path, metavar="FILE", help="the report, in the form of every benchmark")
+    reports.add_argument(
+        "--json", type=Path, metavar="FILE", help="the report, in the form of every benchmark"
+    )
     reports.add_argument("--html", type=Path, metavar="FILE", help="a page with plots, in one file")
-    reports.add_argument("--compare", type=Path, nargs=2, metavar=("A.json", "B.json"), help="compare two reports, and stop")
+    reports.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("A.json", "B.json"), help="compare two reports, and stop"
+    )
     return parser
 
 
 def _target_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--target", default="", metavar="HOST:PORT", help="a running system; default: start the demo cluster")
-    group.add_argument("--tenant", default="load-test", help="whose documents and chunks these are (default %(default)s)")
+    group.add_argument(
+        "--target", default="", metavar="HOST:PORT", help="a running system; default: start the demo cluster"
+    )
+    group.add_argument(
+        "--tenant", default="load-test", help="whose documents and chunks these are (default %(default)s)"
+    )
     group.add_argument(
         "--shape",
         choices=("smollm2-135m", "qwen2-0.5b"),
-        help="serve a model of this shape with random weights in the demo cluster; with --target: what it serves",
+        help=(
+            "serve a model of this shape with random weights in the demo cluster; with --target: "
+            "what it serves"
+        ),
     )
-    group.add_argument("--level", choices=("auto", "answer", "generate"), default="auto", help="see above (default %(default)s)")
+    group.add_argument(
+        "--level",
+        choices=("auto", "answer", "generate"),
+        default="auto",
+        help="see above (default %(default)s)",
+    )
 
 
 def _arrival_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--rate", default="1", help="requests per second, such as 1,2,4; auto: search the highest that meets the SLO (default 1)"
+        "--rate",
+        default="1",
+        help="requests per second, such as 1,2,4; auto: search the highest that meets the SLO (default 1)",
     )
-    group.add_argument("--trace", type=Path, metavar="FILE", help="instants in seconds, one per line, instead of --rate")
-    group.add_argument("--duration", type=float, default=30.0, metavar="S", help="of the arrivals of one rate (default 30)")
-    group.add_argument("--requests", type=int, default=20, metavar="N", help="at least so many per rate of a search (default 20)")
-    group.add_argument("--warmup", type=float, default=0.1, metavar="SHARE", help="first arrivals that do not count (default 0.1)")
-    group.add_argument("--seed", type=int, default=0, help="of arrivals and requests: the same seed, the same run (default 0)")
     group.add_argument(
-        "--max-in-flight", type=int, default=512, metavar="N", help="safety: beyond it a request counts as NOT_SENT (default 512)"
+        "--trace", type=Path, metavar="FILE", help="instants in seconds, one per line, instead of --rate"
+    )
+    group.add_argument(
+        "--duration", type=float, default=30.0, metavar="S", help="of the arrivals of one rate (default 30)"
+    )
+    group.add_argument(
+        "--requests",
+        type=int,
+        default=20,
+        metavar="N",
+        help="at least so many per rate of a search (default 20)",
+    )
+    group.add_argument(
+        "--warmup",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="first arrivals that do not count (default 0.1)",
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of arrivals and requests: the same seed, the same run (default 0)",
+    )
+    group.add_argument(
+        "--max-in-flight",
+        type=int,
+        default=512,
+        metavar="N",
+        help="safety: beyond it a request counts as NOT_SENT (default 512)",
     )
 
 
@@ -150,33 +195,78 @@ def _judging_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--slo",
         default="ttft:2x",
-        help="limits: ttft:500ms,tpot:50ms,total:5s, or ttft:2x, twice the unloaded of full (default ttft:2x)",
+        help=(
+            "limits: ttft:500ms,tpot:50ms,total:5s, or ttft:2x, twice the unloaded of full (default ttft:2x)"
+        ),
     )
     group.add_argument(
-        "--slo-fraction", type=float, default=0.9, metavar="SHARE", help="of requests that must meet every limit (default 0.9)"
+        "--slo-fraction",
+        type=float,
+        default=0.9,
+        metavar="SHARE",
+        help="of requests that must meet every limit (default 0.9)",
     )
-    group.add_argument("--reuse", default="reordered", help="modes to compare, such as full,reordered (default %(default)s)")
-    group.add_argument("--precision", type=float, default=1.15, help="factor within which a search finds the rate (default 1.15)")
-    group.add_argument("--quality", type=int, default=4, metavar="N", help="requests repeated with full; 0: none (default 4)")
-    group.add_argument("--streams", type=int, default=8, metavar="N", help="for the overhead per token; 0: not (default 8)")
+    group.add_argument(
+        "--reuse", default="reordered", help="modes to compare, such as full,reordered (default %(default)s)"
+    )
+    group.add_argument(
+        "--precision",
+        type=float,
+        default=1.15,
+        help="factor within which a search finds the rate (default 1.15)",
+    )
+    group.add_argument(
+        "--quality", type=int, default=4, metavar="N", help="requests repeated with full; 0: none (default 4)"
+    )
+    group.add_argument(
+        "--streams", type=int, default=8, metavar="N", help="for the overhead per token; 0: not (default 8)"
+    )
 
 
 def _asking_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--k", type=int, default=0, help="chunks per request (default: 8, or the service's own at level answer)")
-    group.add_argument("--zipf", type=float, default=1.0, help="popularity of chunks (questions): 0 all alike (default 1)")
-    group.add_argument("--generated", type=int, default=16, metavar="N", help="tokens per answer (default 16)")
-    group.add_argument("--questions-per-request", type=int, default=1, metavar="N", help="over one context (default 1)")
-    group.add_argument("--chunk-tokens", type=int, default=512, metavar="N", help="generate: chunk length (default 512)")
-    group.add_argument("--question-tokens", type=int, default=64, metavar="N", help="generate: question length (default 64)")
-    group.add_argument("--corpus", type=int, default=64, metavar="N", help="generate: different chunks (default 64)")
     group.add_argument(
-        "--vocab", type=int, default=0, metavar="N", help="generate: ids are below it (default: the shape's vocabulary, else 256)"
+        "--k",
+        type=int,
+        default=0,
+        help="chunks per request (default: 8, or the service's own at level answer)",
     )
-    group.add_argument("--documents", type=Path, metavar="DIR", help="answer: ingested first (default: the demo's)")
     group.add_argument(
-        "--questions", type=Path, metavar="FILE", help='answer: one per line, or JSON [{"question": …}] (default: the demo\'s)'
+        "--zipf", type=float, default=1.0, help="popularity of chunks (questions): 0 all alike (default 1)"
     )
-    group.add_argument("--collection", default="load-test", help="answer: where documents go (default %(default)s)")
+    group.add_argument(
+        "--generated", type=int, default=16, metavar="N", help="tokens per answer (default 16)"
+    )
+    group.add_argument(
+        "--questions-per-request", type=int, default=1, metavar="N", help="over one context (default 1)"
+    )
+    group.add_argument(
+        "--chunk-tokens", type=int, default=512, metavar="N", help="generate: chunk length (default 512)"
+    )
+    group.add_argument(
+        "--question-tokens", type=int, default=64, metavar="N", help="generate: question length (default 64)"
+    )
+    group.add_argument(
+        "--corpus", type=int, default=64, metavar="N", help="generate: different chunks (default 64)"
+    )
+    group.add_argument(
+        "--vocab",
+        type=int,
+        default=0,
+        metavar="N",
+        help="generate: ids are below it (default: the shape's vocabulary, else 256)",
+    )
+    group.add_argument(
+        "--documents", type=Path, metavar="DIR", help="answer: ingested first (default: the demo's)"
+    )
+    group.add_argument(
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help='answer: one per line, or JSON [{"question": …}] (default: the demo\'s)',
+    )
+    group.add_argument(
+        "--collection", default="load-test", help="answer: where documents go (default %(default)s)"
+    )
 
 
 if __name__ == "__main__":

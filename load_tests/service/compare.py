@@ -1,4 +1,5 @@
-"""Two runs side by side. Only runs on one machine, with one load and one SLO, compare; what differs is said first."""
+"""Two runs side by side. Only runs on one machine, with one load and one SLO, compare; what differs is said
+first."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from load_tests.service.terminal import duration
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``better``: how many times better B is than A, above 1 is better; None where one of the two is missing or zero."""
+    """``better``: how many times better B is than A, above 1 is better; None where one of the two is missing
+    or zero."""
 
     name: str
     before: str
@@ -33,7 +35,9 @@ def differences(before: Outcome, after: Outcome) -> list[str]:
     if before.level != after.level:
         found.append(f"level: {before.level} and {after.level}")
     if (before.slo, before.slo_fraction) != (after.slo, after.slo_fraction):
-        found.append(f"SLO: {before.slo} for {before.slo_fraction:.0%} and {after.slo} for {after.slo_fraction:.0%}")
+        found.append(
+            f"SLO: {before.slo} for {before.slo_fraction:.0%} and {after.slo} for {after.slo_fraction:.0%}"
+        )
     return found
 
 
@@ -45,7 +49,9 @@ def changes(before: Outcome, after: Outcome) -> list[Change]:
         if (other := theirs.get(ours.name)) is not None:
             higher = ours.name.startswith("goodput")
             better = _times_better(other.value, ours.value, higher)
-            found.append(Change(ours.name, f"{other.value:.3g} {other.unit}", f"{ours.value:.3g} {ours.unit}", better))
+            found.append(
+                Change(ours.name, f"{other.value:.3g} {other.unit}", f"{ours.value:.3g} {ours.unit}", better)
+            )
     return [*found, *_changes_by_rate(before, after)]
 
 
@@ -57,7 +63,12 @@ def show_comparison(console: Console, before: Outcome, after: Outcome) -> None:
     for name in ("A", "B", "B is better"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in changes(before, after):
-        table.add_row(change.name, change.before, change.after, "" if change.better is None else f"{change.better:.2f} ×")
+        table.add_row(
+            change.name,
+            change.before,
+            change.after,
+            "" if change.better is None else f"{change.better:.2f} ×",
+        )
     console.print(table)
 
 

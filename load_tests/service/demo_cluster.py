@@ -1,4 +1,5 @@
-"""The demo cluster, started for one run: a data directory and ports of its own, taken down whatever happens."""
+"""The demo cluster, started for one run: a data directory and ports of its own, taken down whatever
+happens."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from cluster import launcher
+from cluster.cli.console import start_progress
 from cluster.config import load_quilt
-from cluster.console import start_progress
+from cluster.local import launcher
 from shared.errors import KvquiltError
 
 
@@ -33,7 +34,9 @@ def demo_cluster(shape: str | None, console: Console) -> Iterator[str]:
             if shape is not None:
                 values["model"] = str(_model_of(shape, scratch / "model", console))
             with start_progress(console) as on_progress:  # when this fails, its log stays: the error names it
-                state = launcher.start(load_quilt(values | {"data_dir": str(scratch / "data")}, {}), on_progress)
+                state = launcher.start(
+                    load_quilt(values | {"data_dir": str(scratch / "data")}, {}), on_progress
+                )
         except KvquiltError:
             shutil.rmtree(scratch / "model", ignore_errors=True)
             raise

@@ -1,7 +1,8 @@
 """The open loop: requests are sent at their intended instants, whether or not earlier ones were answered.
 
-A closed loop (send, wait, send) slows down with the service and so measures only the requests that a slow service allows
-("coordinated omission"). Here nothing in the client waits for an answer before it sends the next request.
+A closed loop (send, wait, send) slows down with the service and so measures only the requests that a slow
+service allows ("coordinated omission"). Here nothing in the client waits for an answer before it sends the
+next request.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from shared.status import STATUS_OF
 
 OnToken = Callable[[tuple[int, int]], None]
 Ask = Callable[[int, OnToken], Awaitable[Reply]]
-"""Sends request number n and calls back per token with its branch (question, sample). Raises ``KvquiltError``."""
+"""Sends request number n and calls back per token with its branch (question, sample). Raises
+``KvquiltError``."""
 
 _CHECK_S = 0.25
 
@@ -31,7 +33,8 @@ class Progress:
     now_s: float = 0.0
 
     def overdue(self, limit_s: float, from_index: int = 0) -> int:
-        """Requests in flight that wait for their first token longer than this; those before ``from_index`` left out."""
+        """Requests in flight that wait for their first token longer than this; those before ``from_index``
+        left out."""
         return sum(
             index >= from_index and flight.first_token_s is None and self.now_s - flight.intended_s > limit_s
             for index, flight in self.flights.items()
@@ -42,7 +45,8 @@ class Driver:
     """
     max_in_flight: safety of this machine; what exceeds it is not sent, and counted as ``NOT_SENT``.
     on_progress: called a few times per second.
-    hopeless: asked a few times per second; True ends the run: what is in flight is cancelled and leaves no sample.
+    hopeless: asked a few times per second; True ends the run: what is in flight is cancelled and leaves no
+    sample.
     """
 
     def __init__(
@@ -76,7 +80,9 @@ class Driver:
             sending.result()
         return progress.samples
 
-    async def _send_all(self, arrivals: Sequence[float], progress: Progress, now: Callable[[], float]) -> None:
+    async def _send_all(
+        self, arrivals: Sequence[float], progress: Progress, now: Callable[[], float]
+    ) -> None:
         async with asyncio.TaskGroup() as flying:
             for index, at_s in enumerate(arrivals):
                 await asyncio.sleep(max(0.0, at_s - now()))

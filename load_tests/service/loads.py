@@ -1,7 +1,7 @@
 """What is asked: a load makes request number n out of a seed, sends it, and brings back what it cost.
 
-``TokenLoad`` calls the generator with exact token ids; ``QuestionLoad`` asks the whole pipeline in words. The same seed and number
-make the same request whatever the rate or the reuse mode.
+``TokenLoad`` calls the generator with exact token ids; ``QuestionLoad`` asks the whole pipeline in words. The
+same seed and number make the same request whatever the rate or the reuse mode.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Load(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenPlan:
-    """Lengths in tokens. A request's chunks are drawn from ``corpus`` by a Zipf law: the i-th most popular chunk is chosen in
-    proportion to ``1 / i ** zipf``; 0 draws all alike. ``vocab``: ids are below it."""
+    """Lengths in tokens. A request's chunks are drawn from ``corpus`` by a Zipf law: the i-th most popular
+    chunk is chosen in proportion to ``1 / i ** zipf``; 0 draws all alike. ``vocab``: ids are below it."""
 
     k: int = 8
     chunk_len: int = 512
@@ -101,7 +101,9 @@ class TokenLoad:
         """Prefills the corpus, ``at_once`` chunks per call."""
         refs = iter(self._refs)
         while group := list(itertools.islice(refs, at_once)):
-            async with aclosing(self._client.prefill(self._new_context(), group, self._corpus.prefix)) as prefilled:
+            async with aclosing(
+                self._client.prefill(self._new_context(), group, self._corpus.prefix)
+            ) as prefilled:
                 async for chunk in prefilled:
                     on_chunk(chunk)
 
@@ -127,7 +129,8 @@ class TokenLoad:
 
 @dataclass(frozen=True, slots=True)
 class QuestionPlan:
-    """``k`` 0: the service's default. ``num_generated`` 0: likewise. ``zipf``: how unequally often questions are asked."""
+    """``k`` 0: the service's default. ``num_generated`` 0: likewise. ``zipf``: how unequally often questions
+    are asked."""
 
     collection: str
     questions: tuple[str, ...]
@@ -157,7 +160,9 @@ class QuestionLoad:
         if len(questions) == 1:
             stream = self._client.answer(ctx, self._plan.collection, questions[0], reuse, sampling, retrieval)
         else:
-            stream = self._client.answer_many(ctx, self._plan.collection, questions, reuse, sampling, retrieval)
+            stream = self._client.answer_many(
+                ctx, self._plan.collection, questions, reuse, sampling, retrieval
+            )
         tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         cost: AnswerUsage | None = None
         async with aclosing(stream):

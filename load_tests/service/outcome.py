@@ -27,8 +27,9 @@ class Unloaded:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``load``: what was asked, in words. ``limits_ms``: the SLO in milliseconds, by metric. ``rate_limits``: requests per second
-    that this machine's arithmetic allows at most, by reuse mode, where the model's shape is known."""
+    """``load``: what was asked, in words. ``limits_ms``: the SLO in milliseconds, by metric. ``rate_limits``:
+    requests per second that this machine's arithmetic allows at most, by reuse mode, where the model's shape
+    is known."""
 
     target: str
     level: str
@@ -43,7 +44,9 @@ class Outcome:
     rate_limits: dict[str, float] | None = None
 
     def of(self, reuse: str) -> list[RateResult]:
-        return sorted((result for result in self.rates if result.reuse == reuse), key=lambda result: result.rate)
+        return sorted(
+            (result for result in self.rates if result.reuse == reuse), key=lambda result: result.rate
+        )
 
     @property
     def modes(self) -> list[str]:
@@ -89,11 +92,18 @@ class Outcome:
     def _unloaded(self) -> list[Measurement]:
         full = next((statistics.median(u.ttft_ms) for u in self.unloaded if u.reuse == "full"), None)
         found = [
-            measured(f"ttft_unloaded_{u.reuse}", u.ttft_ms, "ms", better="lower", baseline=None if u.reuse == "full" else full)
+            measured(
+                f"ttft_unloaded_{u.reuse}",
+                u.ttft_ms,
+                "ms",
+                better="lower",
+                baseline=None if u.reuse == "full" else full,
+            )
             for u in self.unloaded
         ]
         name = "gateway_overhead_ms" if self.level == "generate" else "answer_overhead_ms"
-        # Of the fastest mode: the more the engine does, the more of its own scatter a difference of two times carries.
+        # Of the fastest mode: the more the engine does, the more of its own scatter a difference of two times
+        # carries.
         quickest = min(self.unloaded, key=lambda u: statistics.median(u.ttft_ms), default=None)
         if quickest is not None:
             found.append(measured(name, quickest.overhead_ms, "ms", better="lower"))
@@ -114,4 +124,6 @@ def read_outcome(path: Path) -> Outcome:
     except OSError as error:
         raise InvalidRequest(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, ConfigError) as error:
-        raise InvalidRequest(f"{path}: is no report of `python -m load_tests.service --json` ({error})") from None
+        raise InvalidRequest(
+            f"{path}: is no report of `python -m load_tests.service --json` ({error})"
+        ) from None

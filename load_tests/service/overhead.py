@@ -1,7 +1,7 @@
 """What the service adds to the engine's own time: to a first token, and to every token of several streams.
 
-Both compare what the client saw with what the engine says it needed for the very same requests, so that the engine's speed, and
-whatever else the machine does to it, cancels out.
+Both compare what the client saw with what the engine says it needed for the very same requests, so that the
+engine's speed, and whatever else the machine does to it, cancels out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ async def one_by_one(ask: Ask, numbers: Sequence[int]) -> list[Sample]:
 
 
 async def added_per_token_ms(ask: Ask, numbers: Sequence[int]) -> float:
-    """Sends all at once. Wall time from the first request to the last answer, less the longest time that the engine had one of
-    them, divided by all tokens that were streamed.
+    """Sends all at once. Wall time from the first request to the last answer, less the longest time that the
+    engine had one of them, divided by all tokens that were streamed.
 
     Raises:
         KvquiltError: one failed.

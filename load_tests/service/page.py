@@ -21,7 +21,7 @@ td, th { padding: .2rem .7rem .2rem 0; text-align: right; white-space: nowrap; b
 td:first-child, th:first-child { text-align: left }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem } svg { max-width: 100%; height: auto }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 } }
-"""
+"""  # noqa: E501
 
 
 def write_page(path: Path, outcome: Outcome) -> None:
@@ -32,7 +32,9 @@ def write_page(path: Path, outcome: Outcome) -> None:
         f"<p>{escape(outcome.level)} at {escape(outcome.target)}: {escape(words)}.<br>",
         f"SLO {escape(outcome.slo)}: {outcome.slo_fraction:.0%} of the requests with {escape(limits)}. ",
         "Every time runs from the instant at which the request was meant to be sent.</p>",
-        _list([measurement_line(m) for m in outcome.measurements()] + [quality_line(q) for q in outcome.quality]),
+        _list(
+            [measurement_line(m) for m in outcome.measurements()] + [quality_line(q) for q in outcome.quality]
+        ),
         '<div class="plots">',
         *plots(outcome),
         "</div>",
@@ -57,7 +59,12 @@ def write_comparison(path: Path, before: Outcome, after: Outcome) -> None:
 
 def plots(outcome: Outcome) -> list[str]:
     """Latency over rate, throughput over rate, distribution of TTFT, stages."""
-    return [_latency_plot(outcome, "ttft"), _throughput_plot(outcome), _distribution_plot(outcome), _stages_plot(outcome)]
+    return [
+        _latency_plot(outcome, "ttft"),
+        _throughput_plot(outcome),
+        _distribution_plot(outcome),
+        _stages_plot(outcome),
+    ]
 
 
 def _latency_plot(outcome: Outcome, metric: str) -> str:
@@ -76,27 +83,48 @@ def _latency_plot(outcome: Outcome, metric: str) -> str:
 def _throughput_plot(outcome: Outcome) -> str:
     series = []
     for color, mode in enumerate(outcome.modes):
-        series.append(Series(f"{mode}, answered", [(r.rate, r.throughput) for r in outcome.of(mode)], color, dots=True))
-        series.append(Series(f"{mode}, within the SLO", [(r.rate, r.goodput) for r in outcome.of(mode)], color, True, True))
+        series.append(
+            Series(f"{mode}, answered", [(r.rate, r.throughput) for r in outcome.of(mode)], color, dots=True)
+        )
+        series.append(
+            Series(
+                f"{mode}, within the SLO", [(r.rate, r.goodput) for r in outcome.of(mode)], color, True, True
+            )
+        )
     rates = [r.rate for r in outcome.rates]
     x, y = Axis.over("requests per second", rates), Axis.over("requests per second", rates)
-    return line_chart("Throughput over rate", x, y, [*series, Series("all of them", [(0, 0), (x.high, x.high)], 6, True)])
+    return line_chart(
+        "Throughput over rate", x, y, [*series, Series("all of them", [(0, 0), (x.high, x.high)], 6, True)]
+    )
 
 
 def _distribution_plot(outcome: Outcome) -> str:
     chosen = [result for mode in outcome.modes for result in outcome.of(mode) if result.ttft_ms]
     series = [
-        Series(f"{r.reuse} at {r.rate:.3g}/s ({len(r.ttft_ms)})", _cumulative(r), outcome.modes.index(r.reuse), not r.holds)
+        Series(
+            f"{r.reuse} at {r.rate:.3g}/s ({len(r.ttft_ms)})",
+            _cumulative(r),
+            outcome.modes.index(r.reuse),
+            not r.holds,
+        )
         for r in chosen
     ]
-    x = Axis.over("ms, logarithmic; dashed: beyond the SLO", [value for r in chosen for value in r.ttft_ms], log=True)
-    return line_chart("Share of answered requests with a TTFT of at most …", x, Axis("share", 0, 1.02), series)
+    x = Axis.over(
+        "ms, logarithmic; dashed: beyond the SLO", [value for r in chosen for value in r.ttft_ms], log=True
+    )
+    return line_chart(
+        "Share of answered requests with a TTFT of at most …", x, Axis("share", 0, 1.02), series
+    )
 
 
 def _stages_plot(outcome: Outcome) -> str:
-    chosen = [best for mode in outcome.modes if (best := outcome.best(mode) or next(iter(outcome.of(mode)), None))]
+    chosen = [
+        best for mode in outcome.modes if (best := outcome.best(mode) or next(iter(outcome.of(mode)), None))
+    ]
     bars = [(f"{r.reuse} at {r.rate:.3g}/s", [r.stages_ms[stage] for stage in STAGES]) for r in chosen]
-    return bar_chart("Stages of a request, medians", "ms", bars, [stage.removesuffix("_ms") for stage in STAGES])
+    return bar_chart(
+        "Stages of a request, medians", "ms", bars, [stage.removesuffix("_ms") for stage in STAGES]
+    )
 
 
 def _cumulative(result: RateResult) -> list[tuple[float, float]]:
@@ -123,4 +151,7 @@ def _list(lines: Sequence[str]) -> str:
 def _write(path: Path, title: str, body: Sequence[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    path.write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n', encoding="utf-8")
+    path.write_text(
+        f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n',
+        encoding="utf-8",
+    )

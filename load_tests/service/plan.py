@@ -48,9 +48,11 @@ class Plan:
         return tuple(dict.fromkeys(first + self.reuse))
 
     def span_s(self, rate: float, limits_ms: dict[str, float]) -> float:
-        """How long a search measures ``rate``. An overloaded service answers the first requests in time, so the time must be long
-        against what the SLO lets requests wait."""
-        patience_s = 5 * max((limits_ms[name] for name in ("ttft", "total") if name in limits_ms), default=0.0) / 1000
+        """How long a search measures ``rate``. An overloaded service answers the first requests in time, so
+        the time must be long against what the SLO lets requests wait."""
+        patience_s = (
+            5 * max((limits_ms[name] for name in ("ttft", "total") if name in limits_ms), default=0.0) / 1000
+        )
         return max(self.duration_s, self.min_requests / rate / (1 - self.warmup), patience_s)
 
 
@@ -67,7 +69,9 @@ def parse_rates(text: str) -> tuple[float, ...]:
     except ValueError:
         rates = ()
     if not rates or not all(0 < rate < 1e6 for rate in rates):
-        raise InvalidRequest(f"--rate: {text!r} is neither auto nor a list of requests per second such as 1,2,4")
+        raise InvalidRequest(
+            f"--rate: {text!r} is neither auto nor a list of requests per second such as 1,2,4"
+        )
     return rates
 
 

@@ -1,4 +1,5 @@
-"""The quality guard: are the fast answers still the answers? A few requests are asked again with ``full`` and compared."""
+"""The quality guard: are the fast answers still the answers? A few requests are asked again with ``full`` and
+compared."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from load_tests.service.sample import Sample
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of ``num_branches`` answers in mode ``reuse`` with ``full``'s: ``same`` as a share of answers, ``first`` of first tokens,
-    ``leading`` the mean share of ``full``'s tokens before the first that differs."""
+    """Of ``num_branches`` answers in mode ``reuse`` with ``full``'s: ``same`` as a share of answers,
+    ``first`` of first tokens, ``leading`` the mean share of ``full``'s tokens before the first that
+    differs."""
 
     reuse: str
     num_branches: int

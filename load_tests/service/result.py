@@ -16,7 +16,8 @@ STAGES = ("retrieve_ms", "queue_ms", "load_ms", "prefill_ms", "decode_ms")
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Prompt tokens by where their KV came from, and generated ones; sums over all requests that succeeded."""
+    """Prompt tokens by where their KV came from, and generated ones; sums over all requests that
+    succeeded."""
 
     resident: int = 0
     loaded: int = 0
@@ -37,7 +38,8 @@ class RateResult:
     statuses: requests by status code, OK among them; details: an example of each error.
     num_good: requests that met every limit.
     ttft_ms, tpot_ms, total_ms: of the requests that succeeded, sorted.
-    stages_ms: medians of the service's own timings; overhead_ms: median of the TTFT that the engine did not spend.
+    stages_ms: medians of the service's own timings; overhead_ms: median of the TTFT that the engine did not
+    spend.
     send_lag_ms: the 99th percentile of how late the client itself was.
     stopped_early: it could not meet the SLO any more, so the rest was not sent.
     """
@@ -65,8 +67,8 @@ class RateResult:
 
     @property
     def goodput(self) -> float:
-        """Requests per second that met the SLO. The window reaches to the last answer, so a backlog that is worked off after the
-        last arrival does not count as throughput."""
+        """Requests per second that met the SLO. The window reaches to the last answer, so a backlog that is
+        worked off after the last arrival does not count as throughput."""
         return self.num_good / self.window_s if self.window_s > 0 else 0.0
 
     @property
@@ -94,7 +96,9 @@ class Count:
     stopped_early: bool = False
 
 
-def rate_result(reuse: str, rate: float, samples: Iterable[Sample], limits_ms: Mapping[str, float], count: Count) -> RateResult:
+def rate_result(
+    reuse: str, rate: float, samples: Iterable[Sample], limits_ms: Mapping[str, float], count: Count
+) -> RateResult:
     counted = [sample for sample in samples if sample.index >= count.num_warmup]
     succeeded = [sample for sample in counted if sample.ok]
     num_good = sum(is_good(sample, limits_ms) for sample in counted)
@@ -122,7 +126,9 @@ def rate_result(reuse: str, rate: float, samples: Iterable[Sample], limits_ms: M
 def stages_ms(samples: Sequence[Sample]) -> dict[str, float]:
     """Median per stage, of samples that succeeded."""
     timings = [sample.reply.timings for sample in samples if sample.reply]
-    return {stage: statistics.median(getattr(t, stage) for t in timings) if timings else 0.0 for stage in STAGES}
+    return {
+        stage: statistics.median(getattr(t, stage) for t in timings) if timings else 0.0 for stage in STAGES
+    }
 
 
 def overhead_ms(sample: Sample) -> float:

@@ -1,4 +1,5 @@
-"""One run against a prepared target: warm up, unloaded, overhead per token, every mode at every rate, quality."""
+"""One run against a prepared target: warm up, unloaded, overhead per token, every mode at every rate,
+quality."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Run:
         plan = self._plan
         self._watcher.doing("warming up")
         for mode in plan.unloaded_modes:
-            # What reuses KV is asked all that is timed next, so that loading is no part of it; ``full`` has nothing to load.
+            # What reuses KV is asked all that is timed next, so that loading is no part of it; ``full`` has
+            # nothing to load.
             await one_by_one(self._ask(mode), range(-(WARMING if mode == "full" else plan.num_unloaded), 0))
         unloaded = [await self._unloaded(mode) for mode in plan.unloaded_modes]
         per_token = await self._token_overhead()
@@ -64,14 +66,24 @@ class Run:
         rates: list[RateResult] = []
         for mode, alone in zip(plan.unloaded_modes, unloaded, strict=True):
             if mode in plan.reuse:
-                rates += await _Mode(self._ask(mode), mode, plan, limits_ms, self._watcher).measure(_medians(alone)["total"])
+                rates += await _Mode(self._ask(mode), mode, plan, limits_ms, self._watcher).measure(
+                    _medians(alone)["total"]
+                )
         return Findings(limits_ms, tuple(unloaded), per_token, tuple(rates), await self._quality())
 
     async def _unloaded(self, mode: Reuse) -> Unloaded:
         self._watcher.doing(f"{mode}, one request at a time")
         samples = await one_by_one(self._ask(mode), range(-self._plan.num_unloaded, 0))
-        times = {name: [value for s in samples if (value := s.metric_ms(name)) is not None] for name in METRICS}
-        return Unloaded(mode, tuple(times["ttft"]), tuple(times["tpot"]), tuple(times["total"]), tuple(map(overhead_ms, samples)))
+        times = {
+            name: [value for s in samples if (value := s.metric_ms(name)) is not None] for name in METRICS
+        }
+        return Unloaded(
+            mode,
+            tuple(times["ttft"]),
+            tuple(times["tpot"]),
+            tuple(times["total"]),
+            tuple(map(overhead_ms, samples)),
+        )
 
     async def _token_overhead(self) -> tuple[float, ...]:
         plan = self._plan
@@ -79,7 +91,9 @@ class Run:
             return ()
         self._watcher.doing(f"{plan.num_streams} streams at once")
         ask = self._ask(plan.reuse[-1])
-        return tuple([await added_per_token_ms(ask, range(-plan.num_streams, 0)) for _ in range(plan.stream_rounds)])
+        return tuple(
+            [await added_per_token_ms(ask, range(-plan.num_streams, 0)) for _ in range(plan.stream_rounds)]
+        )
 
     async def _quality(self) -> tuple[Agreement, ...]:
         others = [mode for mode in self._plan.reuse if mode != "full"]
@@ -88,7 +102,9 @@ class Run:
         self._watcher.doing("comparing answers with full")
         numbers = range(self._plan.num_quality)
         references = await one_by_one(self._ask("full"), numbers)
-        return tuple([agreement(mode, await one_by_one(self._ask(mode), numbers), references) for mode in others])
+        return tuple(
+            [agreement(mode, await one_by_one(self._ask(mode), numbers), references) for mode in others]
+        )
 
     def _ask(self, mode: Reuse) -> Ask:
         async def ask(number: int, on_token: OnToken) -> Reply:
@@ -100,7 +116,9 @@ class Run:
 class _Mode:
     """All rates of one reuse mode."""
 
-    def __init__(self, ask: Ask, mode: Reuse, plan: Plan, limits_ms: dict[str, float], watcher: Watcher) -> None:
+    def __init__(
+        self, ask: Ask, mode: Reuse, plan: Plan, limits_ms: dict[str, float], watcher: Watcher
+    ) -> None:
         self._ask = ask
         self._mode = mode
         self._plan = plan
@@ -132,7 +150,10 @@ class _Mode:
             return may_stop and self._num_bad(progress, num_warmup) > max_bad
 
         driver = Driver(
-            self._ask, self._plan.max_in_flight, lambda progress: self._watcher.under_way(self._mode, rate, progress), hopeless
+            self._ask,
+            self._plan.max_in_flight,
+            lambda progress: self._watcher.under_way(self._mode, rate, progress),
+            hopeless,
         )
         samples = await driver.run(arrivals)
         count = Count(len(arrivals), num_warmup, max_bad, stopped_early=len(samples) < len(arrivals))
@@ -142,7 +163,9 @@ class _Mode:
         return result
 
     def _num_bad(self, progress: Progress, num_warmup: int) -> int:
-        ended = sum(_bad(sample, self._limits_ms) for sample in progress.samples if sample.index >= num_warmup)
+        ended = sum(
+            _bad(sample, self._limits_ms) for sample in progress.samples if sample.index >= num_warmup
+        )
         waits_s = self._limits_ms.get("ttft", self._limits_ms.get("total", float("inf"))) / 1000
         return ended + progress.overdue(waits_s, num_warmup)
 

@@ -1,4 +1,5 @@
-"""What one request cost. Every time runs from the instant at which it was meant to be sent, whatever kept the client."""
+"""What one request cost. Every time runs from the instant at which it was meant to be sent, whatever kept the
+client."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """``status``: OK, a gRPC status code, or NOT_SENT; ``detail`` of an error. Instants in seconds from the run's start; those of
-    tokens are None where there was none. ``index``: the request's place among the arrivals."""
+    """``status``: OK, a gRPC status code, or NOT_SENT; ``detail`` of an error. Instants in seconds from the
+    run's start; those of tokens are None where there was none. ``index``: the request's place among the
+    arrivals."""
 
     index: int
     status: str

@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cluster.ingesting import ingest_files
+from cluster.cli.ingesting import ingest_files
+from cluster.cli.remote import generation_client, ingest_client, rag_client
+from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS
-from cluster.remote import generation_client, ingest_client, rag_client
-from cluster.sources import find_sources
 from load_tests.rates import measure_rates
 from load_tests.service.loads import Load, QuestionLoad, QuestionPlan, TokenLoad, TokenPlan
 from load_tests.service.outcome import Outcome
@@ -50,12 +50,17 @@ class Setting:
             InvalidRequest: names the option.
         """
         named = ("generated", "questions_per_request", "chunk_tokens", "question_tokens", "corpus")
-        wrong = [name for name in named if getattr(args, name) < 1] + [n for n in ("k", "zipf", "vocab") if getattr(args, n) < 0]
+        wrong = [name for name in named if getattr(args, name) < 1] + [
+            n for n in ("k", "zipf", "vocab") if getattr(args, n) < 0
+        ]
         if wrong:
             raise InvalidRequest(f"--{wrong[0].replace('_', '-')}: {getattr(args, wrong[0])} is too small")
         k = args.k or 8
         if k > args.corpus:
-            raise InvalidRequest(f"--k: a request of {k} different chunks needs a --corpus of at least as many, not {args.corpus}")
+            raise InvalidRequest(
+                f"--k: a request of {k} different chunks needs a --corpus of at least as many, not "
+                f"{args.corpus}"
+            )
         vocab = args.vocab or (SHAPES[args.shape].vocab if args.shape else 256)
         tokens = TokenPlan(
             k=k,
@@ -121,13 +126,19 @@ async def _level(target: str, setting: Setting) -> str:
 
 
 @asynccontextmanager
-async def _prepared(target: str, level: str, setting: Setting, console: Console) -> AsyncIterator[tuple[Load, dict[str, str]]]:
-    """The load, and what it asks, in words. What was ingested for it is deleted afterwards; prefilled chunks belong to no document,
-    so the store's garbage collection takes them."""
+async def _prepared(
+    target: str, level: str, setting: Setting, console: Console
+) -> AsyncIterator[tuple[Load, dict[str, str]]]:
+    """The load, and what it asks, in words. What was ingested for it is deleted afterwards; prefilled chunks
+    belong to no document, so the store's garbage collection takes them."""
     if level == "generate":
         async with generation_client(target) as generation:
             load = TokenLoad(generation, setting.tokens, setting.context)
-            await _prefill(TokenLoad(generation, setting.tokens, lambda: setting.context(PREPARATION_MS)), setting, console)
+            await _prefill(
+                TokenLoad(generation, setting.tokens, lambda: setting.context(PREPARATION_MS)),
+                setting,
+                console,
+            )
             yield load, {name: str(value) for name, value in asdict(setting.tokens).items()}
         return
     plan = QuestionPlan(
@@ -146,17 +157,23 @@ async def _prepared(target: str, level: str, setting: Setting, console: Console)
 
 @asynccontextmanager
 async def _ingested(target: str, setting: Setting, console: Console) -> AsyncIterator[None]:
-    """Documents that were there before are somebody's: such a collection is asked as it is, and left as it is."""
+    """Documents that were there before are somebody's: such a collection is asked as it is, and left as it
+    is."""
     async with ingest_client(target) as client:
         if (await client.list_page(setting.context(), setting.collection, limit=1)).documents:
-            console.print(f"collection {setting.collection} holds documents already: they are asked, nothing is ingested")
+            console.print(
+                f"collection {setting.collection} holds documents already: they are asked, nothing is "
+                "ingested"
+            )
             yield
             return
         sources = find_sources([setting.documents or DEMO_ASSETS / "documents"])
         console.print(f"ingesting {len(sources)} documents into collection {setting.collection}")
         preparing = setting.context(PREPARATION_MS)
         try:
-            summary = await ingest_files(console, lambda batch: client.upsert(preparing, setting.collection, batch), sources)
+            summary = await ingest_files(
+                console, lambda batch: client.upsert(preparing, setting.collection, batch), sources
+            )
             summary.print(console)
             yield
         finally:

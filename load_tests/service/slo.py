@@ -1,4 +1,5 @@
-"""Service level objectives: limits on a request's times, and the share of requests that must stay within all of them.
+"""Service level objectives: limits on a request's times, and the share of requests that must stay within all
+of them.
 
 ttft:500ms,tpot:50ms      absolute: time to first token, time per further token
 ttft:2x                   twice the unloaded TTFT of ``full``, which the same run measures first
@@ -31,8 +32,8 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A rate meets it when at least ``fraction`` of its requests stay within every limit. A request that failed or was not sent
-    stays within none."""
+    """A rate meets it when at least ``fraction`` of its requests stay within every limit. A request that
+    failed or was not sent stays within none."""
 
     limits: tuple[Limit, ...]
     fraction: float = 0.9
@@ -43,7 +44,10 @@ class Slo:
 
     def limits_ms(self, unloaded_ms: Mapping[str, float]) -> dict[str, float]:
         """``unloaded_ms``: of ``full``, by metric; needed for relative limits only."""
-        return {limit.metric: limit.value * (unloaded_ms[limit.metric] if limit.relative else 1.0) for limit in self.limits}
+        return {
+            limit.metric: limit.value * (unloaded_ms[limit.metric] if limit.relative else 1.0)
+            for limit in self.limits
+        }
 
     def max_bad(self, count: int) -> int:
         """How many of ``count`` requests may miss a limit."""
@@ -72,16 +76,23 @@ def is_good(sample: Sample, limits_ms: Mapping[str, float]) -> bool:
     """A metric that does not apply (``tpot`` of a single token) is within its limit."""
     if not sample.ok:
         return False
-    return all((value := sample.metric_ms(name)) is None or value <= limit for name, limit in limits_ms.items())
+    return all(
+        (value := sample.metric_ms(name)) is None or value <= limit for name, limit in limits_ms.items()
+    )
 
 
 def _parse_limit(part: str) -> Limit:
     match = _LIMIT.fullmatch(part)
     if match is None or match["metric"] not in METRICS:
         raise InvalidRequest(
-            f"--slo: {part!r} is no limit; write METRIC:VALUE, a metric of {', '.join(METRICS)} and a value like 500ms, 2s or 2x"
+            f"--slo: {part!r} is no limit; write METRIC:VALUE, a metric of {', '.join(METRICS)} and a "
+            "value like 500ms, 2s or 2x"
         )
     value, unit = float(match["value"]), match["unit"]
     if value <= 0:
         raise InvalidRequest(f"--slo: {part!r}: must be above 0")
-    return Limit(match["metric"], value, relative=True) if unit == "x" else Limit(match["metric"], value * _MS[unit])
+    return (
+        Limit(match["metric"], value, relative=True)
+        if unit == "x"
+        else Limit(match["metric"], value * _MS[unit])
+    )

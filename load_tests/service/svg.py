@@ -1,7 +1,7 @@
 """Small charts as inline SVG: lines over two axes, and stacked bars.
 
-Own code, since a page of four plots needs 200 lines of it: matplotlib would bring 40 MB and fonts, plotly 4 MB of script per page,
-and both would have to be in whatever environment a load test runs in.
+Own code, since a page of four plots needs 200 lines of it: matplotlib would bring 40 MB and fonts, plotly 4
+MB of script per page, and both would have to be in whatever environment a load test runs in.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ LEGEND_ROW = 16
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """``points``: (x, y), in order of x. ``color``: index into the palette; ``dashed`` lines are for reference."""
+    """``points``: (x, y), in order of x. ``color``: index into the palette; ``dashed`` lines are for
+    reference."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -79,7 +80,9 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     return _svg([*parts, *_legend(entries)], len(entries))
 
 
-def bar_chart(title: str, y_label: str, bars: Sequence[tuple[str, Sequence[float]]], part_names: Sequence[str]) -> str:
+def bar_chart(
+    title: str, y_label: str, bars: Sequence[tuple[str, Sequence[float]]], part_names: Sequence[str]
+) -> str:
     """One stacked bar per entry: its name, and a value per part."""
     y = Axis.over(y_label, [sum(values) for _, values in bars])
     x = Axis("", 0.0, max(1, len(bars)))
@@ -91,7 +94,8 @@ def bar_chart(title: str, y_label: str, bars: Sequence[tuple[str, Sequence[float
             top, bottom = _y(y.place(below + value)), _y(y.place(below))
             color = COLORS[part % len(COLORS)]
             drawn.append(
-                f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}" fill="{color}"/>'
+                f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" '
+                f'height="{bottom - top:.1f}" fill="{color}"/>'
             )
             below += value
         drawn.append(_text(middle, HEIGHT - BOTTOM + 16, name, "middle"))
@@ -103,12 +107,19 @@ def _frame(title: str, x: Axis, y: Axis, x_ticks: bool = True) -> list[str]:
     parts = [f'<text x="{LEFT}" y="16" font-weight="600">{escape(title)}</text>']
     for value in y.ticks():
         height = _y(y.place(value))
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}" stroke="#8883"/>')
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}" stroke="#8883"/>'
+        )
         parts.append(_text(LEFT - 6, height + 4, f"{value:g}", "end"))
     if x_ticks:
-        parts += [_text(_x(x.place(value)), HEIGHT - BOTTOM + 16, f"{value:g}", "middle") for value in x.ticks()]
+        parts += [
+            _text(_x(x.place(value)), HEIGHT - BOTTOM + 16, f"{value:g}", "middle") for value in x.ticks()
+        ]
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x.label, "middle"))
-    parts.append(f'<text transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y.label)}</text>')
+    parts.append(
+        f'<text transform="translate(14 {HEIGHT / 2:.0f}) rotate(-90)" '
+        f'text-anchor="middle">{escape(y.label)}</text>'
+    )
     return parts
 
 
@@ -127,7 +138,10 @@ def _legend(entries: Sequence[tuple[str, int, bool]]) -> list[str]:
 def _svg(parts: Sequence[str], rows: int) -> str:
     height = HEIGHT + rows * LEGEND_ROW + 8
     inner = "".join(parts)
-    return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" font-size="12" fill="currentColor">{inner}</svg>'
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" font-size="12" '
+        f'fill="currentColor">{inner}</svg>'
+    )
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

@@ -11,8 +11,9 @@ Holds = Callable[[float], Awaitable[bool]]
 async def highest_rate(
     holds: Holds, start: float, *, growth: float = 2.0, precision: float = 1.15, max_probes: int = 12
 ) -> float | None:
-    """The highest probed rate that ``holds``, once a failing one is known at most ``precision`` times higher (or after
-    ``max_probes``). None: none held. The middle of two rates is their geometric mean, since what counts is a ratio."""
+    """The highest probed rate that ``holds``, once a failing one is known at most ``precision`` times higher
+    (or after ``max_probes``). None: none held. The middle of two rates is their geometric mean, since what
+    counts is a ratio."""
     good: float | None = None
     bad: float | None = None
     rate = start

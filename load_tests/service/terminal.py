@@ -1,4 +1,5 @@
-"""What the terminal shows: one line that lives while requests are under way, one per rate, and a table at the end."""
+"""What the terminal shows: one line that lives while requests are under way, one per rate, and a table at the
+end."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _LINE_EVERY_S = 30.0
 
 
 class Terminal:
-    """A ``Watcher``. Where the console is no terminal (a file, a pipe), the living line becomes one every half minute."""
+    """A ``Watcher``. Where the console is no terminal (a file, a pipe), the living line becomes one every
+    half minute."""
 
     def __init__(self, console: Console, status: Status) -> None:
         self._console = console
@@ -40,14 +42,20 @@ class Terminal:
         so_far = f", TTFT p50 {duration(percentile(ttft, 0.5))}" if ttft else ""
         sent = len(ended) + len(progress.flights)
         flying = len(progress.flights)
-        line = f"{reuse} at {rate:.3g}/s: {sent} of {progress.planned} sent, {flying} in flight, {failed} failed{so_far}"
+        line = (
+            f"{reuse} at {rate:.3g}/s: {sent} of {progress.planned} sent, {flying} in flight, "
+            f"{failed} failed{so_far}"
+        )
         self._status.update(line)
         if time.monotonic() - self._printed_s >= _LINE_EVERY_S:
             self._print_if_no_terminal(line)
 
     def measured(self, result: RateResult) -> None:
         verdict = ("within the SLO", "green") if result.holds else ("beyond the SLO", "red")
-        shown = f"{result.reuse} at {result.rate:.3g}/s: {result.num_good} of {result.num_requests} within every limit, "
+        shown = (
+            f"{result.reuse} at {result.rate:.3g}/s: {result.num_good} of {result.num_requests} "
+            "within every limit, "
+        )
         early = "; stopped early" if result.stopped_early else ""
         self._console.print(Text.assemble(shown, verdict, early), soft_wrap=True)
 
@@ -64,13 +72,16 @@ def show(console: Console, outcome: Outcome) -> None:
     console.print(stages_table(outcome))
     limits = ", ".join(f"{name} {duration(ms)}" for name, ms in outcome.limits_ms.items())
     console.print(
-        f"SLO {outcome.slo}: {outcome.slo_fraction:.0%} of the requests within {limits}; times run from the intended instant",
+        f"SLO {outcome.slo}: {outcome.slo_fraction:.0%} of the requests within {limits}; times run "
+        "from the intended instant",
         style="dim",
         soft_wrap=True,
     )
     for result in outcome.rates:
         for status, detail in result.details.items():
-            console.print(Text(f"{result.reuse} at {result.rate:.3g}/s, {status}: {detail}", "red"), soft_wrap=True)
+            console.print(
+                Text(f"{result.reuse} at {result.rate:.3g}/s, {status}: {detail}", "red"), soft_wrap=True
+            )
     for agreed in outcome.quality:
         console.print(quality_line(agreed), soft_wrap=True)
     for measurement in outcome.measurements():
@@ -121,7 +132,8 @@ def measurement_line(m: Measurement) -> str:
 def quality_line(agreed: Agreement) -> str:
     return (
         f"{agreed.reuse} against full, {agreed.num_branches} answers: {agreed.same:.0%} the same, "
-        f"{agreed.first:.0%} with the same first token, {agreed.leading:.0%} of the tokens before the first difference"
+        f"{agreed.first:.0%} with the same first token, {agreed.leading:.0%} of the tokens before the "
+        "first difference"
     )
 
 

@@ -22,7 +22,8 @@ OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
 
 
 class Gateway(GatewayHandlers):
-    """One replica. Its handles to the other applications are looked up at the first call: applications start in any order."""
+    """One replica. Its handles to the other applications are looked up at the first call: applications start
+    in any order."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(GatewayConfig, args)
@@ -30,9 +31,14 @@ class Gateway(GatewayHandlers):
         transports = {name: ServeTransport(name) for name in (*OTHERS, *filter(None, [config.selector]))}
         fetcher = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None
         pipeline = Pipeline(
-            RetrievalClient(transports["retrieval"]), GenerationClient(transports["generator"]), config, Prefetching(fetcher)
+            RetrievalClient(transports["retrieval"]),
+            GenerationClient(transports["generator"]),
+            config,
+            Prefetching(fetcher),
         )
-        super().__init__(pipeline, {name: ApplicationHealth(t) for name, t in transports.items()}, config.status_timeout_s)
+        super().__init__(
+            pipeline, {name: ApplicationHealth(t) for name, t in transports.items()}, config.status_timeout_s
+        )
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -1,9 +1,10 @@
 """Which documents an answer was read from, decided by its words alone.
 
-A chunk supports an answer by the answer's words that occur in it, each weighing 1 / (number of retrieved chunks that contain it):
-a name found in one chunk says more than a word found in all. Words of the question count only where the answer has no others. A
-chunk with at least half of the best support is cited; ties go to the chunk that shares more words with the question, then to the
-better hit. One citation per document, at most ``MAX_CITATIONS``. An answer whose words occur nowhere has no citation.
+A chunk supports an answer by the answer's words that occur in it, each weighing 1 / (number of retrieved
+chunks that contain it): a name found in one chunk says more than a word found in all. Words of the question
+count only where the answer has no others. A chunk with at least half of the best support is cited; ties go to
+the chunk that shares more words with the question, then to the better hit. One citation per document, at most
+``MAX_CITATIONS``. An answer whose words occur nowhere has no citation.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ def cite(answer: str, question: str, hits: Sequence[SearchHit]) -> tuple[Citatio
     asked = words(question)
     said = (words(answer) - asked) or words(answer)
     contents = [words(f"{hit.title} {hit.chunk.heading} {hit.chunk.text}") for hit in hits]
-    support = [sum(1.0 / sum(word in c for c in contents) for word in sorted(said & content)) for content in contents]
+    support = [
+        sum(1.0 / sum(word in c for c in contents) for word in sorted(said & content)) for content in contents
+    ]
     best = max(support, default=0.0)
     order = sorted(range(len(hits)), key=lambda i: (-support[i], -len(asked & contents[i]), i))
     cited: dict[str, Citation] = {}
     for i in order:
         if best > 0 and support[i] >= MIN_SHARE * best and len(cited) < MAX_CITATIONS:
             hit = hits[i]
-            cited.setdefault(hit.document_id, Citation(hit.document_id, hit.title, hit.chunk.chunk_id, i, hit.chunk.heading))
+            cited.setdefault(
+                hit.document_id,
+                Citation(hit.document_id, hit.title, hit.chunk.chunk_id, i, hit.chunk.heading),
+            )
     return tuple(cited.values())
 
 

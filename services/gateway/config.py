@@ -16,8 +16,10 @@ class GatewayConfig:
     reuse: where the request names none.
     rrf_constant: of reciprocal-rank fusion; larger values weigh the top of the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
-    kv_store: the application that is told, as soon as chunks are retrieved, to bring their KV nearer; empty: nobody is told.
-    selector: the application that selects tokens; empty: there is none. Filled in where `selector.model` is set.
+    kv_store: the application that is told, as soon as chunks are retrieved, to bring their KV nearer; empty:
+    nobody is told.
+    selector: the application that selects tokens; empty: there is none. Filled in where `selector.model` is
+    set.
     """
 
     k: int = 8

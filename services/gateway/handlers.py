@@ -23,13 +23,17 @@ SERVICE = "gateway"
 class GatewayHandlers:
     """``others``: the health of every other application; their order is the status's."""
 
-    def __init__(self, pipeline: Pipeline, others: Mapping[str, HealthSource], status_timeout_s: float) -> None:
+    def __init__(
+        self, pipeline: Pipeline, others: Mapping[str, HealthSource], status_timeout_s: float
+    ) -> None:
         self._pipeline = pipeline
         self._others = others
         self._status_timeout_s = status_timeout_s
 
     @server_stream
-    async def Answer(self, request: rag_pb2.AnswerRequest, ctx: RequestContext) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
+    async def Answer(
+        self, request: rag_pb2.AnswerRequest, ctx: RequestContext
+    ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
         async with aclosing(self._pipeline.answer(ctx, _inquiry(request, (request.question,)))) as events:
             async for event in events:
                 yield event_to_pb(event)
@@ -38,22 +42,31 @@ class GatewayHandlers:
     async def AnswerMany(
         self, request: rag_pb2.AnswerManyRequest, ctx: RequestContext
     ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
-        async with aclosing(self._pipeline.answer(ctx, _inquiry(request, tuple(request.questions)))) as events:
+        async with aclosing(
+            self._pipeline.answer(ctx, _inquiry(request, tuple(request.questions)))
+        ) as events:
             async for event in events:
                 yield event_to_pb(event)
 
     @unary(rag_pb2.StatusResponse)
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
         others = await system_status(self._others, ctx, self._status_timeout_s)
-        return rag_pb2.StatusResponse(services=map(health_to_pb, [ServiceHealth(SERVICE, ready=True), *others]))
+        return rag_pb2.StatusResponse(
+            services=map(health_to_pb, [ServiceHealth(SERVICE, ready=True), *others])
+        )
 
     @unary(common_pb2.HealthResponse)
-    async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:
-        """The gateway is ready when it answers: whether it can do its work depends on services that ``Status`` reports."""
+    async def Health(
+        self, request: common_pb2.HealthRequest, ctx: RequestContext
+    ) -> common_pb2.HealthResponse:
+        """The gateway is ready when it answers: whether it can do its work depends on services that
+        ``Status`` reports."""
         return health_to_pb(ServiceHealth(SERVICE, ready=True))
 
 
-def _inquiry(request: rag_pb2.AnswerRequest | rag_pb2.AnswerManyRequest, questions: tuple[str, ...]) -> Inquiry:
+def _inquiry(
+    request: rag_pb2.AnswerRequest | rag_pb2.AnswerManyRequest, questions: tuple[str, ...]
+) -> Inquiry:
     return Inquiry(
         request.collection,
         questions,

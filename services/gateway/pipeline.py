@@ -1,7 +1,7 @@
 """The life of a request at the gateway: retrieve, then generate over what was retrieved.
 
-    questions ──► search ──► fuse ──► [Retrieved] ──► generate ──► [AnswerToken …] [AnswerText …] ──► [AnswerUsage] [AnswerDone]
-                  describe ──┘ (meanwhile)
+    questions ──► search ──► fuse ──► [Retrieved] ──► generate ──► [AnswerToken …] [AnswerText …] ──►
+                  [AnswerUsage] [AnswerDone] describe ──┘ (meanwhile)
                               └► prefetch of the chunks' KV (told, not waited for)
 
 A stream that ends without ``AnswerDone`` is not an answer, so every way out but that one raises.
@@ -42,8 +42,9 @@ from shared.request import RequestContext, check_name
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """One or more questions over one context. ``reuse`` None: the service's default. ``without_prefix``: nothing stands in front of
-    the chunks; ``explain``: it is told by which scores tokens are computed anew, and where they are in the text."""
+    """One or more questions over one context. ``reuse`` None: the service's default. ``without_prefix``:
+    nothing stands in front of the chunks; ``explain``: it is told by which scores tokens are computed anew,
+    and where they are in the text."""
 
     collection: str
     questions: tuple[str, ...]
@@ -75,10 +76,10 @@ class Pipeline:
     async def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
         """
         Raises:
-            InvalidRequest: no collection, an empty question, or k or the number of questions beyond the service's limits.
-            NotFound: no such collection, or nothing in it matches.
-            ModelMismatch: the collection was made for another model.
-            Unavailable: a service died; the same request may work again.
+            InvalidRequest: no collection, an empty question, or k or the number of questions beyond the
+            service's limits. NotFound: no such collection, or nothing in it matches. ModelMismatch: the
+            collection was made for another model. Unavailable: a service died; the same request may work
+            again.
         """
         arrived = self._clock()
         self._check(inquiry)
@@ -112,7 +113,9 @@ class Pipeline:
             raise InvalidRequest("collection: is empty; name the collection to ask")
         check_name("collection", inquiry.collection)
         if not 1 <= len(inquiry.questions) <= self._config.max_questions:
-            raise InvalidRequest(f"questions: 1 to {self._config.max_questions} are possible, got {len(inquiry.questions)}")
+            raise InvalidRequest(
+                f"questions: 1 to {self._config.max_questions} are possible, got {len(inquiry.questions)}"
+            )
         for i, question in enumerate(inquiry.questions):
             if not question.strip():
                 where = f"questions[{i}]" if len(inquiry.questions) > 1 else "question"
@@ -125,12 +128,14 @@ class Pipeline:
         hits = retrieved.hits
         if not hits:
             raise NotFound(
-                f"nothing in collection {inquiry.collection!r} matches; ask for less by filters or use another search mode"
+                f"nothing in collection {inquiry.collection!r} matches; ask for less by filters or use "
+                "another search mode"
             )
         stale = sorted({hit.document_id for hit in hits if hit.model_fingerprint != model.fingerprint})
         if stale:
             raise ModelMismatch(
-                f"{stale[0]!r} in collection {inquiry.collection!r} was ingested for another model than the one being served; "
+                f"{stale[0]!r} in collection {inquiry.collection!r} was ingested for another model "
+                "than the one being served; "
                 f"run `kvquilt ingest --collection {inquiry.collection} --re-encode`"
             )
         return retrieved
@@ -138,19 +143,27 @@ class Pipeline:
     async def _search(self, ctx: RequestContext, inquiry: Inquiry) -> Retrieved:
         options = inquiry.retrieval
         k = options.k or self._config.k
-        result = await self._retriever.search(ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters)
+        result = await self._retriever.search(
+            ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
+        )
         hits = fuse(result.rankings, k, self._config.rrf_constant)
-        if (inquiry.reuse or self._config.reuse) != "full" and not inquiry.without_prefix:  # their KV without it is another
+        if (
+            inquiry.reuse or self._config.reuse
+        ) != "full" and not inquiry.without_prefix:  # their KV without it is another
             self._prefetching.begin(ctx, [hit.chunk.chunk_id for hit in hits])
         return Retrieved(hits, result.mode)
 
-    def _generate(self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved) -> AsyncGenerator[GenerationEvent, None]:
+    def _generate(
+        self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved
+    ) -> AsyncGenerator[GenerationEvent, None]:
         chunks = [ChunkRef(hit.chunk.chunk_id, hit.chunk.token_ids, hit.chunk.text) for hit in retrieved.hits]
         reuse, prefix = inquiry.reuse or self._config.reuse, () if inquiry.without_prefix else None
 
         def start() -> AsyncGenerator[GenerationEvent, None]:
             asked = inquiry.questions, reuse, inquiry.sampling, prefix, inquiry.decoding
-            return self._generator.generate(ctx, chunks, *asked, inquiry.recompute, inquiry.ape, inquiry.explain)
+            return self._generator.generate(
+                ctx, chunks, *asked, inquiry.recompute, inquiry.ape, inquiry.explain
+            )
 
         return generate_with_retry(start, ctx)
 
@@ -158,7 +171,9 @@ class Pipeline:
         return (self._clock() - instant) * 1000
 
 
-async def _both(searching: Awaitable[Retrieved], describing: Awaitable[ModelDescription]) -> tuple[Retrieved, ModelDescription]:
+async def _both(
+    searching: Awaitable[Retrieved], describing: Awaitable[ModelDescription]
+) -> tuple[Retrieved, ModelDescription]:
     """Both at once; the search's error is the more telling one when both fail."""
     retrieved, model = await asyncio.gather(searching, describing, return_exceptions=True)
     if isinstance(retrieved, BaseException):

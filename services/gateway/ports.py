@@ -46,7 +46,8 @@ class Generator(Protocol):
         ape: Ape | None,
         explain: bool,
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Tokens and finished branches, then one ``GenerationDone``. Closing the generator stops the branches.
+        """Tokens and finished branches, then one ``GenerationDone``. Closing the generator stops the
+        branches.
 
         Raises:
             ContextTooLong: prompt and answer do not fit the model.

@@ -1,4 +1,5 @@
-"""Tells the KV store which chunks the generator will ask for. An answer neither waits for this nor depends on it."""
+"""Tells the KV store which chunks the generator will ask for. An answer neither waits for this nor depends on
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _MAX_IN_FLIGHT = 64
 
 
 class Prefetching:
-    """Fire and forget. ``fetcher`` None: nothing is told. Beyond ``max_in_flight`` unanswered calls (the store hangs), likewise."""
+    """Fire and forget. ``fetcher`` None: nothing is told. Beyond ``max_in_flight`` unanswered calls (the
+    store hangs), likewise."""
 
     def __init__(self, fetcher: ChunkFetcher | None, max_in_flight: int = _MAX_IN_FLIGHT) -> None:
         self._fetcher = fetcher

@@ -1,4 +1,5 @@
-"""A generator that dies before it said anything is asked once more: nobody has noticed. Afterwards the caller must know."""
+"""A generator that dies before it said anything is asked once more: nobody has noticed. Afterwards the caller
+must know."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ async def generate_with_retry(
                 return
         except Unavailable as error:
             if begun:
-                raise Unavailable("the generator died while answering; the text so far is not an answer; retry") from error
+                raise Unavailable(
+                    "the generator died while answering; the text so far is not an answer; retry"
+                ) from error
             if attempt == 2:
                 raise
             ctx.check_deadline("starting the generation anew")

@@ -11,9 +11,13 @@ from shared.errors import KvquiltError
 from shared.request import RequestContext
 
 
-async def system_status(sources: Mapping[str, HealthSource], ctx: RequestContext, timeout_s: float) -> list[ServiceHealth]:
+async def system_status(
+    sources: Mapping[str, HealthSource], ctx: RequestContext, timeout_s: float
+) -> list[ServiceHealth]:
     """One answer per application, in the order of ``sources``; one that does not answer is not ready."""
-    return list(await asyncio.gather(*(_ask(name, source, ctx, timeout_s) for name, source in sources.items())))
+    return list(
+        await asyncio.gather(*(_ask(name, source, ctx, timeout_s) for name, source in sources.items()))
+    )
 
 
 async def _ask(name: str, source: HealthSource, ctx: RequestContext, timeout_s: float) -> ServiceHealth:

@@ -24,17 +24,20 @@ from shared.errors import KvquiltError
 
 log = logging.getLogger(__name__)
 
-# The engine's thread lets go of the interpreter for microseconds at a time and is back before the event loop has woken up, so that
-# every token waits at each of its hops until the interpreter is taken from the engine by force: after 5 ms unless told otherwise.
+# The engine's thread lets go of the interpreter for microseconds at a time and is back before the event loop
+# has woken up, so that every token waits at each of its hops until the interpreter is taken from the engine
+# by force: after 5 ms unless told otherwise.
 SWITCH_INTERVAL_S = 0.0005
 
 
 class GenerationApp(GenerationServicer):
-    """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says what is wrong."""
+    """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says
+    what is wrong."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         logs.configure("generator", config.deployment.log.level, config.deployment.log.format)
-        # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1: right for a hundred actors, wrong for an engine.
+        # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1: right for a hundred actors, wrong
+        # for an engine.
         torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         store = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None

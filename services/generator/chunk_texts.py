@@ -1,4 +1,5 @@
-"""What the chunks and questions of a request say, whether they came as text or as ids, and where in it their tokens are."""
+"""What the chunks and questions of a request say, whether they came as text or as ids, and where in it their
+tokens are."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from shared.selection.spans import SpanTokenizer, TokenSpans
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkText:
-    """``text`` is what the chunk's ids are made of, the template included; [begin, end) of it is what was sent for the chunk."""
+    """``text`` is what the chunk's ids are made of, the template included; [begin, end) of it is what was
+    sent for the chunk."""
 
     text: str
     tokens: TokenSpans
@@ -48,7 +50,11 @@ class ChunkReader:
             whole = self._tokenizer.decode(token_ids)
             begin, end = 0, len(whole)
         tokens = self._read(whole)
-        return ChunkText(whole, tokens, begin, end) if tokens is not None and tokens.token_ids == token_ids else None
+        return (
+            ChunkText(whole, tokens, begin, end)
+            if tokens is not None and tokens.token_ids == token_ids
+            else None
+        )
 
     def chunks(self, pieces: Sequence[Piece], token_ids: Sequence[tuple[int, ...]]) -> list[ChunkText | None]:
         """In order; of a chunk that occurs several times the same."""
@@ -68,13 +74,19 @@ class ChunkReader:
 
 
 def spans_of(
-    chunks: Sequence[ChunkText | None], chunk_lens: Sequence[int], selected: Sequence[int], scores: Sequence[float]
+    chunks: Sequence[ChunkText | None],
+    chunk_lens: Sequence[int],
+    selected: Sequence[int],
+    scores: Sequence[float],
 ) -> tuple[tuple[TextSpan, ...], ...]:
-    """Where the selected tokens, in ascending order, are in each chunk's own text: runs of neighbours. ``scores`` may be empty."""
+    """Where the selected tokens, in ascending order, are in each chunk's own text: runs of neighbours.
+    ``scores`` may be empty."""
     starts = [0, *accumulate(chunk_lens)]
     told = []
     for chunk, start, end in zip(chunks, starts, starts[1:], strict=False):
-        mine = [token - start for token in selected[bisect_left(selected, start) : bisect_left(selected, end)]]
+        mine = [
+            token - start for token in selected[bisect_left(selected, start) : bisect_left(selected, end)]
+        ]
         told.append(_runs(chunk, mine, scores[start:end]) if chunk is not None else ())
     return tuple(told)
 
@@ -92,4 +104,6 @@ def _runs(chunk: ChunkText, tokens: Sequence[int], scores: Sequence[float]) -> t
             runs[-1] = first, max(reach, end), known + score
         else:
             runs.append((start, end, score))
-    return tuple(TextSpan(start, end, sum(known) / len(known) if known else 0.0) for start, end, known in runs)
+    return tuple(
+        TextSpan(start, end, sum(known) / len(known) if known else 0.0) for start, end, known in runs
+    )

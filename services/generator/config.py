@@ -17,12 +17,15 @@ class SelectorConfig:
 
     application: the selector's; empty: there is none, and ``cacheclip`` is refused.
     fallback: how a request goes on when the selector fails or is late.
-    deadline_share, timeout_s: late is what takes more than this part of the request's remaining time, or so many seconds.
+    deadline_share, timeout_s: late is what takes more than this part of the request's remaining time, or so
+    many seconds.
     grouping, reading: where the request names none (docs/selection.md).
     """
 
     application: str = ""
-    fallback: Literal["full", "reordered", "composite", "epic", "random", "query_attention", "cacheblend", "ape"] = "epic"
+    fallback: Literal[
+        "full", "reordered", "composite", "epic", "random", "query_attention", "cacheblend", "ape"
+    ] = "epic"
     deadline_share: float = 0.25
     timeout_s: float = 5.0
     grouping: Grouping = "budget"
@@ -37,12 +40,14 @@ class SelectorConfig:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorConfig:
-    """``model``: a directory or Hugging Face id. ``reuse`` and ``max_tokens`` apply to requests that name none.
+    """``model``: a directory or Hugging Face id. ``reuse`` and ``max_tokens`` apply to requests that name
+    none.
 
-    ``engine.num_threads`` 0 means all CPUs that this process may use. ``kv_store`` is the application that keeps KV; empty: none,
-    everything is computed here and forgotten with the process. ``kv_encoding``: how new KV is stored (see
-    ``docs/encodings.md``); what is stored already is read as it is. ``verdict``: the file that ``auto`` goes by; empty:
-    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md).
+    ``engine.num_threads`` 0 means all CPUs that this process may use. ``kv_store`` is the application that
+    keeps KV; empty: none, everything is computed here and forgotten with the process. ``kv_encoding``: how
+    new KV is stored (see ``docs/encodings.md``); what is stored already is read as it is. ``verdict``: the
+    file that ``auto`` goes by; empty: ``quilt.verdict.json`` in the model's directory, if it is there
+    (docs/recompute.md).
     """
 
     model: str
@@ -65,6 +70,10 @@ class GeneratorConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.max_tokens > self.max_tokens_limit:
-            raise ValueError(f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})")
+            raise ValueError(
+                f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})"
+            )
         if self.reuse == "cacheclip" and not self.selector.application:
-            raise ValueError("reuse: cacheclip needs a selector; name its application in selector.application")
+            raise ValueError(
+                "reuse: cacheclip needs a selector; name its application in selector.application"
+            )

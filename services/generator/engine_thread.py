@@ -45,8 +45,8 @@ class RunsRequests(Protocol):
 
 
 class EngineThread:
-    """Runs ``engine`` until ``close``. If it dies, every request in flight and every later one fails with ``Unavailable``: whoever
-    supervises this process sees ``alive`` and replaces it."""
+    """Runs ``engine`` until ``close``. If it dies, every request in flight and every later one fails with
+    ``Unavailable``: whoever supervises this process sees ``alive`` and replaces it."""
 
     def __init__(self, engine: RunsRequests) -> None:
         self._engine = engine
@@ -68,16 +68,18 @@ class EngineThread:
         commands: AsyncIterator[Command] | None = None,
         decision: Awaitable[Decision] | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """The request's events; the last one is ``DoneEvent``. ``commands``: to a live forest, which is closed when they end;
-        ``decision``: of a request whose mode is deferred, awaited once the engine has it. What either raises, this raises. Closing
-        the generator, or cancelling who iterates it, cancels the request in the engine. The queue has no bound: a branch yields at
-        most ``max_tokens`` small events.
+        """The request's events; the last one is ``DoneEvent``. ``commands``: to a live forest, which is
+        closed when they end; ``decision``: of a request whose mode is deferred, awaited once the engine has
+        it. What either raises, this raises. Closing the generator, or cancelling who iterates it, cancels the
+        request in the engine. The queue has no bound: a branch yields at most ``max_tokens`` small events.
 
         Raises:
             KvquiltError: the engine refused the request, or it failed later.
         """
         # Callers choose their request ids, so two may be equal; the engine's must not.
-        request = replace(request, request_id=f"{ctx.request_id}#{next(self._numbers)}", deadline_s=ctx.deadline_s)
+        request = replace(
+            request, request_id=f"{ctx.request_id}#{next(self._numbers)}", deadline_s=ctx.deadline_s
+        )
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         sink = functools.partial(_deliver, loop, events)
@@ -104,13 +106,17 @@ class EngineThread:
                 giving.cancel()
                 await asyncio.gather(giving, return_exceptions=True)
 
-    async def _give(self, request_id: str, commands: AsyncIterator[Command], events: asyncio.Queue[Event]) -> None:
+    async def _give(
+        self, request_id: str, commands: AsyncIterator[Command], events: asyncio.Queue[Event]
+    ) -> None:
         with self._broken_off(request_id, "the commands", events):
             async for command in commands:
                 self._engine.command(request_id, command)
             self._engine.command(request_id, Close())
 
-    async def _decide(self, request_id: str, decision: Awaitable[Decision], events: asyncio.Queue[Event]) -> None:
+    async def _decide(
+        self, request_id: str, decision: Awaitable[Decision], events: asyncio.Queue[Event]
+    ) -> None:
         with self._broken_off(request_id, "the choice of tokens", events):
             decided = await decision
             self._engine.decide(request_id, decided.mode, decided.recompute)
@@ -122,7 +128,11 @@ class EngineThread:
             yield
         except Exception as error:
             self._engine.cancel(request_id)
-            known = error if isinstance(error, KvquiltError) else InternalError(f"{what} broke off; the log has the reason")
+            known = (
+                error
+                if isinstance(error, KvquiltError)
+                else InternalError(f"{what} broke off; the log has the reason")
+            )
             if known is not error:
                 log.exception("%s of request %s broke off", what, request_id)
             events.put_nowait(FailedEvent(known))
@@ -165,7 +175,9 @@ async def _next(events: asyncio.Queue[Event], ctx: RequestContext) -> Event:
     try:
         return await asyncio.wait_for(events.get(), ctx.remaining_s)
     except TimeoutError:
-        raise DeadlineExceeded("deadline passed while generating; ask for less or set meta.deadline_ms higher") from None
+        raise DeadlineExceeded(
+            "deadline passed while generating; ask for less or set meta.deadline_ms higher"
+        ) from None
 
 
 def _deliver(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:

@@ -27,7 +27,8 @@ from shared.rpc import both_streams, context_of, server_stream, unary
 
 
 class GenerationServicer:
-    """``generator`` is an error when the model could not be loaded: every call then answers with it, and Health says it."""
+    """``generator`` is an error when the model could not be loaded: every call then answers with it, and
+    Health says it."""
 
     def __init__(self, generator: Generator | KvquiltError) -> None:
         self._loaded = generator
@@ -78,7 +79,9 @@ class GenerationServicer:
 
         prefix = piece_of(opened.prefix, "prefix") if opened.HasField("prefix") else None
         chunks, reuse = chunks_of(opened.chunks), reuse_order_of(opened)
-        async with aclosing(generator.explore(context_of(opened.meta), prefix, chunks, reuse, commands())) as events:
+        async with aclosing(
+            generator.explore(context_of(opened.meta), prefix, chunks, reuse, commands())
+        ) as events:
             async for event in events:
                 yield explored_to_pb(event)
 
@@ -104,20 +107,25 @@ class GenerationServicer:
         )
 
     @unary(common_pb2.HealthResponse)
-    async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:
+    async def Health(
+        self, request: common_pb2.HealthRequest, ctx: RequestContext
+    ) -> common_pb2.HealthResponse:
         return health_to_pb(self.health())
 
     def health(self) -> ServiceHealth:
         if isinstance(self._loaded, KvquiltError):
             return ServiceHealth("generator", ready=False, detail=self._loaded.detail)
         if not self._loaded.alive:
-            return ServiceHealth("generator", ready=False, detail="the engine has stopped and is being replaced")
+            return ServiceHealth(
+                "generator", ready=False, detail="the engine has stopped and is being replaced"
+            )
         return ServiceHealth("generator", ready=True, facts=self._loaded.facts())
 
     def raise_if_dead(self) -> None:
         """
         Raises:
-            Unavailable: the engine has stopped. A model that could not be loaded is not dead: a new replica would not help.
+            Unavailable: the engine has stopped. A model that could not be loaded is not dead: a new replica
+            would not help.
         """
         if isinstance(self._loaded, Generator) and not self._loaded.alive:
             raise Unavailable("the engine has stopped")

@@ -10,7 +10,7 @@ from services.generator.config import GeneratorConfig
 from services.generator.selecting import Selector
 from services.generator.serving import Generator
 from shared.engine import Engine, load_model
-from shared.engine.source import NoSource, SegmentSource
+from shared.engine.kv.source import NoSource, SegmentSource
 from shared.prompt import PromptTokenizer
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import ChunkStore, StoreSegmentSource
@@ -26,11 +26,12 @@ def load_generator(
     loop: asyncio.AbstractEventLoop,
     selector: Selector | None = None,
 ) -> Generator:
-    """Loads the model and starts its engine. ``store`` is called on ``loop`` only; None keeps no KV. ``selector`` None: nobody
-    chooses for ``cacheclip``.
+    """Loads the model and starts its engine. ``store`` is called on ``loop`` only; None keeps no KV.
+    ``selector`` None: nobody chooses for ``cacheclip``.
 
     Raises:
-        KvquiltError: there is no such model, it cannot be reproduced exactly, or its tokenizer, template or verdict is broken.
+        KvquiltError: there is no such model, it cannot be reproduced exactly, or its tokenizer, template or
+        verdict is broken.
     """
     verdict = _verdict(config)
     model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
@@ -40,7 +41,13 @@ def load_generator(
         shape = KvShape.of_model(model, tokenizer.hash if tokenizer else "")
         source = StoreSegmentSource(store, node_id, loop, shape, config.kv_encoding)
     engine = Engine(model, config.engine, source, decode=tokenizer.decode if tokenizer else None)
-    log.info("serving %s, fingerprint %s, %s on %s", config.model, model.fingerprint, model.spec.dtype_name, model.spec.device)
+    log.info(
+        "serving %s, fingerprint %s, %s on %s",
+        config.model,
+        model.fingerprint,
+        model.spec.dtype_name,
+        model.spec.device,
+    )
     return Generator(config, engine, tokenizer, selector, verdict)
 
 

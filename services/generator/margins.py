@@ -1,13 +1,15 @@
-"""Writing in the Margins (arXiv 2408.14906): notes on every chunk, then the answer with the useful ones in context.
+"""Writing in the Margins (arXiv 2408.14906): notes on every chunk, then the answer with the useful ones in
+context.
 
     chunk 0 ──► margin ──► relevant? ──┐
     chunk 1 ──► margin ──► relevant? ──┼──► all chunks, kept margins, question ──► answer
     chunk 2 ──► margin ──► relevant? ──┘
 
-Each margin sees the prefix and its own chunk. All are requests of their own to the engine, which decodes them in the same steps and
-shares the chunks' resident KV with the answer that follows. A margin is relevant if the model, asked so, finds ``yes`` more likely
-than ``no``: by the log-probabilities of the first token in which the two differ. The kept margins stand, as chunks
-would, in front of the question, in the order of their chunks; their text is prefilled with the question, so the answer is exact.
+Each margin sees the prefix and its own chunk. All are requests of their own to the engine, which decodes them
+in the same steps and shares the chunks' resident KV with the answer that follows. A margin is relevant if the
+model, asked so, finds ``yes`` more likely than ``no``: by the log-probabilities of the first token in which
+the two differ. The kept margins stand, as chunks would, in front of the question, in the order of their
+chunks; their text is prefilled with the question, so the answer is exact.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ MAX_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class MarginsOrder:
-    """``{question}`` and, in ``relevance``, ``{margin}`` are replaced; both texts go through the model's question template."""
+    """``{question}`` and, in ``relevance``, ``{margin}`` are replaced; both texts go through the model's
+    question template."""
 
     instruction: str = INSTRUCTION
     relevance: str = RELEVANCE
@@ -67,7 +70,9 @@ class MarginEvent:
 class MarginWriter:
     """Answers one order whose ``question`` is text."""
 
-    def __init__(self, generator: Generator, ctx: RequestContext, planned: Plan, margins: MarginsOrder) -> None:
+    def __init__(
+        self, generator: Generator, ctx: RequestContext, planned: Plan, margins: MarginsOrder
+    ) -> None:
         """``planned``: the answer as it would be without margins.
 
         Raises:
@@ -80,27 +85,36 @@ class MarginWriter:
             raise InvalidRequest("decoding.margins: give one question, as text")
         if not order.chunks:
             raise InvalidRequest("decoding.margins: there are no chunks to write margins on")
-        for name, text, slot in (("instruction", margins.instruction, "{question}"), ("relevance", margins.relevance, "{margin}")):
+        for name, text, slot in (
+            ("instruction", margins.instruction, "{question}"),
+            ("relevance", margins.relevance, "{margin}"),
+        ):
             if slot not in text:
                 raise InvalidRequest(f"decoding.margins.{name}: must contain {slot}")
         if margins.max_tokens > generator.config.max_tokens_limit:
             raise InvalidRequest(
-                f"decoding.margins.max_tokens: {margins.max_tokens} is more than the {generator.config.max_tokens_limit} allowed"
+                f"decoding.margins.max_tokens: {margins.max_tokens} is more than the "
+                f"{generator.config.max_tokens_limit} allowed"
             )
         self._generator = generator
         self._tokenizer: PromptTokenizer = generator.tokenizer
         self._ctx = ctx
         self._order = order
-        # A chunk alone behind the prefix is stored as ``full`` would compute it: nothing is worth computing anew.
-        self._reuse_alone = ReuseOrder(ReuseMode.REORDERED) if planned.request.reuse.recomputes else order.reuse
+        # A chunk alone behind the prefix is stored as ``full`` would compute it: nothing is worth computing
+        # anew.
+        self._reuse_alone = (
+            ReuseOrder(ReuseMode.REORDERED) if planned.request.reuse.recomputes else order.reuse
+        )
         self._margins = margins
         self._question = order.questions[0].text
-        self._shared_ids, self._yes_id, self._no_id = _first_difference(self._tokenizer, margins.yes, margins.no)
+        self._shared_ids, self._yes_id, self._no_id = _first_difference(
+            self._tokenizer, margins.yes, margins.no
+        )
         self._usage = Usage(0, 0, 0, 0)
 
     async def answer(self) -> AsyncGenerator[Told | MarginTokenEvent | MarginEvent, None]:
-        """Margins as they come, then the answer's events. Usage is that of everything, times are the answer's, its first token and
-        its end from the beginning of the margins."""
+        """Margins as they come, then the answer's events. Usage is that of everything, times are the
+        answer's, its first token and its end from the beginning of the margins."""
         begun = time.monotonic()
         notes: list[MarginEvent] = []
         async with aclosing(_merged([self._margin(i) for i in range(len(self._order.chunks))])) as events:
@@ -114,7 +128,9 @@ class MarginWriter:
             async for told in answer:
                 if isinstance(told, EndEvent):
                     times = told.done.timings
-                    timings = replace(times, first_token_s=times.first_token_s + before, total_s=times.total_s + before)
+                    timings = replace(
+                        times, first_token_s=times.first_token_s + before, total_s=times.total_s + before
+                    )
                     yield replace(told, done=DoneEvent(_sum(self._usage, told.done.usage), timings))
                 else:
                     yield told
@@ -152,7 +168,9 @@ class MarginWriter:
         yes, no = token.watched
         return yes, no
 
-    async def _ask(self, chunk: int, question_ids: tuple[int, ...], sampling: SamplingParams) -> AsyncGenerator[Told, None]:
+    async def _ask(
+        self, chunk: int, question_ids: tuple[int, ...], sampling: SamplingParams
+    ) -> AsyncGenerator[Told, None]:
         order = GenerationOrder(
             self._order.prefix,
             (self._order.chunks[chunk],),
@@ -161,7 +179,9 @@ class MarginWriter:
             sampling.max_tokens,
             sampling,
         )
-        async with aclosing(self._generator.generate(self._ctx, self._generator.plan(self._ctx, order))) as events:
+        async with aclosing(
+            self._generator.generate(self._ctx, self._generator.plan(self._ctx, order))
+        ) as events:
             async for event in events:
                 if isinstance(event, EndEvent):
                     self._usage = _sum(self._usage, event.done.usage)
@@ -174,7 +194,10 @@ def _first_difference(tokenizer: PromptTokenizer, yes: str, no: str) -> tuple[tu
     for place, (a, b) in enumerate(zip(yes_ids, no_ids, strict=False)):
         if a != b:
             return yes_ids[:place], a, b
-    raise InvalidRequest(f"decoding.margins.yes, no: {yes!r} and {no!r} must be two texts of which neither begins with the other")
+    raise InvalidRequest(
+        f"decoding.margins.yes, no: {yes!r} and {no!r} must be two texts of which neither begins with "
+        "the other"
+    )
 
 
 def _sum(a: Usage, b: Usage) -> Usage:

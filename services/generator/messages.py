@@ -1,4 +1,5 @@
-"""What ``handlers`` reads and writes: messages of ``Prefill``, ``Generate`` and ``Explore`` to domain values, and back."""
+"""What ``handlers`` reads and writes: messages of ``Prefill``, ``Generate`` and ``Explore`` to domain values,
+and back."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from dataclasses import replace
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2, recompute_pb2
 from services.generator.config import GeneratorConfig
-from services.generator.margins import INSTRUCTION, MAX_TOKENS, NO, RELEVANCE, YES, MarginEvent, MarginsOrder, MarginTokenEvent
+from services.generator.margins import (
+    INSTRUCTION,
+    MAX_TOKENS,
+    NO,
+    RELEVANCE,
+    YES,
+    MarginEvent,
+    MarginsOrder,
+    MarginTokenEvent,
+)
 from services.generator.prompts import IdsPiece, Piece, Prompts, TextPiece
 from services.generator.reusing import ReuseOrder, mode_of
 from services.generator.serving import GenerationOrder
@@ -43,7 +53,10 @@ from shared.engine.types import (
 )
 from shared.errors import InvalidRequest
 
-FINISH = {FinishReason.STOP: common_pb2.FINISH_REASON_STOP, FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH}
+FINISH = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
 
 
 def order_of(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
@@ -64,7 +77,9 @@ def order_of(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
 def _beams(decoding: Decoding) -> Beams | None:
     if decoding.beams is None:
         return None
-    return Beams(decoding.beams.width, decoding.beams.length_penalty, EarlyStopping(decoding.beams.early_stopping))
+    return Beams(
+        decoding.beams.width, decoding.beams.length_penalty, EarlyStopping(decoding.beams.early_stopping)
+    )
 
 
 def _choice(decoding: Decoding) -> Choice | None:
@@ -87,7 +102,8 @@ def reuse_order_of(pb: generation_pb2.GenerateRequest | generation_pb2.ForestOpe
 def _ape(asked: AskedApe) -> Ape:
     usual = Ape()
     return Ape(
-        usual.temperature if asked.temperature is None else asked.temperature, usual.scale if asked.scale is None else asked.scale
+        usual.temperature if asked.temperature is None else asked.temperature,
+        usual.scale if asked.scale is None else asked.scale,
     )
 
 
@@ -160,7 +176,9 @@ def response_of(event: Told | MarginTokenEvent | MarginEvent) -> generation_pb2.
             )
             return generation_pb2.GenerateResponse(branch_done=end)
         case ChosenEvent():
-            chosen = common_pb2.Chosen(question=event.question, sample=event.sample, answer=event.answer, votes=event.votes)
+            chosen = common_pb2.Chosen(
+                question=event.question, sample=event.sample, answer=event.answer, votes=event.votes
+            )
             return generation_pb2.GenerateResponse(chosen=chosen)
         case MarginTokenEvent():
             written = common_pb2.MarginToken(chunk=event.chunk, token_id=event.token_id, text=event.text)
@@ -187,13 +205,19 @@ def _selected(event: SelectionEvent) -> recompute_pb2.Selected:
     told = Selected(selected.tokens, selected.question, selected.layers, selected.scores, event.chunks)
     if answer is not None:
         told = replace(
-            told, reading=answer.reading, num_picked=answer.num_picked, num_grouped=answer.num_grouped, timings=answer.timings
+            told,
+            reading=answer.reading,
+            num_picked=answer.num_picked,
+            num_grouped=answer.num_grouped,
+            timings=answer.timings,
         )
     return selected_to_pb(told)
 
 
 def _done(event: EndEvent) -> generation_pb2.GenerateDone:
-    return generation_pb2.GenerateDone(usage=_usage(event), timings=_timings(event), chunk_ids=event.chunk_ids)
+    return generation_pb2.GenerateDone(
+        usage=_usage(event), timings=_timings(event), chunk_ids=event.chunk_ids
+    )
 
 
 def _usage(event: EndEvent) -> common_pb2.Usage:
@@ -234,19 +258,28 @@ def command_of(pb: generation_pb2.ExploreRequest, prompts: Prompts, config: Gene
     """
     match pb.WhichOneof("command"):
         case "start":
-            return Start(pb.start.branch, prompts.question("start.piece", piece_of(pb.start.piece, "start.piece")))
+            return Start(
+                pb.start.branch, prompts.question("start.piece", piece_of(pb.start.piece, "start.piece"))
+            )
         case "fork":
-            return Fork(pb.fork.branch, pb.fork.source, pb.fork.length if pb.fork.HasField("length") else None)
+            return Fork(
+                pb.fork.branch, pb.fork.source, pb.fork.length if pb.fork.HasField("length") else None
+            )
         case "rewind":
             return Rewind(pb.rewind.branch, pb.rewind.num_tokens)
         case "prune":
             return Prune(pb.prune.branch)
         case "append":
-            return Append(pb.append.branch, prompts.plain("append.piece", piece_of(pb.append.piece, "append.piece")))
+            return Append(
+                pb.append.branch, prompts.plain("append.piece", piece_of(pb.append.piece, "append.piece"))
+            )
         case "grow":
             max_tokens = pb.grow.sampling.max_tokens or config.max_tokens
             if max_tokens > config.max_tokens_limit:
-                raise InvalidRequest(f"grow.sampling.max_tokens: {max_tokens} is more than the {config.max_tokens_limit} allowed")
+                raise InvalidRequest(
+                    f"grow.sampling.max_tokens: {max_tokens} is more than the "
+                    f"{config.max_tokens_limit} allowed"
+                )
             return Grow(pb.grow.branch, sampling_of(pb.grow.sampling, max_tokens))
         case "merge":
             length = pb.merge.length if pb.merge.HasField("length") else None
@@ -265,7 +298,9 @@ def explored_to_pb(event: Told) -> generation_pb2.ExploreResponse:
             )
             return generation_pb2.ExploreResponse(applied=applied)
         case RefusedEvent():
-            refused = generation_pb2.ForestRefused(command=event.command, code=event.error.code, detail=event.error.detail)
+            refused = generation_pb2.ForestRefused(
+                command=event.command, code=event.error.code, detail=event.error.detail
+            )
             return generation_pb2.ExploreResponse(refused=refused)
         case GrownEvent():
             grown = generation_pb2.ForestGrown(

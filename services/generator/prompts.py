@@ -26,7 +26,8 @@ Piece = TextPiece | IdsPiece
 
 
 class Prompts:
-    """``field`` names the piece in the request, for whoever has to correct it. Every method raises ``InvalidRequest``."""
+    """``field`` names the piece in the request, for whoever has to correct it. Every method raises
+    ``InvalidRequest``."""
 
     def __init__(self, tokenizer: PromptTokenizer | None, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -50,16 +51,22 @@ class Prompts:
         return tuple(self.question(f"questions[{i}]", piece) for i, piece in enumerate(pieces))
 
     def question(self, field: str, piece: Piece) -> tuple[int, ...]:
-        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_question(text))
+        return self._ids(
+            field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_question(text)
+        )
 
     def plain(self, field: str, piece: Piece) -> tuple[int, ...]:
         """Text as it is, without a template."""
         return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode(text))
 
     def _chunk(self, field: str, piece: Piece) -> tuple[int, ...]:
-        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_chunk(text))
+        return self._ids(
+            field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_chunk(text)
+        )
 
-    def _ids(self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]) -> tuple[int, ...]:
+    def _ids(
+        self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]
+    ) -> tuple[int, ...]:
         if isinstance(piece, TextPiece):
             if self._tokenizer is None:
                 raise InvalidRequest(f"{field}.text: this model has no tokenizer; send token_ids")
@@ -67,7 +74,8 @@ class Prompts:
         for i, token in enumerate(piece.token_ids):
             if not 0 <= token < self._vocab_size:
                 raise InvalidRequest(
-                    f"{field}.token_ids[{i}]: {token} is outside the model's vocabulary (0 to {self._vocab_size - 1})"
+                    f"{field}.token_ids[{i}]: {token} is outside the model's vocabulary (0 to "
+                    f"{self._vocab_size - 1})"
                 )
         return piece.token_ids
 

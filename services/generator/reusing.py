@@ -1,4 +1,5 @@
-"""Which mode a request really runs in: the one it names, the configured one, or what the model's verdict says."""
+"""Which mode a request really runs in: the one it names, the configured one, or what the model's verdict
+says."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ class Reusing:
 class Modes:
     """``model``: fingerprint. ``has_selector``: whether anybody can choose for ``cacheclip``."""
 
-    def __init__(self, config: GeneratorConfig, model: str, verdict: Verdict | None, has_selector: bool) -> None:
+    def __init__(
+        self, config: GeneratorConfig, model: str, verdict: Verdict | None, has_selector: bool
+    ) -> None:
         self._config = config
         self._model = model
         self._verdict = verdict
@@ -59,7 +62,9 @@ class Modes:
         if mode is not ReuseMode.CACHECLIP:
             for name, value in (("grouping", order.grouping), ("reading", order.reading)):
                 if value is not None:
-                    raise InvalidRequest(f"recompute.{name}: mode {mode.value} asks no selector; leave it out")
+                    raise InvalidRequest(
+                        f"recompute.{name}: mode {mode.value} asks no selector; leave it out"
+                    )
         elif has_question and not self._has_selector:
             raise FailedPrecondition(
                 "reuse: cacheclip needs a selector, and this generator has none; "
@@ -69,7 +74,9 @@ class Modes:
 
     def _by_verdict(self, order: ReuseOrder, prefix_ids: tuple[int, ...], has_question: bool) -> Reusing:
         if (order.recompute, order.ape, order.grouping, order.reading) != (Recompute(), Ape(), None, None):
-            raise InvalidRequest("recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode")
+            raise InvalidRequest(
+                "recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode"
+            )
         verdict, why = self._verdict, self._why_not(prefix_ids, has_question)
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
@@ -84,14 +91,22 @@ class Modes:
         if misfit:
             return f"the verdict was made for another {misfit}"
         if not has_question and verdict.mode in ("query_attention", "cacheclip"):
-            return f"the verdict's mode, {verdict.mode}, goes by the question, and a forest is opened without one"
+            return (
+                f"the verdict's mode, {verdict.mode}, goes by the question, and a forest is opened "
+                "without one"
+            )
         if verdict.mode == "cacheclip" and not self._has_selector:
-            return "the verdict's mode, cacheclip, needs a selector, and generator.selector.application names none"
+            return (
+                "the verdict's mode, cacheclip, needs a selector, and "
+                "generator.selector.application names none"
+            )
         return ""
 
     def _reusing(self, mode: ReuseMode, order: ReuseOrder, recompute: Recompute) -> Reusing:
         selector = self._config.selector
-        return Reusing(mode, recompute, order.ape, order.grouping or selector.grouping, order.reading or selector.reading)
+        return Reusing(
+            mode, recompute, order.ape, order.grouping or selector.grouping, order.reading or selector.reading
+        )
 
 
 def mode_of(name: str) -> Mode:

@@ -1,5 +1,5 @@
-"""Asks the selector which tokens to compute anew, beside the loading of KV. It never stops an answer: what cannot be asked, fails
-or is late becomes the configured fallback, and the caller is told why."""
+"""Asks the selector which tokens to compute anew, beside the loading of KV. It never stops an answer: what
+cannot be asked, fails or is late becomes the configured fallback, and the caller is told why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.generator.config import SelectorConfig
 from services.generator.prompts import Piece
 from services.generator.reusing import Reusing
 from shared.clients.selection import Grouping, Reading, SelectedTokens, SelectionChunk
-from shared.engine.selecting import DEFAULT_RATIO
+from shared.engine.modes.selecting import DEFAULT_RATIO
 from shared.engine.types import Chunk, Recompute, ReuseMode
 from shared.errors import KvquiltError
 from shared.request import RequestContext
@@ -41,7 +41,8 @@ class Selector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How the engine goes on. ``selected`` None: the selector did not say, and ``note`` says why. ``took_s``: to come to it."""
+    """How the engine goes on. ``selected`` None: the selector did not say, and ``note`` says why. ``took_s``:
+    to come to it."""
 
     mode: ReuseMode
     recompute: Recompute
@@ -61,14 +62,21 @@ class Choosing:
         self._reader = reader
 
     async def choose(
-        self, ctx: RequestContext, chunks: Sequence[Chunk], pieces: Sequence[Piece], questions: Sequence[Piece], reusing: Reusing
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[Chunk],
+        pieces: Sequence[Piece],
+        questions: Sequence[Piece],
+        reusing: Reusing,
     ) -> Decision:
         """``pieces``: those that ``chunks`` were made of. Raises nothing but cancellation."""
         begun = time.monotonic()
         patience_s = min(self._config.timeout_s, self._config.deadline_share * ctx.remaining_s)
         try:
             async with asyncio.timeout(patience_s):
-                selected = await self._ask(replace(ctx, deadline_s=begun + patience_s), chunks, pieces, questions, reusing)
+                selected = await self._ask(
+                    replace(ctx, deadline_s=begun + patience_s), chunks, pieces, questions, reusing
+                )
         except _NotAskedError as reason:
             why = str(reason)
         except TimeoutError:
@@ -85,7 +93,12 @@ class Choosing:
         return self._fallback(reusing.recompute, time.monotonic() - begun, why)
 
     async def _ask(
-        self, ctx: RequestContext, chunks: Sequence[Chunk], pieces: Sequence[Piece], questions: Sequence[Piece], reusing: Reusing
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[Chunk],
+        pieces: Sequence[Piece],
+        questions: Sequence[Piece],
+        reusing: Reusing,
     ) -> SelectedTokens:
         ids = [chunk.token_ids for chunk in chunks]
         texts, asked = await asyncio.to_thread(self._read, pieces, ids, questions)
@@ -102,16 +115,24 @@ class Choosing:
         self, pieces: Sequence[Piece], ids: Sequence[tuple[int, ...]], questions: Sequence[Piece]
     ) -> tuple[list[str], list[str]]:
         chunks = [chunk.text if chunk is not None else None for chunk in self._reader.chunks(pieces, ids)]
-        return _known("chunks", chunks), _known("questions", [self._reader.question(question) for question in questions])
+        return _known("chunks", chunks), _known(
+            "questions", [self._reader.question(question) for question in questions]
+        )
 
     def _fallback(self, recompute: Recompute, took_s: float, why: str) -> Decision:
         mode = ReuseMode(self._config.fallback)
-        by_ratio = Recompute(recompute.ratio, seed=recompute.seed) if self._config.fallback in BY_RATIO else Recompute()
+        by_ratio = (
+            Recompute(recompute.ratio, seed=recompute.seed)
+            if self._config.fallback in BY_RATIO
+            else Recompute()
+        )
         return Decision(mode, by_ratio, took_s, note=f"cacheclip became {mode.value}: {why}")
 
 
 def _known(name: str, texts: Sequence[str | None]) -> list[str]:
     for index, text in enumerate(texts):
         if text is None:
-            raise _NotAskedError(f"the selector reads text, and there is none that gives the token ids of {name}[{index}]")
+            raise _NotAskedError(
+                f"the selector reads text, and there is none that gives the token ids of {name}[{index}]"
+            )
     return [text for text in texts if text is not None]

@@ -1,4 +1,5 @@
-"""A request's way through the generator: pieces to ids, ids to identities, identities to the engine, its events back."""
+"""A request's way through the generator: pieces to ids, ids to identities, identities to the engine, its
+events back."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ from shared.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class GenerationOrder:
-    """What a caller asks for. ``prefix``, ``max_tokens`` None: the model's, the configured one. ``explain``: scores and places in
-    the text are told of what is selected.
+    """What a caller asks for. ``prefix``, ``max_tokens`` None: the model's, the configured one. ``explain``:
+    scores and places in the text are told of what is selected.
 
     ``sampling.max_tokens`` is overruled by ``max_tokens``.
     """
@@ -100,10 +101,11 @@ class Generator:
     async def prefill(
         self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece], encoding: str = ""
     ) -> AsyncGenerator[PrefilledChunk, None]:
-        """One value per piece, in order, each once its KV is durable. The same chunk twice is one piece of work.
+        """One value per piece, in order, each once its KV is durable. The same chunk twice is one piece of
+        work.
 
-        ``encoding`` empty: the configured one for new KV, what is stored stays as it is; else the one that all of it is stored in
-        afterwards.
+        ``encoding`` empty: the configured one for new KV, what is stored stays as it is; else the one that
+        all of it is stored in afterwards.
         """
         if encoding and encoding not in ENCODINGS:
             raise InvalidRequest(f"encoding: {encoding!r} is not one of {', '.join(ENCODINGS)}")
@@ -123,11 +125,17 @@ class Generator:
                     next_index += 1
 
     def plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
-        """The engine's request for ``order``: everything is ids, every chunk has its identity, every default its value."""
+        """The engine's request for ``order``: everything is ids, every chunk has its identity, every default
+        its value."""
         if len(order.questions) > self.config.max_questions:
-            raise InvalidRequest(f"questions: {len(order.questions)} are more than the {self.config.max_questions} allowed")
+            raise InvalidRequest(
+                f"questions: {len(order.questions)} are more than the {self.config.max_questions} allowed"
+            )
         if order.sampling.stop and self.tokenizer is None:
-            raise InvalidRequest("sampling.stop: this model has no tokenizer, so its text is unknown; stop by token ids yourself")
+            raise InvalidRequest(
+                "sampling.stop: this model has no tokenizer, so its text is unknown; stop by token ids "
+                "yourself"
+            )
         prefix_ids, chunks = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len([c.token_ids for c in chunks]) + max(map(len, questions))
@@ -147,15 +155,22 @@ class Generator:
         return Plan(order, request, reusing)
 
     async def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Told, None]:
-        """What happens to a planned request; the last event is ``EndEvent``. Closing it early cancels the work."""
+        """What happens to a planned request; the last event is ``EndEvent``. Closing it early cancels the
+        work."""
         choosing = asyncio.create_task(self._choose(ctx, plan)) if plan.request.reuse.deferred else None
-        reading = asyncio.create_task(self._read(plan)) if plan.order.explain and plan.request.reuse.recomputes else None
+        reading = (
+            asyncio.create_task(self._read(plan))
+            if plan.order.explain and plan.request.reuse.recomputes
+            else None
+        )
         try:
             async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
                 async for event in events:
                     decision = choosing.result() if choosing is not None else None
                     if isinstance(event, SelectedEvent):
-                        yield _selection(event, decision, plan, await reading if reading is not None else None)
+                        yield _selection(
+                            event, decision, plan, await reading if reading is not None else None
+                        )
                     elif isinstance(event, DoneEvent):
                         yield end_of(event, plan.request.chunks, plan.reusing, decision)
                     else:
@@ -177,7 +192,9 @@ class Generator:
         """What happens in a live forest. It is closed when ``commands`` end."""
         prefix_ids, chunks = self._context(ctx, prefix, pieces)
         reusing = self._modes.settle(reuse, prefix_ids, has_question=False)
-        request = ForestRequest(ctx.request_id, prefix_ids, chunks, reusing.mode, recompute=reusing.recompute, ape=reusing.ape)
+        request = ForestRequest(
+            ctx.request_id, prefix_ids, chunks, reusing.mode, recompute=reusing.recompute, ape=reusing.ape
+        )
         async with aclosing(self._thread.stream(request, ctx, commands)) as events:
             async for event in events:
                 match event:
@@ -209,7 +226,9 @@ class Generator:
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
-        return await self._choosing.choose(ctx, plan.request.chunks, plan.order.chunks, plan.order.questions, plan.reusing)
+        return await self._choosing.choose(
+            ctx, plan.request.chunks, plan.order.chunks, plan.order.questions, plan.reusing
+        )
 
     async def _read(self, plan: Plan) -> list[ChunkText | None]:
         ids = [chunk.token_ids for chunk in plan.request.chunks]
@@ -219,25 +238,33 @@ class Generator:
         self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
     ) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
         if len(pieces) > self.config.max_chunks:
-            raise InvalidRequest(f"chunks: {len(pieces)} are more than the {self.config.max_chunks} allowed in one request")
+            raise InvalidRequest(
+                f"chunks: {len(pieces)} are more than the {self.config.max_chunks} allowed in one request"
+            )
         prefix_ids = self.prompts.prefix(prefix)
         fingerprint = self.model.fingerprint
         return prefix_ids, tuple(
-            Chunk(chunk_identity(ctx.tenant, fingerprint, prefix_ids, ids), ids) for ids in self.prompts.chunks(pieces)
+            Chunk(chunk_identity(ctx.tenant, fingerprint, prefix_ids, ids), ids)
+            for ids in self.prompts.chunks(pieces)
         )
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
-        """Who asks for too much is told so, here or by the engine; the default only takes the room there is."""
+        """Who asks for too much is told so, here or by the engine; the default only takes the room there
+        is."""
         spec, limit = self.model.spec, self.config.max_tokens_limit
         if asked is None:
-            room = min(spec.max_positions, spec.sliding_window or spec.max_positions) - prompt_len + 1  # the last is never fed back
+            room = (
+                min(spec.max_positions, spec.sliding_window or spec.max_positions) - prompt_len + 1
+            )  # the last is never fed back
             return max(1, min(self.config.max_tokens, room))
         if asked > limit:
             raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
         return asked
 
 
-def _selection(event: SelectedEvent, decision: Decision | None, plan: Plan, texts: list[ChunkText | None] | None) -> SelectionEvent:
+def _selection(
+    event: SelectedEvent, decision: Decision | None, plan: Plan, texts: list[ChunkText | None] | None
+) -> SelectionEvent:
     """``texts`` of the chunks; None: no explanation was asked for."""
     answer = decision.selected if decision is not None else None
     if texts is None:

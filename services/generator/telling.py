@@ -1,4 +1,5 @@
-"""What callers are told of a request beyond the engine's own events: what was chosen and why, and what it really ran as."""
+"""What callers are told of a request beyond the engine's own events: what was chosen and why, and what it
+really ran as."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from shared.engine.types import Chunk, DoneEvent, Event, ReuseMode, SelectedEven
 
 @dataclass(frozen=True, slots=True)
 class SelectionEvent:
-    """``selected`` with the scores that the selector gave, if one was asked and an explanation is wanted; ``chunks``: where in the
-    text of each chunk the tokens are."""
+    """``selected`` with the scores that the selector gave, if one was asked and an explanation is wanted;
+    ``chunks``: where in the text of each chunk the tokens are."""
 
     selected: SelectedEvent
     answer: SelectedTokens | None = None
@@ -24,8 +25,8 @@ class SelectionEvent:
 
 @dataclass(frozen=True, slots=True)
 class EndEvent:
-    """The request is complete. ``mode``: what it really ran as; ``note``: why that is not what was asked for; ``chunk_ids``: of its
-    chunks, in order."""
+    """The request is complete. ``mode``: what it really ran as; ``note``: why that is not what was asked for;
+    ``chunk_ids``: of its chunks, in order."""
 
     done: DoneEvent
     chunk_ids: tuple[str, ...]

@@ -49,7 +49,8 @@ def build_service(config: IngestionConfig) -> IngestionService:
 
 
 def _recipe(config: IngestionConfig) -> Recipe | KvquiltError | None:
-    """None: the model has no tokenizer. A model that is not there is no reason to crash again and again: Health says it."""
+    """None: the model has no tokenizer. A model that is not there is no reason to crash again and again:
+    Health says it."""
     try:
         tokenizer = PromptTokenizer.of_model(config.model)
     except KvquiltError as error:
@@ -60,4 +61,6 @@ def _recipe(config: IngestionConfig) -> Recipe | KvquiltError | None:
 
 def build(args: dict[str, Any]) -> serve.Application:
     config = load(IngestionConfig, args)
-    return serve.deployment(name="ingestion", **config.deployment.serve_options())(Ingestion).bind(to_dict(config))
+    return serve.deployment(name="ingestion", **config.deployment.serve_options())(Ingestion).bind(
+        to_dict(config)
+    )

@@ -1,7 +1,7 @@
 """The auxiliary model's KV of documents, made durable beside the primary's and named by their manifests.
 
-It makes answers faster and nothing else depends on it: what is not there is computed when a question asks for it. So nothing here
-fails an ingestion. A selector that does not answer is not asked again in the same run.
+It makes answers faster and nothing else depends on it: what is not there is computed when a question asks for
+it. So nothing here fails an ingestion. A selector that does not answer is not asked again in the same run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class AuxiliaryRun:
-    """Of one run over documents. ``identity``: of the auxiliary model; empty: there is none, or none that answers."""
+    """Of one run over documents. ``identity``: of the auxiliary model; empty: there is none, or none that
+    answers."""
 
-    def __init__(self, selector: Selector | None, model: ModelDescription, timeout_s: float, batch: int) -> None:
+    def __init__(
+        self, selector: Selector | None, model: ModelDescription, timeout_s: float, batch: int
+    ) -> None:
         """``timeout_s``: how long a single chunk may take; ``batch``: chunks per call."""
         self.identity = ""
         self._selector, self._model, self._timeout_s, self._batch = selector, model, timeout_s, batch
@@ -36,7 +39,9 @@ class AuxiliaryRun:
                 async with asyncio.timeout(self._timeout_s):
                     self.identity = (await self._selector.describe(ctx)).identity
             except (KvquiltError, TimeoutError) as error:
-                log.warning("the selector does not answer; documents are ingested without auxiliary KV: %s", error)
+                log.warning(
+                    "the selector does not answer; documents are ingested without auxiliary KV: %s", error
+                )
         return self
 
     def lacks(self, manifest: Manifest) -> bool:
@@ -50,17 +55,23 @@ class AuxiliaryRun:
         encoded = await self._encoded(ctx, manifest.chunks)
         if encoded is None:
             return bare
-        chunks = tuple(replace(c, auxiliary_id=one.auxiliary_id) for c, one in zip(bare.chunks, encoded, strict=True))
+        chunks = tuple(
+            replace(c, auxiliary_id=one.auxiliary_id) for c, one in zip(bare.chunks, encoded, strict=True)
+        )
         return replace(bare, auxiliary=identity, chunks=chunks)
 
-    async def restored(self, ctx: RequestContext, manifest: Manifest, kv_ids: frozenset[str]) -> list[EncodedChunk]:
+    async def restored(
+        self, ctx: RequestContext, manifest: Manifest, kv_ids: frozenset[str]
+    ) -> list[EncodedChunk]:
         """Makes auxiliary KV that the manifest names durable again; of ``kv_ids`` only, if there are any."""
         if not self.identity or manifest.auxiliary != self.identity:
             return []
         lost = [c for c in manifest.chunks if c.auxiliary_id and (not kv_ids or c.auxiliary_id in kv_ids)]
         return await self._encoded(ctx, lost) or []
 
-    async def _encoded(self, ctx: RequestContext, chunks: Sequence[ManifestChunk]) -> list[EncodedChunk] | None:
+    async def _encoded(
+        self, ctx: RequestContext, chunks: Sequence[ManifestChunk]
+    ) -> list[EncodedChunk] | None:
         """One per chunk; None: the selector could not."""
         if self._selector is None or not self.identity:
             return None
@@ -71,13 +82,18 @@ class AuxiliaryRun:
             for begin in range(0, len(texts), self._batch):
                 encoded += await self._call(ctx, self._selector, texts[begin : begin + self._batch])
         except KvquiltError as error:
-            log.warning("a document is stored without auxiliary KV, which is computed when it is asked for: %s", error.detail)
+            log.warning(
+                "a document is stored without auxiliary KV, which is computed when it is asked for: %s",
+                error.detail,
+            )
             if isinstance(error, (Unavailable, DeadlineExceeded)):
                 self.identity = ""
             return None
         return encoded
 
-    async def _call(self, ctx: RequestContext, selector: Selector, chunks: Sequence[SelectionChunk]) -> list[EncodedChunk]:
+    async def _call(
+        self, ctx: RequestContext, selector: Selector, chunks: Sequence[SelectionChunk]
+    ) -> list[EncodedChunk]:
         encoded: list[EncodedChunk] = []
         async with aclosing(selector.encode(ctx, chunks)) as answers:
             for _ in chunks:
@@ -85,7 +101,9 @@ class AuxiliaryRun:
                     async with asyncio.timeout(self._timeout_s):
                         encoded.append(await anext(answers))
                 except TimeoutError:
-                    raise DeadlineExceeded(f"the selector did not encode a chunk within {self._timeout_s:g} s") from None
+                    raise DeadlineExceeded(
+                        f"the selector did not encode a chunk within {self._timeout_s:g} s"
+                    ) from None
                 except StopAsyncIteration:
                     raise Unavailable("the selector ended early") from None
         return encoded

@@ -27,8 +27,11 @@ class CallPolicy:
     longest_pause_s: float = 8.0
     sleep: Sleep = asyncio.sleep
 
-    async def run(self, ctx: RequestContext, call: Callable[[RequestContext], Awaitable[ResultT]], work: int = 1) -> ResultT:
-        """Calls, and calls again where the error says that this may help; ``work`` multiplies the time one try gets."""
+    async def run(
+        self, ctx: RequestContext, call: Callable[[RequestContext], Awaitable[ResultT]], work: int = 1
+    ) -> ResultT:
+        """Calls, and calls again where the error says that this may help; ``work`` multiplies the time one
+        try gets."""
         for attempt in range(1, self.attempts + 1):
             try:
                 return await call(self._limited(ctx, work))

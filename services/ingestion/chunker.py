@@ -1,4 +1,5 @@
-"""Cuts a document's text into chunks by the generator's own tokenizer, along headings, paragraphs and sentences."""
+"""Cuts a document's text into chunks by the generator's own tokenizer, along headings, paragraphs and
+sentences."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Chunker:
         around = len(encoder.encode_chunk(""))
         if chunk_tokens < around + _MIN_TEXT_TOKENS:
             raise ConfigError(
-                f"chunk_tokens: the chunk template alone has {around} tokens; use at least {around + _MIN_TEXT_TOKENS}"
+                f"chunk_tokens: the chunk template alone has {around} tokens; use at least "
+                f"{around + _MIN_TEXT_TOKENS}"
             )
         self._encoder = encoder
         self._chunk_tokens = chunk_tokens
@@ -81,7 +83,9 @@ class Chunker:
     def _chunk(self, text: str, start: int, heading: str) -> TextChunk:
         token_ids = self._encoder.encode_chunk(text)
         if len(token_ids) > self._chunk_tokens:
-            raise UnreadableDocument(f"{text[:20]!r} alone has {len(token_ids)} tokens; raise chunk_tokens ({self._chunk_tokens})")
+            raise UnreadableDocument(
+                f"{text[:20]!r} alone has {len(token_ids)} tokens; raise chunk_tokens ({self._chunk_tokens})"
+            )
         return TextChunk(text, token_ids, start, start + len(text), heading)
 
     def _num_tokens(self, text: str) -> int:

@@ -16,7 +16,8 @@ class IngestionConfig:
     parallel_documents: documents of one run that are worked on at the same time.
     run_deadline_s: how long a run may take where the caller names no deadline.
     step_timeout_s: how long one call to another service may take; a prefill call gets it once per chunk.
-    selector: the application that makes auxiliary KV; empty: there is none. Filled in where `selector.model` is set.
+    selector: the application that makes auxiliary KV; empty: there is none. Filled in where `selector.model`
+    is set.
     """
 
     model: str
@@ -31,7 +32,10 @@ class IngestionConfig:
 
     def __post_init__(self) -> None:
         if not 16 <= self.chunk_tokens <= 8192:
-            raise ValueError(f"chunk_tokens: must be 16 to 8192 (a row of the index holds no more), got {self.chunk_tokens}")
+            raise ValueError(
+                "chunk_tokens: must be 16 to 8192 (a row of the index holds no more), got "
+                f"{self.chunk_tokens}"
+            )
         for name in ("prefill_batch", "parallel_documents", "max_document_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")

@@ -12,7 +12,9 @@ class DocumentLocks:
     """Requests for one document wait for each other; the last one wins."""
 
     def __init__(self) -> None:
-        self._locks: weakref.WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = weakref.WeakValueDictionary()
+        self._locks: weakref.WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
 
     def of(self, ctx: RequestContext, collection: str, document_id: str) -> asyncio.Lock:
         return self._locks.setdefault((ctx.tenant, collection, document_id), asyncio.Lock())

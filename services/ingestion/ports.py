@@ -1,4 +1,5 @@
-"""What ingestion needs of the other services: the clients in ``shared/clients``, or fakes. All raise ``shared.errors``."""
+"""What ingestion needs of the other services: the clients in ``shared/clients``, or fakes. All raise
+``shared.errors``."""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ class Generator(Protocol):
     def prefill(
         self, ctx: RequestContext, chunks: Sequence[ChunkRef], *, encoding: str = ""
     ) -> AsyncGenerator[PrefilledChunk, None]:
-        """One value per chunk, in order, each once its KV is durable, and in ``encoding`` unless that is empty."""
+        """One value per chunk, in order, each once its KV is durable, and in ``encoding`` unless that is
+        empty."""
         ...
 
 
 class Selector(Protocol):
     async def describe(self, ctx: RequestContext) -> AuxiliaryDescription: ...
 
-    def encode(self, ctx: RequestContext, chunks: Sequence[SelectionChunk]) -> AsyncGenerator[EncodedChunk, None]:
+    def encode(
+        self, ctx: RequestContext, chunks: Sequence[SelectionChunk]
+    ) -> AsyncGenerator[EncodedChunk, None]:
         """One value per chunk, in order, each once its auxiliary KV is durable."""
         ...
 
@@ -38,7 +42,12 @@ class Manifests(Protocol):
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
 
     async def manifest_page(
-        self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0, summary: bool = False
+        self,
+        ctx: RequestContext,
+        collection: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        summary: bool = False,
     ) -> ManifestPage: ...
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
@@ -46,7 +55,8 @@ class Manifests(Protocol):
 
 class Index(Protocol):
     async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
-        """Returns once exactly these chunks are searchable; False where they were before (that costs a lookup)."""
+        """Returns once exactly these chunks are searchable; False where they were before (that costs a
+        lookup)."""
         ...
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int: ...

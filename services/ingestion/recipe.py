@@ -1,4 +1,5 @@
-"""How a source becomes chunks: parser, chunker and tokenizer, and the hash that tells whether anything of this has changed."""
+"""How a source becomes chunks: parser, chunker and tokenizer, and the hash that tells whether anything of
+this has changed."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Draft:
 
 
 class Recipe:
-    """``source_hash`` = hash of the source, a dash, hash of these settings. Not for several threads: tokenizers are not."""
+    """``source_hash`` = hash of the source, a dash, hash of these settings. Not for several threads:
+    tokenizers are not."""
 
     def __init__(self, tokenizer: Tokenizer, chunk_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -71,10 +73,12 @@ class Recipe:
     def recut(self, stored: Manifest) -> Draft:
         """A stored document for the model served now, without its source.
 
-        Under another tokenizer or other settings the ids are new, and the hash differs from that of a fresh cut: when the source
-        itself comes again, it counts as changed.
+        Under another tokenizer or other settings the ids are new, and the hash differs from that of a fresh
+        cut: when the source itself comes again, it counts as changed.
         """
-        chunks = tuple(TextChunk(c.text, c.token_ids, c.char_start, c.char_end, c.heading) for c in stored.chunks)
+        chunks = tuple(
+            TextChunk(c.text, c.token_ids, c.char_start, c.char_end, c.heading) for c in stored.chunks
+        )
         source, _, settings = stored.source_hash.rpartition("-")
         if settings != self._settings_hash:
             chunks = tuple(self._chunker.recut(chunks))
@@ -84,7 +88,8 @@ class Recipe:
     def check_model(self, model: ModelDescription) -> None:
         """
         Raises:
-            ModelMismatch: the generator serves a model with another tokenizer or template than this service was given.
+            ModelMismatch: the generator serves a model with another tokenizer or template than this service
+            was given.
         """
         ours = self._tokenizer
         for what, same in (
@@ -94,7 +99,8 @@ class Recipe:
         ):
             if not same:
                 raise ModelMismatch(
-                    f"the {what} of the generator's model is not that of the model ingestion was configured with; "
+                    f"the {what} of the generator's model is not that of the model ingestion was "
+                    "configured with; "
                     "configure both with the same model"
                 )
 

@@ -1,4 +1,5 @@
-"""A run over many documents: several at a time, and none stops the others, unless what failed would fail them all."""
+"""A run over many documents: several at a time, and none stops the others, unless what failed would fail them
+all."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ Work = Callable[[str, Report], Awaitable[None]]
 """One document, by its id. Reports its stages; a failure is raised."""
 
 
-async def run_documents(document_ids: Sequence[str], work: Work, parallel: int) -> AsyncGenerator[UpsertProgress, None]:
-    """Progress of all documents as it comes; each ends with STORED, UNCHANGED or FAILED. Closing the generator stops the work."""
+async def run_documents(
+    document_ids: Sequence[str], work: Work, parallel: int
+) -> AsyncGenerator[UpsertProgress, None]:
+    """Progress of all documents as it comes; each ends with STORED, UNCHANGED or FAILED. Closing the
+    generator stops the work."""
     events: asyncio.Queue[UpsertProgress | None] = asyncio.Queue()
     pending = iter(document_ids)
     stopped_by: list[KvquiltError] = []
@@ -29,7 +33,9 @@ async def run_documents(document_ids: Sequence[str], work: Work, parallel: int) 
     async def worker() -> None:
         for document_id in pending:
             if stopped_by:
-                events.put_nowait(_failed(document_id, stopped_by[0], "not started, because the run was stopped: "))
+                events.put_nowait(
+                    _failed(document_id, stopped_by[0], "not started, because the run was stopped: ")
+                )
                 continue
             try:
                 await work(document_id, events.put_nowait)
@@ -39,7 +45,11 @@ async def run_documents(document_ids: Sequence[str], work: Work, parallel: int) 
                     stopped_by.append(error)
             except Exception:
                 log.exception("document %s failed unexpectedly", document_id)
-                events.put_nowait(_failed(document_id, InternalError("failed unexpectedly; the service's log has the reason")))
+                events.put_nowait(
+                    _failed(
+                        document_id, InternalError("failed unexpectedly; the service's log has the reason")
+                    )
+                )
 
     async def all_workers() -> None:
         try:

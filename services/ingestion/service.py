@@ -1,4 +1,5 @@
-"""Upsert, delete, list: which documents are worked on, and whether they may be. (``upkeep``: what is done to stored ones.)"""
+"""Upsert, delete, list: which documents are worked on, and whether they may be. (``upkeep``: what is done to
+stored ones.)"""
 
 from __future__ import annotations
 
@@ -16,23 +17,37 @@ from services.ingestion.upkeep import Upkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
 from shared.clients.generation import ModelDescription
 from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, UpsertProgress
-from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, ModelMismatch, NotFound, UnreadableDocument
+from shared.errors import (
+    FailedPrecondition,
+    InvalidRequest,
+    KvquiltError,
+    ModelMismatch,
+    NotFound,
+    UnreadableDocument,
+)
 from shared.kv_types import Manifest
 from shared.request import RequestContext, check_name
 from shared.search import check_metadata
 
 MAX_ID_LEN = 1024
-_NO_TOKENIZER = "the model has no tokenizer: it serves requests by token ids, and documents cannot be ingested for it"
+_NO_TOKENIZER = (
+    "the model has no tokenizer: it serves requests by token ids, and documents cannot be ingested for it"
+)
 
 
 class IngestionService:
-    """``recipe`` None: the model has no tokenizer, so nothing can be ingested; the rest works. An error: it cannot be loaded."""
+    """``recipe`` None: the model has no tokenizer, so nothing can be ingested; the rest works. An error: it
+    cannot be loaded."""
 
-    def __init__(self, config: IngestionConfig, recipe: Recipe | KvquiltError | None, store: DocumentStore) -> None:
+    def __init__(
+        self, config: IngestionConfig, recipe: Recipe | KvquiltError | None, store: DocumentStore
+    ) -> None:
         self._config = config
         self._recipe = recipe
         self._store = store
-        self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")  # one: tokenizers are not for several threads
+        self._cutting = ThreadPoolExecutor(
+            1, thread_name_prefix="cut"
+        )  # one: tokenizers are not for several threads
         self._locks = DocumentLocks()
         self.upkeep = Upkeep(store, self._locks, config.parallel_documents)
 
@@ -54,7 +69,11 @@ class IngestionService:
         auxiliary = await self._store.auxiliary(ctx, model)
 
         def unchanged(stored: Manifest | None, source: SourceDocument) -> bool:
-            return stored is not None and stored.source_hash == recipe.source_hash(source) and is_current(stored, model)
+            return (
+                stored is not None
+                and stored.source_hash == recipe.source_hash(source)
+                and is_current(stored, model)
+            )
 
         async def work(document_id: str, report: Report) -> None:
             source = sources[document_id]
@@ -65,7 +84,9 @@ class IngestionService:
                     raise _mixing(collection, len(stale))
                 if unchanged(known.get(document_id), source):
                     stored = await self._store.stored(ctx, collection, document_id)
-                    if stored is not None and unchanged(stored, source):  # still: others may have changed it meanwhile
+                    if stored is not None and unchanged(
+                        stored, source
+                    ):  # still: others may have changed it meanwhile
                         return await self._store.keep(ctx, stored, report, auxiliary)
                 draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.cut, source)
                 return await self._store.put(ctx, collection, model, draft, report, auxiliary)
@@ -75,7 +96,8 @@ class IngestionService:
                 yield event
 
     async def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
-        """Makes the documents that belong to another model anew for the one being served, from their stored text.
+        """Makes the documents that belong to another model anew for the one being served, from their stored
+        text.
 
         Raises:
             NotFound: no such collection.
@@ -93,14 +115,18 @@ class IngestionService:
                     raise NotFound("the document was deleted meanwhile")
                 if is_current(manifest, model):
                     return await self._store.keep(ctx, manifest, report, auxiliary)
-                draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.recut, manifest)
+                draft = await asyncio.get_running_loop().run_in_executor(
+                    self._cutting, recipe.recut, manifest
+                )
                 return await self._store.put(ctx, collection, model, draft, report, auxiliary)
 
         async with aclosing(run_documents(stale, work, self._config.parallel_documents)) as progress:
             async for event in progress:
                 yield event
 
-    async def delete(self, ctx: RequestContext, collection: str, document_ids: Sequence[str], everything: bool) -> DeletedDocuments:
+    async def delete(
+        self, ctx: RequestContext, collection: str, document_ids: Sequence[str], everything: bool
+    ) -> DeletedDocuments:
         """
         Raises:
             InvalidRequest: neither documents nor ``everything``, or both.
@@ -108,8 +134,14 @@ class IngestionService:
         """
         check_name("collection", collection)
         if everything == bool(document_ids):
-            raise InvalidRequest("document_ids: name documents, or set all to delete the whole collection, not both")
-        ids = [m.document_id for m in await self._inventory(ctx, collection)] if everything else list(dict.fromkeys(document_ids))
+            raise InvalidRequest(
+                "document_ids: name documents, or set all to delete the whole collection, not both"
+            )
+        ids = (
+            [m.document_id for m in await self._inventory(ctx, collection)]
+            if everything
+            else list(dict.fromkeys(document_ids))
+        )
         not_found, num_chunks = [], 0
         for document_id in ids:
             ctx.check_deadline("deleting documents")
@@ -121,7 +153,9 @@ class IngestionService:
                 num_chunks += len(removed)
         return DeletedDocuments(len(ids) - len(not_found), num_chunks, tuple(not_found))
 
-    async def list_documents(self, ctx: RequestContext, collection: str, start_after: str, limit: int) -> DocumentPage:
+    async def list_documents(
+        self, ctx: RequestContext, collection: str, start_after: str, limit: int
+    ) -> DocumentPage:
         """
         Raises:
             NotFound: ``collection`` (unless empty: all) has no documents.
@@ -135,7 +169,8 @@ class IngestionService:
         return DocumentPage(tuple(_info(m, model) for m in page.manifests), page.truncated)
 
     async def check_ready(self, ctx: RequestContext) -> str:
-        """What an operator should know of a service that does all it can: a model without a tokenizer takes no documents.
+        """What an operator should know of a service that does all it can: a model without a tokenizer takes
+        no documents.
 
         Raises:
             KvquiltError: why documents cannot be ingested now.
@@ -167,7 +202,8 @@ class IngestionService:
         if len(source.content) > self._config.max_document_bytes:
             limit = self._config.max_document_bytes
             raise UnreadableDocument(
-                f"the document has {len(source.content)} bytes, more than the {limit} that are allowed; split it"
+                f"the document has {len(source.content)} bytes, more than the {limit} that are "
+                "allowed; split it"
             )
 
 
@@ -176,7 +212,9 @@ def _check_ids(document_ids: list[str]) -> None:
         raise InvalidRequest("documents: none given")
     for i, document_id in enumerate(document_ids):
         if not document_id.strip() or len(document_id) > MAX_ID_LEN or not document_id.isprintable():
-            raise InvalidRequest(f"documents[{i}].document_id: must be 1 to {MAX_ID_LEN} printable characters")
+            raise InvalidRequest(
+                f"documents[{i}].document_id: must be 1 to {MAX_ID_LEN} printable characters"
+            )
     twice = [document_id for document_id, count in Counter(document_ids).items() if count > 1]
     if twice:
         raise InvalidRequest(f"documents: {twice[0]!r} comes more than once")
@@ -196,6 +234,7 @@ def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
 
 def _mixing(collection: str, num_stale: int) -> ModelMismatch:
     return ModelMismatch(
-        f"collection {collection!r} has {num_stale} documents made for another model than the one being served; new ones are not "
+        f"collection {collection!r} has {num_stale} documents made for another model than the one "
+        "being served; new ones are not "
         f"mixed in. Re-encode the collection first: kvquilt ingest --re-encode --collection {collection}"
     )

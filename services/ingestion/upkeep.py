@@ -1,7 +1,9 @@
-"""Upkeep of documents that are stored already: their index (from the manifests) and their KV (from the manifests' token ids).
+"""Upkeep of documents that are stored already: their index (from the manifests) and their KV (from the
+manifests' token ids).
 
-Both runs look at every document anew when its turn comes, under the document's lock, so they may run while documents come and go;
-and both find at once what is as it should be, so an interrupted run goes on when it is started again.
+Both runs look at every document anew when its turn comes, under the document's lock, so they may run while
+documents come and go; and both find at once what is as it should be, so an interrupted run goes on when it is
+started again.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Upkeep:
         """
         _check_collection(collection)
         keys = dict.fromkeys([m.cursor(collection) async for m in self._store.summaries(ctx, collection)])
-        keys |= dict.fromkeys(await self._indexed(ctx, collection, {_split(collection, key)[0] for key in keys}))
+        keys |= dict.fromkeys(
+            await self._indexed(ctx, collection, {_split(collection, key)[0] for key in keys})
+        )
         if collection and not keys:
             raise unknown(collection)
 
@@ -58,7 +62,8 @@ class Upkeep:
     async def refresh(
         self, ctx: RequestContext, collection: str, chunk_ids: Sequence[str], encoding: str
     ) -> AsyncGenerator[UpsertProgress, None]:
-        """Makes the KV of ``collection`` (empty: of all) whole; of ``chunk_ids`` only, if there are any; in ``encoding``, if named.
+        """Makes the KV of ``collection`` (empty: of all) whole; of ``chunk_ids`` only, if there are any; in
+        ``encoding``, if named.
 
         Raises:
             NotFound: no such collection.
@@ -66,7 +71,9 @@ class Upkeep:
         _check_collection(collection)
         named = frozenset(chunk_ids)
         model = await self._store.policy.run(ctx, self._store.generator.describe)
-        found = {m.cursor(collection): _concerns(m, named) async for m in self._store.summaries(ctx, collection)}
+        found = {
+            m.cursor(collection): _concerns(m, named) async for m in self._store.summaries(ctx, collection)
+        }
         if collection and not found:
             raise unknown(collection)
         auxiliary = await self._store.auxiliary(ctx, model)
@@ -79,7 +86,8 @@ class Upkeep:
                     return report(UpsertProgress(key, Stage.REMOVED))
                 if not is_current(manifest, model):
                     raise ModelMismatch(
-                        "made for another model than the one being served, which cannot compute its KV; make it anew: "
+                        "made for another model than the one being served, which cannot compute its "
+                        "KV; make it anew: "
                         f"kvquilt ingest --re-encode --collection {name}"
                     )
                 return await self._store.refresh(ctx, manifest, named, encoding, _as(key, report), auxiliary)
@@ -90,8 +98,8 @@ class Upkeep:
                 yield event
 
     async def _indexed(self, ctx: RequestContext, collection: str, stored: set[str]) -> list[str]:
-        """Keys of the documents in the index. Collections that were indexed with another embedder are emptied on the way: nothing
-        can be searched or added there."""
+        """Keys of the documents in the index. Collections that were indexed with another embedder are emptied
+        on the way: nothing can be searched or added there."""
         store, keys = self._store, []
         known = {c.name for c in await store.policy.run(ctx, store.index.list_collections)}
         for name in [collection] if collection else sorted(known | stored):
@@ -99,7 +107,9 @@ class Upkeep:
             if indexed.other_embedder:
                 log.info("collection %s was indexed with another embedder: indexing it anew", name)
                 await store.unindex(ctx, name, indexed.document_ids)
-            keys += [document_id if collection else f"{name}/{document_id}" for document_id in indexed.document_ids]
+            keys += [
+                document_id if collection else f"{name}/{document_id}" for document_id in indexed.document_ids
+            ]
         return keys
 
 

@@ -5,8 +5,9 @@
     manifest     kv_store refers to the chunks: they stay
     index        the chunks can be found
 
-A crash after any step leaves a document that is whole or not to be found, and running the same document again goes on where it
-stopped: durable KV is not computed again, an equal manifest is not written again, an indexed document is not embedded again.
+A crash after any step leaves a document that is whole or not to be found, and running the same document again
+goes on where it stopped: durable KV is not computed again, an equal manifest is not written again, an indexed
+document is not embedded again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class DocumentStore:
 
     async def stored(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest | None:
         try:
-            return await self.policy.run(ctx, lambda c: self.manifests.get_manifest(c, collection, document_id))
+            return await self.policy.run(
+                ctx, lambda c: self.manifests.get_manifest(c, collection, document_id)
+            )
         except NotFound:
             return None
 
@@ -58,7 +61,9 @@ class DocumentStore:
         """The documents of ``collection`` (empty: of all), without texts and token ids."""
         after, truncated = "", True
         while truncated:
-            next_page = partial(self.manifests.manifest_page, collection=collection, start_after=after, summary=True)
+            next_page = partial(
+                self.manifests.manifest_page, collection=collection, start_after=after, summary=True
+            )
             page = await self.policy.run(ctx, next_page)
             for manifest in page.manifests:
                 yield manifest
@@ -69,12 +74,20 @@ class DocumentStore:
         """For one run."""
         return await AuxiliaryRun(self.selector, model, self.policy.timeout_s, self.prefill_batch).begin(ctx)
 
-    async def keep(self, ctx: RequestContext, manifest: Manifest, report: Report, auxiliary: AuxiliaryRun | None = None) -> None:
-        """For a document that has not changed: makes sure that it can be found, as a run may have ended just before that, and that
-        it has the auxiliary KV, as it may be older than the auxiliary model."""
+    async def keep(
+        self, ctx: RequestContext, manifest: Manifest, report: Report, auxiliary: AuxiliaryRun | None = None
+    ) -> None:
+        """For a document that has not changed: makes sure that it can be found, as a run may have ended just
+        before that, and that it has the auxiliary KV, as it may be older than the auxiliary model."""
         added = auxiliary is not None and await self._add_auxiliary(ctx, manifest, auxiliary)
         indexed_now = await self._index(ctx, manifest)
-        report(_progress(manifest, Stage.STORED if indexed_now or added else Stage.UNCHANGED, reused=len(manifest.chunks)))
+        report(
+            _progress(
+                manifest,
+                Stage.STORED if indexed_now or added else Stage.UNCHANGED,
+                reused=len(manifest.chunks),
+            )
+        )
 
     async def put(
         self,
@@ -102,7 +115,9 @@ class DocumentStore:
                 break
             except ModelMismatch:
                 raise
-            except FailedPrecondition as error:  # a chunk was removed between prefill and here, with the last document that had it
+            except (
+                FailedPrecondition
+            ) as error:  # a chunk was removed between prefill and here, with the last document that had it
                 log.info("document %s: %s; prefilling again", draft.document_id, error.detail)
                 await self._prefill(ctx, manifest, lambda progress: None)
         else:
@@ -119,9 +134,11 @@ class DocumentStore:
         report: Report,
         auxiliary: AuxiliaryRun,
     ) -> None:
-        """Makes the KV of a stored document durable again, the auxiliary's too (which keeps its encoding); of ``kv_ids`` only, if
-        there are any."""
-        chosen = replace(manifest, chunks=tuple(c for c in manifest.chunks if not kv_ids or c.chunk_id in kv_ids))
+        """Makes the KV of a stored document durable again, the auxiliary's too (which keeps its encoding); of
+        ``kv_ids`` only, if there are any."""
+        chosen = replace(
+            manifest, chunks=tuple(c for c in manifest.chunks if not kv_ids or c.chunk_id in kv_ids)
+        )
         reused = await self._prefill(ctx, chosen, report, encoding)
         restored = await auxiliary.restored(ctx, manifest, kv_ids)
         added = not kv_ids and await self._add_auxiliary(ctx, manifest, auxiliary)
@@ -134,11 +151,14 @@ class DocumentStore:
         await self.policy.run(ctx, lambda c: self.index.unindex(c, collection, document_ids))
 
     async def remove(self, ctx: RequestContext, collection: str, document_id: str) -> list[str] | None:
-        """The ids of its chunks that were removed with it, or None for an unknown document. It ceases to be found first."""
+        """The ids of its chunks that were removed with it, or None for an unknown document. It ceases to be
+        found first."""
         await self.unindex(ctx, collection, [document_id])
         manifest = await self.stored(ctx, collection, document_id)
         try:
-            removed = await self.policy.run(ctx, lambda c: self.manifests.delete_manifest(c, collection, document_id))
+            removed = await self.policy.run(
+                ctx, lambda c: self.manifests.delete_manifest(c, collection, document_id)
+            )
         except NotFound:
             return None
         auxiliary = {c.auxiliary_id for c in manifest.chunks} if manifest else set()
@@ -158,22 +178,32 @@ class DocumentStore:
             return False
         return True
 
-    async def _prefill(self, ctx: RequestContext, manifest: Manifest, report: Report, encoding: str = "") -> int:
+    async def _prefill(
+        self, ctx: RequestContext, manifest: Manifest, report: Report, encoding: str = ""
+    ) -> int:
         """How many chunks were durable before."""
         durable: dict[int, bool] = {}
         for begin in range(0, len(manifest.chunks), self.prefill_batch):
             batch = manifest.chunks[begin : begin + self.prefill_batch]
 
-            async def call(c: RequestContext, begin: int = begin, batch: tuple[ManifestChunk, ...] = batch) -> None:
+            async def call(
+                c: RequestContext, begin: int = begin, batch: tuple[ManifestChunk, ...] = batch
+            ) -> None:
                 refs = [ChunkRef(x.chunk_id, x.token_ids) for x in batch]
                 async with aclosing(self.generator.prefill(c, refs, encoding=encoding)) as answers:
                     async for answer in answers:
                         if answer.chunk_id != batch[answer.index].chunk_id:
-                            raise ModelMismatch("the generator's model changed while the document was ingested; run it again")
+                            raise ModelMismatch(
+                                "the generator's model changed while the document was ingested; run it again"
+                            )
                         durable.setdefault(
                             begin + answer.index, answer.existed
                         )  # of a second try only what the first did not reach
-                        report(_progress(manifest, Stage.PREFILLED, done=len(durable), reused=sum(durable.values())))
+                        report(
+                            _progress(
+                                manifest, Stage.PREFILLED, done=len(durable), reused=sum(durable.values())
+                            )
+                        )
                 if len(durable) < begin + len(batch):
                     raise Conflict("the generator ended the prefill early; run it again")
 
@@ -186,14 +216,17 @@ class DocumentStore:
             title=manifest.title,
             model_fingerprint=manifest.model_fingerprint,
             chunks=tuple(
-                IndexedChunk(c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end) for c in manifest.chunks
+                IndexedChunk(c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end)
+                for c in manifest.chunks
             ),
             metadata=manifest.metadata,
         )
         work = max(1, len(manifest.chunks) // self.prefill_batch)
         return await self.policy.run(ctx, lambda c: self.index.index(c, manifest.collection, document), work)
 
-    def _manifest(self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft) -> Manifest:
+    def _manifest(
+        self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft
+    ) -> Manifest:
         return Manifest(
             tenant=ctx.tenant,
             collection=collection,

@@ -1,4 +1,5 @@
-"""The ``kv_store`` application on Ray: one agent actor on every node, and the Serve ingress in front of them."""
+"""The ``kv_store`` application on Ray: one agent actor on every node, and the Serve ingress in front of
+them."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ from ray import serve
 from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from services.kv_store.agent import Agent
-from services.kv_store.cluster_store import ClusterStore
 from services.kv_store.config import KvStoreConfig
-from services.kv_store.documents import Documents, keep_synced
-from services.kv_store.flight import FlightServer
+from services.kv_store.documents.documents import Documents, keep_synced
+from services.kv_store.documents.quotas import Quotas
+from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.handlers import KvStoreHandlers, start_server
-from services.kv_store.housekeeping import Housekeeping
-from services.kv_store.node_tiers import NodeTiers
-from services.kv_store.object_blobs import ObjectBlobs
-from services.kv_store.own_tiers import OwnTiers
-from services.kv_store.quotas import Quotas
+from services.kv_store.node.agent import Agent
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.node.cluster_store import ClusterStore
+from services.kv_store.node.housekeeping import Housekeeping
+from services.kv_store.s3.bucket import ObjectBlobs
+from services.kv_store.tiers.building import OwnTiers
 from shared import log as logs
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
@@ -54,19 +55,23 @@ def build(args: dict[str, Any]) -> serve.Application:
         ConfigError: names the setting.
     """
     config = load(KvStoreConfig, args)
-    return serve.deployment(name="kv_store", **config.deployment.serve_options())(KvStoreFront).bind(to_dict(config))
+    return serve.deployment(name="kv_store", **config.deployment.serve_options())(KvStoreFront).bind(
+        to_dict(config)
+    )
 
 
 class KvStoreFront(KvStoreHandlers):
-    """The Serve ingress. It owns the agents: they end with the replica that started them, and another replica's next look at the
-    nodes starts them again. What they hold is on disk or in the object store."""
+    """The Serve ingress. It owns the agents: they end with the replica that started them, and another
+    replica's next look at the nodes starts them again. What they hold is on disk or in the object store."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(KvStoreConfig, args)
         logs.configure("kv_store", config.deployment.log.level, config.deployment.log.format)
         self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
         super().__init__(ClusterStore(self._nodes, ray.get_runtime_context().get_node_id()))
-        self._reconciling = asyncio.get_running_loop().create_task(self._nodes.keep_up(config.reconcile_s, connect=True))
+        self._reconciling = asyncio.get_running_loop().create_task(
+            self._nodes.keep_up(config.reconcile_s, connect=True)
+        )
 
     async def __del__(self) -> None:
         """Serve calls this when the replica ends in good order, and waits for it."""
@@ -75,7 +80,8 @@ class KvStoreFront(KvStoreHandlers):
 
 
 class AgentActor:
-    """Owns one node's directory and serves it over gRPC. Ray starts it again on its node when its process dies."""
+    """Owns one node's directory and serves it over gRPC. Ray starts it again on its node when its process
+    dies."""
 
     def __init__(self, args: dict[str, Any], node_id: str) -> None:
         self._config, self._node_id = load(KvStoreConfig, args), node_id
@@ -112,14 +118,26 @@ class AgentActor:
         objects = ObjectBlobs(self._config.objects) if self._config.objects.endpoint else None
         self._own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=objects is not None)
         atexit.register(self._own.remove_memory)
-        tiers = NodeTiers(self._own.disk, self._own.memory, objects, self._config.fetch, self._config.prefer_peers)
+        tiers = NodeTiers(
+            self._own.disk, self._own.memory, objects, self._config.fetch, self._config.prefer_peers
+        )
         at_home = self._node_id == nodes.home()
         documents = await asyncio.to_thread(Documents, directory, objects=objects if at_home else None)
         quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
         self._flight = FlightServer(host, tiers.read)
-        self._agent = Agent(self._node_id, tiers, documents, nodes, self._config.stale_staging_s, quotas, self._flight.location)
+        self._agent = Agent(
+            self._node_id,
+            tiers,
+            documents,
+            nodes,
+            self._config.stale_staging_s,
+            quotas,
+            self._flight.location,
+        )
         self._server, self._address = await start_server(KvStoreHandlers(self._agent), host)
-        house = Housekeeping(self._agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s)
+        house = Housekeeping(
+            self._agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
+        )
         following = nodes.keep_up(self._config.reconcile_s, connect=False)
         forever = [following, _tidy(self._agent), house.follow_pins(), house.collect_garbage()]
         if at_home:
@@ -129,7 +147,8 @@ class AgentActor:
 
 
 class RayNodes:
-    """The living nodes of the Ray cluster, and a client of each one's agent (``services.kv_store.nodes.Nodes``)."""
+    """The living nodes of the Ray cluster, and a client of each one's agent
+    (``services.kv_store.fetching.nodes.Nodes``)."""
 
     def __init__(self, find_agent: FindAgent) -> None:
         self._find_agent = find_agent
@@ -159,7 +178,9 @@ class RayNodes:
     def suspect(self, node_id: str) -> None:
         _, channel = self._channels.pop(node_id, (None, None))
         if channel is not None:
-            task = asyncio.ensure_future(channel.close(grace=_GRACE_S))  # others may be in the middle of a call
+            task = asyncio.ensure_future(
+                channel.close(grace=_GRACE_S)
+            )  # others may be in the middle of a call
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
@@ -174,7 +195,9 @@ class RayNodes:
         while True:
             try:
                 await self.refresh()
-                for result in await asyncio.gather(*(self._look_after(n) for n in self._ids if connect), return_exceptions=True):
+                for result in await asyncio.gather(
+                    *(self._look_after(n) for n in self._ids if connect), return_exceptions=True
+                ):
                     if isinstance(result, BaseException) and not isinstance(result, KvquiltError):
                         raise result
             except Exception:
@@ -182,7 +205,8 @@ class RayNodes:
             await asyncio.sleep(period_s)
 
     async def stop_agents(self) -> None:
-        """Those that this process started or found. They end in good order, or are left to end with their owner."""
+        """Those that this process started or found. They end in good order, or are left to end with their
+        owner."""
         stopping = [agent.stop.remote() for agent in self._agents.values()]
         self._agents.clear()
         if stopping:
@@ -215,7 +239,8 @@ class RayNodes:
 
 
 async def _tidy(agent: Agent) -> None:
-    """Goes on, for ever, with what could not be done because a node or the object store did not answer, or an agent died."""
+    """Goes on, for ever, with what could not be done because a node or the object store did not answer, or an
+    agent died."""
     while True:
         try:
             await agent.recover(RequestContext.create())

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.kv_store.fetch import FetchConfig
-from services.kv_store.memory_directory import memory_directory
-from services.kv_store.object_settings import ObjectSettings
+from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.s3.settings import ObjectSettings
+from services.kv_store.tiers.memory_directory import memory_directory
 from shared.deployment import DeploymentConfig
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
-    """The tier in shared memory. ``directory`` empty: one below /dev/shm that is named after the node's data directory.
-    ``capacity_bytes`` None: at most 2 GiB and at most a quarter of what is free there; 0: no such tier."""
+    """The tier in shared memory. ``directory`` empty: one below /dev/shm that is named after the node's data
+    directory. ``capacity_bytes`` None: at most 2 GiB and at most a quarter of what is free there; 0: no such
+    tier."""
 
     directory: str = ""
     capacity_bytes: int | None = None
@@ -31,21 +32,26 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class QuotaConfig:
-    """Bytes of KV that the documents of a tenant may refer to; 0: no limit. ``tenants`` overrides ``default_bytes``."""
+    """Bytes of KV that the documents of a tenant may refer to; 0: no limit. ``tenants`` overrides
+    ``default_bytes``."""
 
     default_bytes: int = 0
     tenants: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in {"default_bytes": self.default_bytes, **{f"tenants.{t}": b for t, b in self.tenants.items()}}.items():
+        for name, value in {
+            "default_bytes": self.default_bytes,
+            **{f"tenants.{t}": b for t, b in self.tenants.items()},
+        }.items():
             if value < 0:
                 raise ValueError(f"{name}: must not be negative, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageConfig:
-    """Every ``period_s`` seconds (0: never) chunks go that no document refers to, that nobody reads, and that were stored at least
-    ``grace_s`` ago. KV of an ingestion that was interrupted longer ago than that is computed again."""
+    """Every ``period_s`` seconds (0: never) chunks go that no document refers to, that nobody reads, and that
+    were stored at least ``grace_s`` ago. KV of an ingestion that was interrupted longer ago than that is
+    computed again."""
 
     period_s: float = 3600.0
     grace_s: float = 24 * 3600.0
@@ -58,12 +64,13 @@ class GarbageConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvStoreConfig:
-    """``directory`` is used on every node, each with its own disk; where nodes share one (a test cluster on one machine), the
-    environment variable ``KVQUILT_KV_STORE__DIRECTORY`` of a node overrides it there. ``host``: the address on which agents
-    listen; empty means their node's own. ``objects``: the object store that holds everything, if its endpoint is given.
-    ``disk_capacity_bytes`` 0: as much as fits. ``lease_s``: how long a chunk stays in its tier after somebody was told where it
-    is. ``prefer_peers``: fetch from other nodes before the object store. ``stale_staging_s``: staged files that did not change for
-    so long belong to nobody any more."""
+    """``directory`` is used on every node, each with its own disk; where nodes share one (a test cluster on
+    one machine), the environment variable ``KVQUILT_KV_STORE__DIRECTORY`` of a node overrides it there.
+    ``host``: the address on which agents listen; empty means their node's own. ``objects``: the object store
+    that holds everything, if its endpoint is given. ``disk_capacity_bytes`` 0: as much as fits. ``lease_s``:
+    how long a chunk stays in its tier after somebody was told where it is. ``prefer_peers``: fetch from other
+    nodes before the object store. ``stale_staging_s``: staged files that did not change for so long belong to
+    nobody any more."""
 
     directory: str
     host: str = ""

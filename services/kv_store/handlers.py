@@ -1,4 +1,5 @@
-"""The KvStore service on the wire: proto in, store called, proto out. The front and the agents differ in the store only."""
+"""The KvStore service on the wire: proto in, store called, proto out. The front and the agents differ in the
+store only."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ class KvStoreHandlers:
         if not header.chunk_id:
             raise InvalidRequest("the stream must begin with a header that names the chunk")
         ctx = context_of(header.meta)
-        existed = await self._store.put(ctx, header.chunk_id, header.size_bytes, _data_of(stream), header.replace)
+        existed = await self._store.put(
+            ctx, header.chunk_id, header.size_bytes, _data_of(stream), header.replace
+        )
         return pb.PutResponse(chunk_id=header.chunk_id, existed=existed)
 
     @server_stream
@@ -75,7 +78,9 @@ class KvStoreHandlers:
 
     @unary(pb.PutResponse)
     async def Adopt(self, request: pb.AdoptRequest, ctx: RequestContext) -> pb.PutResponse:
-        existed = await self._store.adopt(ctx, request.chunk_id, request.node_id, request.path, request.replace, request.behind)
+        existed = await self._store.adopt(
+            ctx, request.chunk_id, request.node_id, request.path, request.replace, request.behind
+        )
         return pb.PutResponse(chunk_id=request.chunk_id, existed=existed)
 
     @unary(pb.DeleteChunksResponse)
@@ -89,23 +94,35 @@ class KvStoreHandlers:
         return pb.ListChunksResponse(chunks=[_stat_to_pb(s) for s in page.chunks], truncated=page.truncated)
 
     @unary(pb.PutManifestResponse)
-    async def PutManifest(self, request: pb.PutManifestRequest, ctx: RequestContext) -> pb.PutManifestResponse:
+    async def PutManifest(
+        self, request: pb.PutManifestRequest, ctx: RequestContext
+    ) -> pb.PutManifestResponse:
         manifest = manifest_from_pb(request.manifest)
         deleted = await self._store.put_manifest(ctx, replace(manifest, tenant=manifest.tenant or ctx.tenant))
         return pb.PutManifestResponse(deleted_chunk_ids=deleted)
 
     @unary(pb.GetManifestResponse)
-    async def GetManifest(self, request: pb.GetManifestRequest, ctx: RequestContext) -> pb.GetManifestResponse:
+    async def GetManifest(
+        self, request: pb.GetManifestRequest, ctx: RequestContext
+    ) -> pb.GetManifestResponse:
         manifest = await self._store.get_manifest(ctx, request.collection, request.document_id)
         return pb.GetManifestResponse(manifest=manifest_to_pb(manifest))
 
     @unary(pb.ListManifestsResponse)
-    async def ListManifests(self, request: pb.ListManifestsRequest, ctx: RequestContext) -> pb.ListManifestsResponse:
-        page = await self._store.manifest_page(ctx, request.collection, request.start_after, request.limit, request.summary)
-        return pb.ListManifestsResponse(manifests=[manifest_to_pb(m) for m in page.manifests], truncated=page.truncated)
+    async def ListManifests(
+        self, request: pb.ListManifestsRequest, ctx: RequestContext
+    ) -> pb.ListManifestsResponse:
+        page = await self._store.manifest_page(
+            ctx, request.collection, request.start_after, request.limit, request.summary
+        )
+        return pb.ListManifestsResponse(
+            manifests=[manifest_to_pb(m) for m in page.manifests], truncated=page.truncated
+        )
 
     @unary(pb.DeleteManifestResponse)
-    async def DeleteManifest(self, request: pb.DeleteManifestRequest, ctx: RequestContext) -> pb.DeleteManifestResponse:
+    async def DeleteManifest(
+        self, request: pb.DeleteManifestRequest, ctx: RequestContext
+    ) -> pb.DeleteManifestResponse:
         deleted = await self._store.delete_manifest(ctx, request.collection, request.document_id)
         return pb.DeleteManifestResponse(deleted_chunk_ids=deleted)
 
@@ -119,33 +136,54 @@ class KvStoreHandlers:
         return _stats_to_pb(await self._store.stats(ctx))
 
     @server_stream
-    async def Verify(self, request: pb.VerifyRequest, ctx: RequestContext) -> AsyncIterator[pb.VerifyProgress]:
+    async def Verify(
+        self, request: pb.VerifyRequest, ctx: RequestContext
+    ) -> AsyncIterator[pb.VerifyProgress]:
         async with aclosing(self._store.verify(ctx, request.repair)) as updates:
             async for p in updates:
                 damaged = [
-                    pb.DamagedCopy(chunk_id=d.chunk_id, node_id=d.node_id, tier=d.tier, reason=d.reason, restored=d.restored)
+                    pb.DamagedCopy(
+                        chunk_id=d.chunk_id,
+                        node_id=d.node_id,
+                        tier=d.tier,
+                        reason=d.reason,
+                        restored=d.restored,
+                    )
                     for d in p.damaged
                 ]
                 yield pb.VerifyProgress(
-                    num_copies=p.num_copies, num_bytes=p.num_bytes, damaged=damaged, missing_chunk_ids=p.missing
+                    num_copies=p.num_copies,
+                    num_bytes=p.num_bytes,
+                    damaged=damaged,
+                    missing_chunk_ids=p.missing,
                 )
 
     @unary(pb.CollectGarbageResponse)
-    async def CollectGarbage(self, request: pb.CollectGarbageRequest, ctx: RequestContext) -> pb.CollectGarbageResponse:
+    async def CollectGarbage(
+        self, request: pb.CollectGarbageRequest, ctx: RequestContext
+    ) -> pb.CollectGarbageResponse:
         result = await self._store.collect_garbage(ctx, request.grace_s, request.dry_run, request.chunk_ids)
         return pb.CollectGarbageResponse(
-            num_chunks=result.num_chunks, num_bytes=result.num_bytes, num_kept=result.num_kept, kept_chunk_ids=result.kept
+            num_chunks=result.num_chunks,
+            num_bytes=result.num_bytes,
+            num_kept=result.num_kept,
+            kept_chunk_ids=result.kept,
         )
 
     @unary(pb.PinResponse)
     async def Pin(self, request: pb.PinRequest, ctx: RequestContext) -> pb.PinResponse:
-        return pb.PinResponse(pinned_bytes=await self._store.pin(ctx, request.collection, request.document_id, request.unpin))
+        return pb.PinResponse(
+            pinned_bytes=await self._store.pin(ctx, request.collection, request.document_id, request.unpin)
+        )
 
     @unary(pb.ListPinsResponse)
     async def ListPins(self, request: pb.ListPinsRequest, ctx: RequestContext) -> pb.ListPinsResponse:
         pins = await self._store.list_pins(ctx)
         return pb.ListPinsResponse(
-            pins=[pb.PinnedDocuments(collection=p.collection, document_id=p.document_id, num_bytes=p.num_bytes) for p in pins]
+            pins=[
+                pb.PinnedDocuments(collection=p.collection, document_id=p.document_id, num_bytes=p.num_bytes)
+                for p in pins
+            ]
         )
 
     @server_stream
@@ -156,10 +194,14 @@ class KvStoreHandlers:
         yield pb.ListPinnedChunksResponse(version=pinned.version)
         ids = list(pinned.chunk_ids)
         for begin in range(0, len(ids), _IDS_PER_MESSAGE):
-            yield pb.ListPinnedChunksResponse(version=pinned.version, chunk_ids=ids[begin : begin + _IDS_PER_MESSAGE])
+            yield pb.ListPinnedChunksResponse(
+                version=pinned.version, chunk_ids=ids[begin : begin + _IDS_PER_MESSAGE]
+            )
 
     @unary(common_pb2.HealthResponse)
-    async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:
+    async def Health(
+        self, request: common_pb2.HealthRequest, ctx: RequestContext
+    ) -> common_pb2.HealthResponse:
         return health_to_pb(await self._store.health(ctx))
 
 
@@ -186,18 +228,31 @@ async def _data_of(requests: AsyncIterator[pb.PutRequest]) -> AsyncIterator[byte
 
 
 def _stat_to_pb(s: ChunkStat) -> pb.ChunkStat:
-    return pb.ChunkStat(chunk_id=s.chunk_id, exists=s.exists, size_bytes=s.size_bytes, modified_s=s.modified_s, location=s.location)
+    return pb.ChunkStat(
+        chunk_id=s.chunk_id,
+        exists=s.exists,
+        size_bytes=s.size_bytes,
+        modified_s=s.modified_s,
+        location=s.location,
+    )
 
 
 def _stats_to_pb(stats: StoreStats) -> pb.StatsResponse:
     return pb.StatsResponse(
         nodes=[
-            pb.NodeStats(node_id=n.node_id, home=n.home, tiers=[_tier_to_pb(t) for t in n.tiers], counters=n.counters)
+            pb.NodeStats(
+                node_id=n.node_id, home=n.home, tiers=[_tier_to_pb(t) for t in n.tiers], counters=n.counters
+            )
             for n in stats.nodes
         ],
         objects=_tier_to_pb(stats.objects) if stats.objects else None,
         tenants=[
-            pb.TenantStats(tenant=t.tenant, num_documents=t.num_documents, num_bytes=t.num_bytes, quota_bytes=t.quota_bytes)
+            pb.TenantStats(
+                tenant=t.tenant,
+                num_documents=t.num_documents,
+                num_bytes=t.num_bytes,
+                quota_bytes=t.quota_bytes,
+            )
             for t in stats.tenants
         ],
         num_unreachable=stats.num_unreachable,

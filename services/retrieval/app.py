@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 class Retrieval(RetrievalHandlers):
     """One replica: its own embedder, its connection to Milvus.
 
-    A Milvus that does not answer is no reason to crash again and again: the replica says what is wrong, and goes on trying.
+    A Milvus that does not answer is no reason to crash again and again: the replica says what is wrong, and
+    goes on trying.
     """
 
     def __init__(self, args: dict[str, Any]) -> None:
@@ -60,4 +61,6 @@ def build_service(config: RetrievalConfig) -> RetrievalService:
 
 def build(args: dict[str, Any]) -> serve.Application:
     config = load(RetrievalConfig, args)
-    return serve.deployment(name="retrieval", **config.deployment.serve_options())(Retrieval).bind(to_dict(config))
+    return serve.deployment(name="retrieval", **config.deployment.serve_options())(Retrieval).bind(
+        to_dict(config)
+    )

@@ -12,10 +12,12 @@ class RetrievalConfig:
     """
     milvus_uri: absolute path of a directory for the embedded Milvus, or ``http(s)://host:port`` of a server.
     milvus_token: ``user:password`` or API key of a server.
-    embedder: "minilm" (all-MiniLM-L6-v2, comes with the installation), or the path of any sentence-transformers model.
+    embedder: "minilm" (all-MiniLM-L6-v2, comes with the installation), or the path of any
+    sentence-transformers model.
     embedder_threads: 0 uses the CPUs that the process may run on.
     default_k: hits per query where the caller names no number.
-    startup_timeout_s: how long to wait for a Milvus server, or for the previous owner of the embedded directory to let go.
+    startup_timeout_s: how long to wait for a Milvus server, or for the previous owner of the embedded
+    directory to let go.
     """
 
     milvus_uri: str
@@ -34,7 +36,10 @@ class RetrievalConfig:
         if self.embedder_threads < 0:
             raise ValueError(f"embedder_threads: must not be negative, got {self.embedder_threads}")
         if self.embedded and max(self.deployment.num_replicas, self.deployment.max_replicas) > 1:
-            raise ValueError("deployment.num_replicas: the embedded Milvus has one owner; use 1, or a Milvus server by milvus_uri")
+            raise ValueError(
+                "deployment.num_replicas: the embedded Milvus has one owner; use 1, or a Milvus server "
+                "by milvus_uri"
+            )
 
     @property
     def embedded(self) -> bool:

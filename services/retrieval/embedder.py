@@ -12,7 +12,8 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Embedder(Protocol):
-    """Unit vectors, [texts, dim] float32; equal texts get equal vectors. Blocking: callers run it in a thread of its own."""
+    """Unit vectors, [texts, dim] float32; equal texts get equal vectors. Blocking: callers run it in a thread
+    of its own."""
 
     @property
     def identity(self) -> str:

@@ -1,7 +1,8 @@
 """Metadata filters without user text in an expression.
 
-Every row carries its filterable values in a JSON field in which keys and values are hex digits of their UTF-8 bytes. An expression
-is made of these alone, so there is nothing to quote or escape, and a prefix of a text is a prefix of its digits.
+Every row carries its filterable values in a JSON field in which keys and values are hex digits of their UTF-8
+bytes. An expression is made of these alone, so there is nothing to quote or escape, and a prefix of a text is
+a prefix of its digits.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def _condition(position: int, condition: Filter) -> str:
         raise InvalidRequest(f"{where}.field: is empty")
     if condition.op is FilterOp.IN:
         if not 1 <= len(condition.values) <= MAX_VALUES:
-            raise InvalidRequest(f"{where}.values: OP_IN takes 1 to {MAX_VALUES} values, got {len(condition.values)}")
+            raise InvalidRequest(
+                f"{where}.values: OP_IN takes 1 to {MAX_VALUES} values, got {len(condition.values)}"
+            )
     elif len(condition.values) != 1:
         raise InvalidRequest(f"{where}.values: takes exactly one value, got {len(condition.values)}")
     term = f'{TERMS_FIELD}["{_key(condition.field)}"]'

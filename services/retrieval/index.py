@@ -1,7 +1,7 @@
 """The index over chunks in Milvus: one Milvus collection per tenant and collection, one row per chunk.
 
-A tenant's rows are in collections of its own, so no filter stands between tenants and term statistics do not mix. All calls block;
-writes come from one thread at a time, reads from any number.
+A tenant's rows are in collections of its own, so no filter stands between tenants and term statistics do not
+mix. All calls block; writes come from one thread at a time, reads from any number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from typing import Any
 from pymilvus import MilvusException
 
 from services.retrieval.embedder import Vectors
-from services.retrieval.layout import collection_in, create_missing_indexes, milvus_name, schema_of, tenant_prefix
+from services.retrieval.layout import (
+    collection_in,
+    create_missing_indexes,
+    milvus_name,
+    schema_of,
+    tenant_prefix,
+)
 from services.retrieval.lexicon import Lexicon, row_vector
 from services.retrieval.milvus import NOT_LOADED, Lexical, Milvus, translated
 from services.retrieval.rows import (
@@ -64,7 +70,9 @@ class MilvusIndex:
     def collections(self, tenant: str) -> list[CollectionInfo]:
         with self._load_lock, translated("listing collections"):
             names = sorted(
-                name for name in self._client.list_collections(timeout=_CALL_S) if name.startswith(tenant_prefix(tenant))
+                name
+                for name in self._client.list_collections(timeout=_CALL_S)
+                if name.startswith(tenant_prefix(tenant))
             )
             for name in names:
                 self._load(name)
@@ -78,7 +86,9 @@ class MilvusIndex:
             self._load(name)
             with self._using(name, "listing documents"):
                 found.update(document_id_of(row) for row in self._all_rows(name, ["payload"]))
-        return IndexedIds(tuple(sorted(found)), other_embedder=any(name != self._name(tenant, collection) for name in names))
+        return IndexedIds(
+            tuple(sorted(found)), other_embedder=any(name != self._name(tenant, collection) for name in names)
+        )
 
     def is_current(self, tenant: str, collection: str, document: IndexedDocument) -> bool:
         """Whether exactly these chunks of the document are searchable."""
@@ -86,8 +96,12 @@ class MilvusIndex:
         if name is None:
             return not document.chunks
         with self._using(name, "looking up a document"):
-            stored = self._rows_where(name, f'document_key == "{document_key(document.document_id)}"', ["revision"])
-        return len(stored) == len(document.chunks) and {row["revision"] for row in stored} <= {revision_of(document)}
+            stored = self._rows_where(
+                name, f'document_key == "{document_key(document.document_id)}"', ["revision"]
+            )
+        return len(stored) == len(document.chunks) and {row["revision"] for row in stored} <= {
+            revision_of(document)
+        }
 
     def put(self, tenant: str, collection: str, document: IndexedDocument, vectors: Vectors) -> None:
         """Replaces the document's rows; returns when the new ones are searchable.
@@ -107,10 +121,13 @@ class MilvusIndex:
             self._write(name, document, rows)
             if self.is_current(tenant, collection, document):
                 return
-        raise Conflict(f"document {document.document_id!r} was changed by another request at the same time; retry")
+        raise Conflict(
+            f"document {document.document_id!r} was changed by another request at the same time; retry"
+        )
 
     def remove(self, tenant: str, collection: str, document_ids: Sequence[str]) -> int:
-        """Removes the documents' rows and answers how many; a collection that is empty afterwards ceases to exist."""
+        """Removes the documents' rows and answers how many; a collection that is empty afterwards ceases to
+        exist."""
         removed = 0
         for name in self._names_of(tenant, collection):
             with contextlib.suppress(NotFound):  # another replica was faster
@@ -120,7 +137,9 @@ class MilvusIndex:
     def _remove(self, name: str, document_ids: Sequence[str]) -> int:
         self._load(name)
         with self._using(name, "removing from the index", changing=True):
-            removed = sum(self._delete_where(name, f'document_key == "{document_key(d)}"') for d in document_ids)
+            removed = sum(
+                self._delete_where(name, f'document_key == "{document_key(d)}"') for d in document_ids
+            )
             if self._count(name) == 0:
                 self._client.drop_collection(name, timeout=_CALL_S)
                 self._lexicons.pop(name, None)
@@ -128,12 +147,16 @@ class MilvusIndex:
                 self._settle(name)
         return removed
 
-    def search_dense(self, tenant: str, collection: str, vectors: Vectors, limit: int, expression: str) -> list[Ranked]:
+    def search_dense(
+        self, tenant: str, collection: str, vectors: Vectors, limit: int, expression: str
+    ) -> list[Ranked]:
         name = self._existing(tenant, collection)
         params = {} if self._milvus.embedded else {"ef": max(2 * limit, 64)}
         return self._search(name, vectors.tolist(), "dense", "COSINE", params, limit, expression)
 
-    def search_bm25(self, tenant: str, collection: str, texts: Sequence[str], limit: int, expression: str) -> list[Ranked]:
+    def search_bm25(
+        self, tenant: str, collection: str, texts: Sequence[str], limit: int, expression: str
+    ) -> list[Ranked]:
         name = self._existing(tenant, collection)
         if self._milvus.lexical is Lexical.SERVER:
             return self._search(name, list(texts), "sparse", "BM25", {}, limit, expression)
@@ -149,7 +172,10 @@ class MilvusIndex:
                 row
                 for begin in range(0, len(row_ids), _ROWS_PER_READ)
                 for row in self._client.get(
-                    name, ids=list(row_ids[begin : begin + _ROWS_PER_READ]), output_fields=OUTPUT_FIELDS, timeout=_CALL_S
+                    name,
+                    ids=list(row_ids[begin : begin + _ROWS_PER_READ]),
+                    output_fields=OUTPUT_FIELDS,
+                    timeout=_CALL_S,
                 )
             ]
         return {row["row_id"]: hit_of(row, 0.0) for row in rows}
@@ -158,7 +184,14 @@ class MilvusIndex:
         self._milvus.close()
 
     def _search(
-        self, name: str, data: list[Any], field: str, metric: str, params: dict[str, Any], limit: int, expression: str
+        self,
+        name: str,
+        data: list[Any],
+        field: str,
+        metric: str,
+        params: dict[str, Any],
+        limit: int,
+        expression: str,
     ) -> list[Ranked]:
         if not data:
             return []
@@ -178,14 +211,20 @@ class MilvusIndex:
         name = self._open(tenant, collection)
         if name is None:
             known = [info.name for info in self.collections(tenant)]
-            there = f"there are: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}" if known else "there is none yet"
+            there = (
+                f"there are: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}"
+                if known
+                else "there is none yet"
+            )
             raise NotFound(f"collection {collection!r} does not exist; {there}")
         return name
 
     def _open(self, tenant: str, collection: str) -> str | None:
         """Milvus' name of the collection, ready for use; None if it does not exist."""
         name = self._name(tenant, collection)
-        with self._load_lock:  # also while looking: milvus-lite opens a collection twice when it is listed while it is loaded
+        with (
+            self._load_lock
+        ):  # also while looking: milvus-lite opens a collection twice when it is listed while it is loaded
             if name in self._lexicons:
                 return name
             names = self._names_of(tenant, collection)
@@ -194,7 +233,8 @@ class MilvusIndex:
             if name not in names:
                 raise FailedPrecondition(
                     f"collection {collection!r} was indexed with another embedder than {self._embedder}; "
-                    f"configure that embedder again, or index the collection anew: kvquilt retrieval rebuild -c {collection}"
+                    "configure that embedder again, or index the collection anew: kvquilt retrieval "
+                    f"rebuild -c {collection}"
                 )
             self._load(name)
         return name
@@ -206,7 +246,8 @@ class MilvusIndex:
                 self._lexicons[name] = self._loaded_lexicon(name)
 
     def _loaded_lexicon(self, name: str) -> Lexicon:
-        """Loads the collection and reads its terms; once more when another call opened it in between and undid the loading."""
+        """Loads the collection and reads its terms; once more when another call opened it in between and
+        undid the loading."""
         for attempt in range(_LOAD_ATTEMPTS):
             self._client.load_collection(name, timeout=_CALL_S)
             lexicon = Lexicon()
@@ -237,12 +278,16 @@ class MilvusIndex:
         """Whatever embedder it was made with."""
         with translated("looking up a collection"):
             names: list[str] = self._client.list_collections(timeout=_CALL_S)
-        return [name for name in names if name.startswith(tenant_prefix(tenant)) and collection_in(name) == collection]
+        return [
+            name
+            for name in names
+            if name.startswith(tenant_prefix(tenant)) and collection_in(name) == collection
+        ]
 
     @contextlib.contextmanager
     def _using(self, name: str, doing: str, changing: bool = False) -> Iterator[None]:
-        """Milvus' errors as ours. A collection that vanished or is not loaded any more is forgotten, and so is one whose change
-        failed midway: its lexicon is in doubt and read anew with the next use."""
+        """Milvus' errors as ours. A collection that vanished or is not loaded any more is forgotten, and so
+        is one whose change failed midway: its lexicon is in doubt and read anew with the next use."""
         try:
             with translated(doing):
                 yield
@@ -252,7 +297,10 @@ class MilvusIndex:
             raise
 
     def _write(self, name: str, document: IndexedDocument, rows: list[dict[str, Any]]) -> None:
-        old = f'document_key == "{document_key(document.document_id)}" and revision != "{revision_of(document)}"'
+        old = (
+            f'document_key == "{document_key(document.document_id)}" and revision != '
+            f'"{revision_of(document)}"'
+        )
         with self._using(name, "writing to the index", changing=True):
             for begin in range(0, len(rows), _ROWS_PER_WRITE):
                 self._upsert(name, rows[begin : begin + _ROWS_PER_WRITE])
@@ -262,7 +310,9 @@ class MilvusIndex:
     def _upsert(self, name: str, rows: list[dict[str, Any]]) -> None:
         ids = [row["row_id"] for row in rows]
         self._change_lexicon(
-            name, lambda: self._client.get(name, ids=ids, output_fields=["sparse"], timeout=_CALL_S), Lexicon.remove
+            name,
+            lambda: self._client.get(name, ids=ids, output_fields=["sparse"], timeout=_CALL_S),
+            Lexicon.remove,
         )
         self._client.upsert(name, rows, timeout=_CALL_S)
         self._change_lexicon(name, lambda: rows, Lexicon.add)
@@ -275,13 +325,17 @@ class MilvusIndex:
         return len(doomed)
 
     def _change_lexicon(
-        self, name: str, rows: Callable[[], list[Any]], change: Callable[[Lexicon, Iterator[dict[int, float]]], None]
+        self,
+        name: str,
+        rows: Callable[[], list[Any]],
+        change: Callable[[Lexicon, Iterator[dict[int, float]]], None],
     ) -> None:
         if self._milvus.lexical is Lexical.OWN and name in self._lexicons:
             change(self._lexicons[name], (row["sparse"] for row in rows()))
 
     def _settle(self, name: str) -> None:
-        # The embedded Milvus scans unflushed rows in Python; a server flushes by itself, and limits how often one may ask.
+        # The embedded Milvus scans unflushed rows in Python; a server flushes by itself, and limits how often
+        # one may ask.
         if self._milvus.embedded:
             self._client.flush(name, timeout=_CALL_S)
 
@@ -293,7 +347,9 @@ class MilvusIndex:
         return rows
 
     def _all_rows(self, name: str, fields: list[str]) -> Iterator[dict[str, Any]]:
-        pages = self._client.query_iterator(name, batch_size=_ROWS_PER_READ, output_fields=fields, timeout=_CALL_S)
+        pages = self._client.query_iterator(
+            name, batch_size=_ROWS_PER_READ, output_fields=fields, timeout=_CALL_S
+        )
         try:
             while page := pages.next():
                 yield from page
@@ -301,4 +357,6 @@ class MilvusIndex:
             pages.close()
 
     def _count(self, name: str) -> int:
-        return int(self._client.query(name, filter="", output_fields=["count(*)"], timeout=_CALL_S)[0]["count(*)"])
+        return int(
+            self._client.query(name, filter="", output_fields=["count(*)"], timeout=_CALL_S)[0]["count(*)"]
+        )

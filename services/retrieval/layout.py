@@ -1,7 +1,7 @@
 """What a collection looks like in Milvus: its name, fields and indexes.
 
-``kq_`` + hash of the tenant + ``_`` + the collection, escaped + ``_e`` + hash of the embedder: tenants are apart by name, and the
-vectors of two embedders are never in one collection.
+``kq_`` + hash of the tenant + ``_`` + the collection, escaped + ``_e`` + hash of the embedder: tenants are
+apart by name, and the vectors of two embedders are never in one collection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ def tenant_prefix(tenant: str) -> str:
 def milvus_name(tenant: str, collection: str, embedder: str) -> str:
     """Milvus allows letters, digits and underscores; our names also have '-' and '.'."""
     escaped = "".join(_ESCAPES.get(ch, ch) for ch in collection)
-    return tenant_prefix(tenant) + escaped + _EMBEDDER_MARK + hashlib.blake2b(embedder.encode(), digest_size=6).hexdigest()
+    return (
+        tenant_prefix(tenant)
+        + escaped
+        + _EMBEDDER_MARK
+        + hashlib.blake2b(embedder.encode(), digest_size=6).hexdigest()
+    )
 
 
 def collection_in(name: str) -> str:
@@ -50,7 +55,12 @@ def schema_of(milvus: Milvus, dim: int) -> Any:
         schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
     if milvus.lexical is Lexical.SERVER:
         schema.add_function(
-            Function(name="bm25", function_type=FunctionType.BM25, input_field_names=["content"], output_field_names=["sparse"])
+            Function(
+                name="bm25",
+                function_type=FunctionType.BM25,
+                input_field_names=["content"],
+                output_field_names=["sparse"],
+            )
         )
     return schema
 
@@ -59,7 +69,11 @@ def create_missing_indexes(milvus: Milvus, name: str, timeout_s: float) -> None:
     """An exact scan beats a graph at the sizes the embedded Milvus is made for."""
     wanted: dict[str, dict[str, Any]] = {"dense": {"index_type": "FLAT", "metric_type": "COSINE"}}
     if not milvus.embedded:
-        wanted["dense"] = {"index_type": "HNSW", "metric_type": "COSINE", "params": {"M": 16, "efConstruction": 200}}
+        wanted["dense"] = {
+            "index_type": "HNSW",
+            "metric_type": "COSINE",
+            "params": {"M": 16, "efConstruction": 200},
+        }
     if milvus.lexical is not Lexical.NONE:
         metric = "BM25" if milvus.lexical is Lexical.SERVER else "IP"
         wanted["sparse"] = {"index_type": "SPARSE_INVERTED_INDEX", "metric_type": metric}
@@ -67,4 +81,6 @@ def create_missing_indexes(milvus: Milvus, name: str, timeout_s: float) -> None:
         if not milvus.client.list_indexes(name, field):
             params = milvus.client.prepare_index_params()
             params.add_index(field, **index)
-            milvus.client.create_index(name, params, sync=False, timeout=timeout_s)  # in sync it sleeps half a second
+            milvus.client.create_index(
+                name, params, sync=False, timeout=timeout_s
+            )  # in sync it sleeps half a second

@@ -1,10 +1,12 @@
 """BM25 for the embedded Milvus, as sparse vectors whose inner product is the score.
 
-The embedded Milvus has a BM25 function, but weighs every data file by its own term statistics: a word that is rare in the
-collection counts as common in a file of one document, so whatever came last ranks too low. Here a row stores the part of the score
-that depends on the row alone, and the query carries the inverse document frequencies of the whole collection:
+The embedded Milvus has a BM25 function, but weighs every data file by its own term statistics: a word that is
+rare in the collection counts as common in a file of one document, so whatever came last ranks too low. Here a
+row stores the part of the score that depends on the row alone, and the query carries the inverse document
+frequencies of the whole collection:
 
-    score(q, d) = sum over terms t of idf(t) * tf(t, d) * (K1 + 1) / (tf(t, d) + K1 * (1 - B + B * len(d) / TYPICAL_LEN))
+    score(q, d) = sum over terms t of idf(t) * tf(t, d) * (K1 + 1) / (tf(t, d) + K1 * (1 - B + B * len(d) /
+    TYPICAL_LEN))
 """
 
 from __future__ import annotations
@@ -73,4 +75,7 @@ class Lexicon:
 
 def _terms(text: str) -> list[int]:
     words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
-    return [int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % _NUM_TERMS + 1 for word in words]
+    return [
+        int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "little") % _NUM_TERMS + 1
+        for word in words
+    ]

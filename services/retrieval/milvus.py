@@ -51,7 +51,11 @@ def connect(uri: str, token: str, timeout_s: float) -> Milvus:
         Unavailable: no server answers there, or another process keeps the embedded directory.
         ConfigError: the directory cannot hold an index.
     """
-    return _connect_server(uri, token, timeout_s) if uri.startswith(("http://", "https://")) else _open_embedded(uri, timeout_s)
+    return (
+        _connect_server(uri, token, timeout_s)
+        if uri.startswith(("http://", "https://"))
+        else _open_embedded(uri, timeout_s)
+    )
 
 
 def _connect_server(uri: str, token: str, timeout_s: float) -> Milvus:
@@ -64,14 +68,18 @@ def _connect_server(uri: str, token: str, timeout_s: float) -> Milvus:
         except (MilvusException, grpc.RpcError) as error:
             if time.monotonic() >= deadline:
                 log.error("no Milvus at %s: %s", uri, error)
-                raise Unavailable("the Milvus server at milvus_uri does not answer, or refuses milvus_token") from None
+                raise Unavailable(
+                    "the Milvus server at milvus_uri does not answer, or refuses milvus_token"
+                ) from None
             log.info("waiting for Milvus at %s", uri)
             time.sleep(_RETRY_S)
     lexical = Lexical.SERVER if _numbers(version) >= _BM25_SINCE else Lexical.NONE
     if lexical is Lexical.NONE:
         needed = ".".join(map(str, _BM25_SINCE))
         log.warning(
-            "Milvus %s has no BM25 (%s has): searches are dense only; BM25 and hybrid requests are refused", version, needed
+            "Milvus %s has no BM25 (%s has): searches are dense only; BM25 and hybrid requests are refused",
+            version,
+            needed,
         )
     return Milvus(client, version, False, lexical, client.close)
 
@@ -123,7 +131,10 @@ def translated(doing: str) -> Iterator[None]:
             log.warning("a collection was not loaded while %s: %s", doing, error)
             raise Unavailable(f"the collection was not loaded while {doing}; retry") from None
         log.error("Milvus failed while %s: %s", doing, error)
-        if isinstance(error.__cause__ or error.__context__, grpc.RpcError) or "unavailable" in str(error).lower():
+        if (
+            isinstance(error.__cause__ or error.__context__, grpc.RpcError)
+            or "unavailable" in str(error).lower()
+        ):
             raise Unavailable(f"the index is not available while {doing}; retry") from None
         raise InternalError(f"the index failed while {doing}; the service's log has the reason") from None
     except grpc.RpcError as error:

@@ -28,12 +28,18 @@ def document_key(document_id: str) -> str:
 
 def revision_of(document: IndexedDocument) -> str:
     """Equal for equal content; tells the rows of one version of a document from those of another."""
-    chunks = [[c.chunk_id, c.text, _pack_ids(c.token_ids), c.heading, c.char_start, c.char_end] for c in document.chunks]
-    return _digest(json.dumps([document.title, document.model_fingerprint, sorted(document.metadata.items()), chunks]))
+    chunks = [
+        [c.chunk_id, c.text, _pack_ids(c.token_ids), c.heading, c.char_start, c.char_end]
+        for c in document.chunks
+    ]
+    return _digest(
+        json.dumps([document.title, document.model_fingerprint, sorted(document.metadata.items()), chunks])
+    )
 
 
 def searchable_text(document: IndexedDocument, chunk: IndexedChunk) -> str:
-    """What is embedded and indexed: a chunk rarely names its own subject, so title and headings go in front."""
+    """What is embedded and indexed: a chunk rarely names its own subject, so title and headings go in
+    front."""
     return _header(document, chunk) + chunk.text
 
 
@@ -45,11 +51,16 @@ def rows_of(tenant: str, collection: str, document: IndexedDocument) -> list[dic
     """
     if len(document.chunks) > MAX_ROWS_PER_DOCUMENT:
         raise InvalidRequest(
-            f"chunks: {len(document.chunks)} of one document, more than {MAX_ROWS_PER_DOCUMENT}; split the document"
+            f"chunks: {len(document.chunks)} of one document, more than {MAX_ROWS_PER_DOCUMENT}; split "
+            "the document"
         )
     terms = encode_terms(document.document_id, document.title, document.metadata)
     _check_bytes("metadata, title and document_id", json.dumps(terms))
-    shared = {"document_key": document_key(document.document_id), "revision": revision_of(document), TERMS_FIELD: terms}
+    shared = {
+        "document_key": document_key(document.document_id),
+        "revision": revision_of(document),
+        TERMS_FIELD: terms,
+    }
     rows = []
     for i, chunk in enumerate(document.chunks):
         row: dict[str, Any] = {
@@ -126,7 +137,8 @@ def _check_bytes(field: str, text: str) -> None:
     size = len(text.encode())
     if size > MAX_FIELD_BYTES:
         raise InvalidRequest(
-            f"{field}: {size} bytes exceed the index's limit of {MAX_FIELD_BYTES}; use smaller chunks or less metadata"
+            f"{field}: {size} bytes exceed the index's limit of {MAX_FIELD_BYTES}; use smaller chunks "
+            "or less metadata"
         )
 
 

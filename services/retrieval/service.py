@@ -1,7 +1,7 @@
 """Search, index, unindex: the embedder and the index together, off the event loop.
 
-Threads: one embeds (torch's own threads work below it), one writes, a few read. Documents are embedded in small steps, so that a
-query never waits for a whole document.
+Threads: one embeds (torch's own threads work below it), one writes, a few read. Documents are embedded in
+small steps, so that a query never waits for a whole document.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from services.retrieval.rows import MAX_FIELD_BYTES, rows_of, searchable_text
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.ranking import fuse_rankings
 from shared.request import RequestContext, check_name
-from shared.search import CollectionInfo, Filter, IndexedDocument, IndexedIds, SearchHit, SearchMode, SearchResult
+from shared.search import (
+    CollectionInfo,
+    Filter,
+    IndexedDocument,
+    IndexedIds,
+    SearchHit,
+    SearchMode,
+    SearchResult,
+)
 
 MAX_QUERIES = 256
 _TEXTS_PER_STEP = 16
@@ -70,13 +78,17 @@ class RetrievalService:
         rankings = (
             found[0]
             if len(found) == 1
-            else [fuse_rankings([[key for key, _ in r] for r in of_query]) for of_query in zip(*found, strict=True)]
+            else [
+                fuse_rankings([[key for key, _ in r] for r in of_query])
+                for of_query in zip(*found, strict=True)
+            ]
         )
         ctx.check_deadline("searching")
         return SearchResult(await self._hits(ctx, collection, [r[:k] for r in rankings]), mode)
 
     async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
-        """Makes exactly these chunks of the document searchable; False where they were already (nothing is embedded then)."""
+        """Makes exactly these chunks of the document searchable; False where they were already (nothing is
+        embedded then)."""
         check_name("collection", collection)
         if not document.document_id:
             raise InvalidRequest("document_id: is empty")
@@ -92,7 +104,9 @@ class RetrievalService:
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         """How many chunks were removed; unknown documents and collections have none."""
         check_name("collection", collection)
-        return await self._run(self._writing, self._index.remove, ctx.tenant, collection, list(dict.fromkeys(document_ids)))
+        return await self._run(
+            self._writing, self._index.remove, ctx.tenant, collection, list(dict.fromkeys(document_ids))
+        )
 
     async def list_collections(self, ctx: RequestContext) -> list[CollectionInfo]:
         return await self._read(self._index.collections, ctx.tenant)
@@ -122,31 +136,45 @@ class RetrievalService:
             return SearchMode.HYBRID if self._index.has_bm25 else SearchMode.DENSE
         if asked is not SearchMode.DENSE and not self._index.has_bm25:
             raise FailedPrecondition(
-                f"mode: this index has no BM25 (Milvus before 2.5), so {asked.value} is not possible; use dense"
+                f"mode: this index has no BM25 (Milvus before 2.5), so {asked.value} is not possible; "
+                "use dense"
             )
         return asked
 
-    async def _dense(self, ctx: RequestContext, collection: str, queries: Sequence[str], depth: int, where: str) -> list[Ranked]:
+    async def _dense(
+        self, ctx: RequestContext, collection: str, queries: Sequence[str], depth: int, where: str
+    ) -> list[Ranked]:
         vectors = await self._run(self._embedding, self._embedder.embed_queries, list(queries))
         return await self._read(self._index.search_dense, ctx.tenant, collection, vectors, depth, where)
 
-    async def _hits(self, ctx: RequestContext, collection: str, rankings: list[Ranked]) -> tuple[tuple[SearchHit, ...], ...]:
+    async def _hits(
+        self, ctx: RequestContext, collection: str, rankings: list[Ranked]
+    ) -> tuple[tuple[SearchHit, ...], ...]:
         """A row that was removed since it was found is left out."""
         keys = list(dict.fromkeys(key for ranking in rankings for key, _ in ranking))
         rows = await self._read(self._index.fetch, ctx.tenant, collection, keys) if keys else {}
-        return tuple(tuple(with_score(rows[key], score) for key, score in ranking if key in rows) for ranking in rankings)
+        return tuple(
+            tuple(with_score(rows[key], score) for key, score in ranking if key in rows)
+            for ranking in rankings
+        )
 
     async def _embed(self, ctx: RequestContext, texts: list[str]) -> Vectors:
         steps = []
         for begin in range(0, len(texts), _TEXTS_PER_STEP):
             ctx.check_deadline("embedding a document")
-            steps.append(await self._run(self._embedding, self._embedder.embed_documents, texts[begin : begin + _TEXTS_PER_STEP]))
+            steps.append(
+                await self._run(
+                    self._embedding, self._embedder.embed_documents, texts[begin : begin + _TEXTS_PER_STEP]
+                )
+            )
         return np.concatenate(steps)
 
     def _read(self, call: Callable[..., ResultT], *args: object) -> asyncio.Future[ResultT]:
         return self._run(self._reading, call, *args)
 
-    def _run(self, threads: ThreadPoolExecutor, call: Callable[..., ResultT], *args: object) -> asyncio.Future[ResultT]:
+    def _run(
+        self, threads: ThreadPoolExecutor, call: Callable[..., ResultT], *args: object
+    ) -> asyncio.Future[ResultT]:
         return asyncio.get_running_loop().run_in_executor(threads, call, *args)
 
 

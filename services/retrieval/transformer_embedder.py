@@ -1,7 +1,7 @@
 """Any sentence-transformers model, by plain ``transformers``: encoder, pooling, unit length.
 
-Text beyond the encoder's length is not cut off: it goes through in windows, and the pooling runs over all of them. For text that
-fits in one window the result is that of sentence-transformers.
+Text beyond the encoder's length is not cut off: it goes through in windows, and the pooling runs over all of
+them. For text that fits in one window the result is that of sentence-transformers.
 
 Shapes: W windows, T tokens, D dimensions.
 """
@@ -45,7 +45,9 @@ class TransformerEmbedder:
                 str(root), dtype=torch.bfloat16 if _has_fast_bf16() else torch.float32
             )
         except (OSError, ValueError) as error:
-            raise ConfigError(f"embedder: {root.name!r} is not a sentence-transformers model: {error}") from None
+            raise ConfigError(
+                f"embedder: {root.name!r} is not a sentence-transformers model: {error}"
+            ) from None
         self._model = model.eval()
         self._window_len = _window_len(root, model.config)
         self._dim = int(model.config.hidden_size)
@@ -67,7 +69,9 @@ class TransformerEmbedder:
 
     @torch.inference_mode()
     def _embed(self, texts: Sequence[str]) -> Vectors:
-        torch.set_num_threads(self._num_threads)  # belongs to the calling thread, and Ray set it for the process
+        torch.set_num_threads(
+            self._num_threads
+        )  # belongs to the calling thread, and Ray set it for the process
         windows = self._windows(texts)
         windows.sort(key=lambda window: len(window[1]))  # little padding
         sum_TD = torch.zeros(len(texts), self._dim)
@@ -78,12 +82,16 @@ class TransformerEmbedder:
             pooled_WD, weight_W = self._pool([ids for _, ids in step])
             sum_TD.index_add_(0, owners, pooled_WD)
             count_T.index_add_(0, owners, weight_W)
-        vectors: Vectors = torch.nn.functional.normalize(sum_TD / count_T.clamp(min=1), dim=-1).numpy().astype(np.float32)
+        vectors: Vectors = (
+            torch.nn.functional.normalize(sum_TD / count_T.clamp(min=1), dim=-1).numpy().astype(np.float32)
+        )
         return vectors
 
     def _windows(self, texts: Sequence[str]) -> list[tuple[int, list[int]]]:
         """(position of the text, ids with special tokens), at least one per text."""
-        cut = self._tokenizer(list(texts), truncation=True, max_length=self._window_len, return_overflowing_tokens=True)
+        cut = self._tokenizer(
+            list(texts), truncation=True, max_length=self._window_len, return_overflowing_tokens=True
+        )
         return list(zip(cut["overflow_to_sample_mapping"], cut["input_ids"], strict=True))
 
     def _pool(self, windows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,13 +117,19 @@ def _pooling_of(root: Path) -> str:
     modules = _read_json(root / "modules.json", default=[])
     unknown = [m["type"] for m in modules if m["type"].rsplit(".", 1)[-1] not in _KNOWN_MODULES]
     if unknown:
-        raise ConfigError(f"embedder: module {unknown[0]} of {root.name!r} is not supported (only {', '.join(_KNOWN_MODULES)})")
+        raise ConfigError(
+            f"embedder: module {unknown[0]} of {root.name!r} is not supported (only "
+            f"{', '.join(_KNOWN_MODULES)})"
+        )
     folder = next((m["path"] for m in modules if m["type"].endswith("Pooling")), "1_Pooling")
     settings = _read_json(root / folder / "config.json", default={"pooling_mode_mean_tokens": True})
     active = sorted(key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True)
     known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     if len(active) != 1 or active[0] not in known:
-        raise ConfigError(f"embedder: pooling {', '.join(active) or 'unset'} of {root.name!r} is not supported (only mean and cls)")
+        raise ConfigError(
+            f"embedder: pooling {', '.join(active) or 'unset'} of {root.name!r} is not supported (only "
+            "mean and cls)"
+        )
     return known[active[0]]
 
 
@@ -144,7 +158,8 @@ def _digest(root: Path) -> str:
 
 
 def _has_fast_bf16() -> bool:
-    """Without these instructions bfloat16 is slower than float32, and int8 loses too much (min. cosine 0.91)."""
+    """Without these instructions bfloat16 is slower than float32, and int8 loses too much (min. cosine
+    0.91)."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class SelectionApp(SelectionServicer):
-    """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says what is wrong."""
+    """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says
+    what is wrong."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(SelectorConfig, args)
@@ -42,4 +43,6 @@ class SelectionApp(SelectionServicer):
 
 def build(args: dict[str, Any]) -> serve.Application:
     config = load(SelectorConfig, args)
-    return serve.deployment(name=SERVICE, **config.deployment.serve_options())(SelectionApp).bind(to_dict(config))
+    return serve.deployment(name=SERVICE, **config.deployment.serve_options())(SelectionApp).bind(
+        to_dict(config)
+    )

@@ -13,10 +13,10 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from services.selector.worker_thread import Turn, WorkerThread
-from shared.engine.loader import Checked, Loader, Saved
-from shared.engine.reading import Loaded
-from shared.engine.segment import Segment
-from shared.engine.source import SegmentSource
+from shared.engine.kv.loader import Checked, Loader, Saved
+from shared.engine.kv.reading import Loaded
+from shared.engine.kv.segment import Segment
+from shared.engine.kv.source import SegmentSource
 from shared.errors import ContextTooLong
 from shared.identity import chunk_identity
 from shared.request import RequestContext
@@ -78,9 +78,11 @@ class Resident:
 
 
 class AuxiliaryKv:
-    """Belongs to one event loop. A chunk is loaded and computed once, however many ask for it at the same time.
+    """Belongs to one event loop. A chunk is loaded and computed once, however many ask for it at the same
+    time.
 
-    A chunk of which the auxiliary's tokenizer makes no token has no KV: its identity is empty, and nothing is stored.
+    A chunk of which the auxiliary's tokenizer makes no token has no KV: its identity is empty, and nothing is
+    stored.
     """
 
     def __init__(
@@ -101,7 +103,9 @@ class AuxiliaryKv:
 
     def identity(self, tenant: str, token_ids: Ids) -> str:
         """``token_ids``: the auxiliary's."""
-        return chunk_identity(tenant, self._scorer.fingerprint, self._prefix_ids, token_ids) if token_ids else ""
+        return (
+            chunk_identity(tenant, self._scorer.fingerprint, self._prefix_ids, token_ids) if token_ids else ""
+        )
 
     async def segments(self, ctx: RequestContext, chunks: Sequence[Ids]) -> Found:
         """
@@ -116,7 +120,9 @@ class AuxiliaryKv:
         load_ms = encode_ms = 0.0
         if missing := sorted(ids_of.keys() - found):
             async with AsyncExitStack() as held:
-                for key in missing:  # in order, so that two who want the same chunks never wait for each other
+                for (
+                    key
+                ) in missing:  # in order, so that two who want the same chunks never wait for each other
                     await held.enter_async_context(self._lock(key))
                 found |= self._at_hand(missing)
                 began = time.monotonic()
@@ -131,10 +137,13 @@ class AuxiliaryKv:
                         encode_ms = (time.monotonic() - loaded_s) * 1000
                         self._write_behind(one, ids_of[one.key], found[one.key])
                     self.resident.put(one.key, found[one.key])
-        return Found([found[key] if key else Segment(self._scorer.spec, 0) for key in keys], load_ms, encode_ms)
+        return Found(
+            [found[key] if key else Segment(self._scorer.spec, 0) for key in keys], load_ms, encode_ms
+        )
 
     async def keep(self, ctx: RequestContext, token_ids: Ids, index: int) -> bool:
-        """Makes the KV of a chunk durable; returns whether it was so before. Memory is left to those who ask questions.
+        """Makes the KV of a chunk durable; returns whether it was so before. Memory is left to those who ask
+        questions.
         ``index``: what errors call the chunk.
 
         Raises:
@@ -146,7 +155,9 @@ class AuxiliaryKv:
         if not key:
             return True
         async with self._lock(key):
-            (checked,) = await _told(lambda tell: self._loader.verify({key: len(token_ids)}, tell), 1, Checked)
+            (checked,) = await _told(
+                lambda tell: self._loader.verify({key: len(token_ids)}, tell), 1, Checked
+            )
             if checked.intact:
                 return True
             segment = self.resident.get(key) or await self._encode(ctx, Turn.INGESTION, token_ids, index)
@@ -181,7 +192,9 @@ class AuxiliaryKv:
         """One answer per chunk."""
         if not chunk_lens:
             return []
-        loaded: list[Loaded] = await _told(lambda tell: self._loader.load(chunk_lens, tell), len(chunk_lens), Loaded)
+        loaded: list[Loaded] = await _told(
+            lambda tell: self._loader.load(chunk_lens, tell), len(chunk_lens), Loaded
+        )
         self.counts.loaded += sum(one.segment is not None for one in loaded)
         return loaded
 
@@ -195,9 +208,12 @@ class AuxiliaryKv:
         return segment
 
     def _write_behind(self, lost: Loaded, token_ids: Ids, segment: Segment) -> None:
-        """A store that takes nothing must not fill the memory with what waits for it: that is computed again some time."""
+        """A store that takes nothing must not fill the memory with what waits for it: that is computed again
+        some time."""
         if self._bytes_behind + segment.num_bytes > self.resident.capacity_bytes:
-            log.warning("auxiliary KV of chunk %s is not written back: too much waits to be written already", lost.key)
+            log.warning(
+                "auxiliary KV of chunk %s is not written back: too much waits to be written already", lost.key
+            )
             return
         self._bytes_behind += segment.num_bytes
         loop = asyncio.get_running_loop()
@@ -217,7 +233,9 @@ class AuxiliaryKv:
         )
 
 
-async def _told(start: Callable[[Callable[[object], None]], None], num_events: int, kind: type[EventT]) -> list[EventT]:
+async def _told(
+    start: Callable[[Callable[[object], None]], None], num_events: int, kind: type[EventT]
+) -> list[EventT]:
     """The events of ``kind`` that a loader's threads tell."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[EventT]()
 

@@ -12,16 +12,18 @@ from shared.engine_config import GIB
 @dataclass(frozen=True, slots=True)
 class SelectorConfig:
     """
-    model: the auxiliary model, a directory or Hugging Face id; empty: there is no selector. In the `quilt.yaml` of a model's
-        directory a folder of that directory may be named.
+    model: the auxiliary model, a directory or Hugging Face id; empty: there is no selector. In the
+        `quilt.yaml` of a model's directory a folder of that directory may be named.
     primary: the model whose tokens are chosen; only its tokenizer is read.
-    dtype: of the auxiliary's weights and KV; ``auto`` is bfloat16 where the processor computes it, else float32.
+    dtype: of the auxiliary's weights and KV; ``auto`` is bfloat16 where the processor computes it, else
+    float32.
     threads: of one computation; 0: all CPUs that the process may use.
     resident_bytes: auxiliary KV that is kept in memory, least recently used first to go.
     loader_threads: read the stored KV of one request; one more writes.
     max_chunks, max_questions: most that one request may have.
     max_waiting: requests that wait for the auxiliary model beyond this many are refused as overloaded.
-    kv_store: the application that keeps auxiliary KV; empty: none, it is computed here and forgotten with the process.
+    kv_store: the application that keeps auxiliary KV; empty: none, it is computed here and forgotten with the
+    process.
     """
 
     model: str = ""

@@ -18,7 +18,8 @@ SERVICE = "selector"
 
 
 class SelectionServicer:
-    """``service`` is an error when the auxiliary model could not be loaded: every call then answers with it, and Health says it."""
+    """``service`` is an error when the auxiliary model could not be loaded: every call then answers with it,
+    and Health says it."""
 
     def __init__(self, service: SelectorService | KvquiltError) -> None:
         self._loaded = service
@@ -36,19 +37,30 @@ class SelectionServicer:
         return selected_to_pb(selected)
 
     @server_stream
-    async def Encode(self, request: pb.EncodeRequest, ctx: RequestContext) -> AsyncIterator[pb.EncodeResponse]:
-        async with aclosing(self._service.encode(ctx, [chunk_of(chunk) for chunk in request.chunks])) as encoded:
+    async def Encode(
+        self, request: pb.EncodeRequest, ctx: RequestContext
+    ) -> AsyncIterator[pb.EncodeResponse]:
+        async with aclosing(
+            self._service.encode(ctx, [chunk_of(chunk) for chunk in request.chunks])
+        ) as encoded:
             async for one in encoded:
                 yield pb.EncodeResponse(
-                    index=one.index, auxiliary_id=one.auxiliary_id, num_tokens=one.num_tokens, existed=one.existed
+                    index=one.index,
+                    auxiliary_id=one.auxiliary_id,
+                    num_tokens=one.num_tokens,
+                    existed=one.existed,
                 )
 
     @unary(pb.DescribeAuxiliaryResponse)
-    async def DescribeAuxiliary(self, request: pb.DescribeAuxiliaryRequest, ctx: RequestContext) -> pb.DescribeAuxiliaryResponse:
+    async def DescribeAuxiliary(
+        self, request: pb.DescribeAuxiliaryRequest, ctx: RequestContext
+    ) -> pb.DescribeAuxiliaryResponse:
         return description_to_pb(self._service.describe())
 
     @unary(common_pb2.HealthResponse)
-    async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:
+    async def Health(
+        self, request: common_pb2.HealthRequest, ctx: RequestContext
+    ) -> common_pb2.HealthResponse:
         if isinstance(self._loaded, KvquiltError):
             return health_to_pb(ServiceHealth(SERVICE, ready=False, detail=self._loaded.detail))
         return health_to_pb(ServiceHealth(SERVICE, ready=True, facts=self._loaded.facts()))

@@ -7,7 +7,7 @@ import logging
 
 from services.selector.config import SelectorConfig
 from services.selector.selecting import SelectorService
-from shared.engine.source import NoSource, SegmentSource
+from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
@@ -24,17 +24,22 @@ def load_selector(
     """Loads the auxiliary model. ``store`` is called on ``loop`` only; None keeps no KV.
 
     Raises:
-        KvquiltError: there is no such model, its attention cannot be seen, or one of the tokenizers gives no offsets; says which.
+        KvquiltError: there is no such model, its attention cannot be seen, or one of the tokenizers gives no
+        offsets; says which.
     """
     if not config.model:
         raise ConfigError("selector.model: name an auxiliary model, a directory or Hugging Face id")
     primary = PromptTokenizer.of_model(config.primary)
     if primary is None:
-        raise ConfigError("selector.primary: the model has no tokenizer, so the tokens of a text cannot be chosen")
+        raise ConfigError(
+            "selector.primary: the model has no tokenizer, so the tokens of a text cannot be chosen"
+        )
     auxiliary = load_auxiliary(config.model, EngineConfig(dtype=config.dtype))
     source: SegmentSource = NoSource()
     if store is not None:
-        source = StoreSegmentSource(store, node_id, loop, KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash))
+        source = StoreSegmentSource(
+            store, node_id, loop, KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash)
+        )
     service = SelectorService(config, auxiliary, primary, source)
     log.info("selecting by %s, fingerprint %s", config.model, auxiliary.scorer.fingerprint)
     return service

@@ -1,4 +1,5 @@
-"""A request's way through the selector: texts to pairs of tokens, pairs to KV, KV and questions to the primary's tokens."""
+"""A request's way through the selector: texts to pairs of tokens, pairs to KV, KV and questions to the
+primary's tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from shared.clients.selection import (
     SelectionChunk,
     SelectionTimings,
 )
-from shared.engine.source import SegmentSource
+from shared.engine.kv.source import SegmentSource
 from shared.errors import DeadlineExceeded, InvalidRequest
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
@@ -37,7 +38,9 @@ from shared.selection.spans import SpanTokenizer
 class SelectorService:
     """Everything the service does, without a wire. Every method raises ``shared.errors``."""
 
-    def __init__(self, config: SelectorConfig, auxiliary: Auxiliary, primary: PromptTokenizer, source: SegmentSource) -> None:
+    def __init__(
+        self, config: SelectorConfig, auxiliary: Auxiliary, primary: PromptTokenizer, source: SegmentSource
+    ) -> None:
         """
         Raises:
             ModelUnsupported: the primary's tokenizer gives no offsets.
@@ -48,7 +51,12 @@ class SelectorService:
         self._tokenizers = WorkerThread("tokenize", config.max_waiting)
         self._model = WorkerThread("auxiliary", config.max_waiting)
         self.kv = AuxiliaryKv(
-            auxiliary.scorer, auxiliary.prompts.prefix_ids, source, self._model, config.resident_bytes, config.loader_threads
+            auxiliary.scorer,
+            auxiliary.prompts.prefix_ids,
+            source,
+            self._model,
+            config.resident_bytes,
+            config.loader_threads,
         )
 
     async def select(
@@ -64,7 +72,9 @@ class SelectorService:
         began = time.monotonic()
         self._check(chunks, questions, ratio)
         async with _until_deadline(ctx, "selecting tokens"):
-            paired = await self._tokenizers.run(ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in chunks])
+            paired = await self._tokenizers.run(
+                ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in chunks]
+            )
             needed = [chunk.auxiliary.token_ids for chunk in paired] if is_open(paired, ratio) else []
             found = await self.kv.segments(ctx, needed)
             asked = time.monotonic()
@@ -79,10 +89,14 @@ class SelectorService:
             )
             selection = await self._model.run(ctx, Turn.QUESTION, choose)
         ended = time.monotonic()
-        timings = SelectionTimings(found.load_ms, found.encode_ms, (ended - asked) * 1000, (ended - began) * 1000)
+        timings = SelectionTimings(
+            found.load_ms, found.encode_ms, (ended - asked) * 1000, (ended - began) * 1000
+        )
         return _selected(selection, timings)
 
-    async def encode(self, ctx: RequestContext, chunks: Sequence[SelectionChunk]) -> AsyncGenerator[EncodedChunk, None]:
+    async def encode(
+        self, ctx: RequestContext, chunks: Sequence[SelectionChunk]
+    ) -> AsyncGenerator[EncodedChunk, None]:
         """One value per chunk, in order, each once its KV is durable."""
         self._check_number("chunks", len(chunks), self._config.max_chunks)
         for index, chunk in enumerate(chunks):
@@ -159,7 +173,9 @@ async def _until_deadline(ctx: RequestContext, doing: str) -> AsyncIterator[None
         async with asyncio.timeout(ctx.remaining_s):
             yield
     except TimeoutError:
-        raise DeadlineExceeded(f"deadline passed while {doing}; ask for less or set meta.deadline_ms higher") from None
+        raise DeadlineExceeded(
+            f"deadline passed while {doing}; ask for less or set meta.deadline_ms higher"
+        ) from None
 
 
 def _selected(selection: Selection, timings: SelectionTimings) -> SelectedTokens:

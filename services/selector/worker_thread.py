@@ -18,15 +18,16 @@ ResultT = TypeVar("ResultT")
 
 
 class Turn(enum.IntEnum):
-    """Questions go before ingestion: somebody waits for the answer. Among equals, first come, first served."""
+    """Questions go before ingestion: somebody waits for the answer. Among equals, first come, first
+    served."""
 
     QUESTION = 0
     INGESTION = 1
 
 
 class WorkerThread:
-    """Belongs to one event loop, which is never blocked. Whoever is cancelled while waiting costs the thread nothing; what has
-    begun runs to its end, so calls are to be short."""
+    """Belongs to one event loop, which is never blocked. Whoever is cancelled while waiting costs the thread
+    nothing; what has begun runs to its end, so calls are to be short."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -76,7 +77,9 @@ class WorkerThread:
             self._busy = True
             return
         if self.num_waiting >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} requests wait for the auxiliary model already; retry later")
+            raise Overloaded(
+                f"{self._max_waiting} requests wait for the auxiliary model already; retry later"
+            )
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (turn, next(self._numbers), mine))
         try:

@@ -1,4 +1,5 @@
-"""What a reader sees: passages of several documents in retrieval order, and questions that those passages answer."""
+"""What a reader sees: passages of several documents in retrieval order, and questions that those passages
+answer."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a document became text: heading marks and, for formats that break lines, a line width in characters."""
+    """How a document became text: heading marks and, for formats that break lines, a line width in
+    characters."""
 
     title_mark: str = "# "
     heading_mark: str = "## "
@@ -50,7 +52,9 @@ class Layout:
     @classmethod
     def draw(cls, rng: random.Random) -> Layout:
         marks = ("# ", "## ") if rng.random() < 0.5 else ("", "")
-        return cls(*marks, rng.choice(["\n\n", "\n\n", "\n"]), rng.randint(60, 100) if rng.random() < 0.15 else None)
+        return cls(
+            *marks, rng.choice(["\n\n", "\n\n", "\n"]), rng.randint(60, 100) if rng.random() < 0.15 else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +63,13 @@ class ContextShape:
     passage_chars: int
 
 
-def draw_context(rng: random.Random, worlds: Worlds, shape: ContextShape, split: Split, num_questions: int) -> Context:
+def draw_context(
+    rng: random.Random, worlds: Worlds, shape: ContextShape, split: Split, num_questions: int
+) -> Context:
     """Passages of documents in an order like a retriever's, with questions about them.
 
-    Most contexts are about things of one kind, and often they are the same part of each document: then only the name in the
-    question tells which of the passages to read.
+    Most contexts are about things of one kind, and often they are the same part of each document: then only
+    the name in the question tells which of the passages to read.
     """
     kinds = list(worlds.kinds)
     if rng.random() < 0.75:
@@ -120,7 +126,8 @@ def _paragraph(sentences: Sequence[str], layout: Layout) -> str:
 
 
 def _draw_questions(rng: random.Random, passages: Sequence[Passage], count: int) -> tuple[Question, ...]:
-    """Only what can be told: the passage names its subject, or no other passage is about something of the same kind."""
+    """Only what can be told: the passage names its subject, or no other passage is about something of the
+    same kind."""
     kinds = [passage.document.kind for passage in passages]
     facts = [
         passage.document.facts[key]
@@ -129,7 +136,9 @@ def _draw_questions(rng: random.Random, passages: Sequence[Passage], count: int)
         for key in sorted(passage.fact_keys)
     ]
     chosen = rng.sample(facts, min(count, len(facts)))
-    return tuple(Question(as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value) for fact in chosen)
+    return tuple(
+        Question(as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value) for fact in chosen
+    )
 
 
 def as_typed(rng: random.Random, question: str) -> str:

@@ -63,8 +63,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How freely a document is written. ``name_sections``: the first sentence of every section names the thing; else that of the
-    document alone is bound to."""
+    """How freely a document is written. ``name_sections``: the first sentence of every section names the
+    thing; else that of the document alone is bound to."""
 
     back_reference: float = 0.25
     filler: float = 0.35
@@ -89,7 +89,9 @@ class Worlds:
     @functools.cache
     def load(cls) -> Worlds:
         raw: dict[str, Any] = yaml.safe_load(_WORLDS_FILE.read_text(encoding="utf-8"))
-        return cls(raw["syllables"], raw["choices"], {key: Kind(**kind) for key, kind in raw["kinds"].items()})
+        return cls(
+            raw["syllables"], raw["choices"], {key: Kind(**kind) for key, kind in raw["kinds"].items()}
+        )
 
     def names(self, rng: random.Random, split: Split) -> NameMaker:
         return NameMaker(rng, split, self.choices, self.syllables)
@@ -102,7 +104,9 @@ class Worlds:
         facts = {key: _fact(name, maker.draw(entry[0]), entry[1:]) for key, entry in kind.facts.items()}
         fillers = rng.sample(kind.fillers, len(kind.fillers))
         sections = tuple(
-            _section(rng, kind.noun, heading, groups, name, facts, style, fillers, style.name_sections or not i)
+            _section(
+                rng, kind.noun, heading, groups, name, facts, style, fillers, style.name_sections or not i
+            )
             for i, (heading, groups) in enumerate(kind.sections.items())
         )
         stated = {key for section in sections for sentence in section.sentences for key in sentence.fact_keys}

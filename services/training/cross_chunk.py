@@ -1,11 +1,13 @@
-"""Contexts in which evidence lies in two passages: documents about things of one kind, cut in order, named in their first ones.
+"""Contexts in which evidence lies in two passages: documents about things of one kind, cut in order, named in
+their first ones.
 
     # Velbrin              ## Daily life            # Halford             ## Daily life
     Velbrin lies on ...    The mayor of the town    Halford was ...       The mayor of the town
                            is Toma Keldar. ...                            is Ada Ostell. ...
 
-"Who is the mayor of Velbrin?" takes the first passage to know which of the others is meant: every one of the documents states in
-passages that name nothing what is asked about one of them. Questions about what first passages state take one passage.
+"Who is the mayor of Velbrin?" takes the first passage to know which of the others is meant: every one of the
+documents states in passages that name nothing what is asked about one of them. Questions about what first
+passages state take one passage.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from services.training.contexts import Context, ContextShape, Layout, Passage, Question, as_typed, cut_passages
+from services.training.contexts import (
+    Context,
+    ContextShape,
+    Layout,
+    Passage,
+    Question,
+    as_typed,
+    cut_passages,
+)
 from services.training.corpus import Document, Style, Worlds
 from services.training.names import Split
 
@@ -21,9 +31,12 @@ LEAST_PASSAGES = 4
 _STYLE = Style(back_reference=1.0, filler=0.35, omission=0.05, name_sections=False)
 
 
-def draw_cross_chunk(rng: random.Random, worlds: Worlds, shape: ContextShape, split: Split, num_questions: int) -> Context:
-    """At least two documents of at least two passages each, so ``LEAST_PASSAGES``, also if the shape asks for fewer. As many
-    questions as there are, at most ``num_questions``; those whose evidence lies in two passages first."""
+def draw_cross_chunk(
+    rng: random.Random, worlds: Worlds, shape: ContextShape, split: Split, num_questions: int
+) -> Context:
+    """At least two documents of at least two passages each, so ``LEAST_PASSAGES``, also if the shape asks for
+    fewer. As many questions as there are, at most ``num_questions``; those whose evidence lies in two
+    passages first."""
     kind = rng.choice(list(worlds.kinds))
     num_documents = rng.randint(2, max(2, shape.num_passages // 2))
     parted = [_part(rng, document, shape) for document in _unlike(rng, worlds, kind, split, num_documents)]
@@ -48,7 +61,9 @@ def _unlike(rng: random.Random, worlds: Worlds, kind: str, split: Split, count: 
 
 
 def _shared_values(one: Document, other: Document) -> set[str]:
-    return {key for key, fact in one.facts.items() if key in other.facts and other.facts[key].value == fact.value}
+    return {
+        key for key, fact in one.facts.items() if key in other.facts and other.facts[key].value == fact.value
+    }
 
 
 def _part(rng: random.Random, document: Document, shape: ContextShape) -> list[Passage]:
@@ -60,12 +75,21 @@ def _part(rng: random.Random, document: Document, shape: ContextShape) -> list[P
 
 
 def _ask(rng: random.Random, passages: list[Passage], apart: bool) -> Iterator[Question]:
-    """Questions, in random order. ``apart``: about facts of passages that do not name their subject, and that another document
-    states in such a passage too."""
-    facts = [(i, key) for i, passage in enumerate(passages) for key in sorted(passage.fact_keys) if passage.names_subject != apart]
+    """Questions, in random order. ``apart``: about facts of passages that do not name their subject, and that
+    another document states in such a passage too."""
+    facts = [
+        (i, key)
+        for i, passage in enumerate(passages)
+        for key in sorted(passage.fact_keys)
+        if passage.names_subject != apart
+    ]
     for i, key in rng.sample(facts, len(facts)):
         document = passages[i].document
-        if not apart or any(key in passages[j].fact_keys and passages[j].document is not document for j, _ in facts):
+        if not apart or any(
+            key in passages[j].fact_keys and passages[j].document is not document for j, _ in facts
+        ):
             fact = document.facts[key]
             naming = next(j for j, passage in enumerate(passages) if passage.document is document)
-            yield Question(as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value, tuple(sorted({naming, i})))
+            yield Question(
+                as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value, tuple(sorted({naming, i}))
+            )

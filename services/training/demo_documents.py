@@ -1,4 +1,5 @@
-"""Writes the demo's documents and questions: ``python -m services.training.demo_documents --out cluster/demo_assets``.
+"""Writes the demo's documents and questions: ``python -m services.training.demo_documents --out
+cluster/demo_assets``.
 
 The names are held out from training: the demo model has to read these documents to answer.
 """
@@ -61,7 +62,8 @@ def _unlike(taken: set[str], rng: random.Random, worlds: Worlds, kind: str) -> D
 
 
 def demo_questions(documents: list[DemoDocument], seed: int = SEED) -> list[DemoQuestion]:
-    """Questions about every document; the first ones, which the demo shows, are about one document of each kind."""
+    """Questions about every document; the first ones, which the demo shows, are about one document of each
+    kind."""
     rng = random.Random(f"{seed} demo questions")
     rounds = [list(_ask(rng, documents[i :: len(_FORMATS)])) for i in range(len(_FORMATS))]
     return [question for asked in rounds for question in asked]
@@ -84,8 +86,13 @@ def main(out: Path) -> None:
         path = out / "documents" / entry.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(RENDERERS[path.suffix[1:]](entry.document))
-    questions = [{"question": q.question, "answer": q.answer, "document": q.document} for q in demo_questions(documents)]
-    (out / "questions.json").write_text(json.dumps(questions, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    questions = [
+        {"question": q.question, "answer": q.answer, "document": q.document}
+        for q in demo_questions(documents)
+    ]
+    (out / "questions.json").write_text(
+        json.dumps(questions, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     click.echo(f"{len(documents)} documents, {len(questions)} questions in {out}")
 
 

@@ -1,7 +1,8 @@
 """How well a model reads what it has never seen: ``python -m services.training.evaluate --model DIR``.
 
-Documents with held-out names become files, are parted by the splitter and tokenizer that ingestion uses, and come back as a
-retriever would return them: the passage with the answer somewhere among passages of the same and of other documents.
+Documents with held-out names become files, are parted by the splitter and tokenizer that ingestion uses, and
+come back as a retriever would return them: the passage with the answer somewhere among passages of the same
+and of other documents.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Share:
 
     def __str__(self) -> str:
         low, high = wilson(self.right, self.asked)
-        return f"{self.right / self.asked:6.1%} ({self.right}/{self.asked}, 95 % interval {low:.1%} to {high:.1%})"
+        return (
+            f"{self.right / self.asked:6.1%} ({self.right}/{self.asked}, 95 % interval {low:.1%} "
+            f"to {high:.1%})"
+        )
 
 
 def wilson(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:
@@ -72,13 +76,17 @@ def draw_trials(reader: Reader, count: int, k: int, chunk_tokens: int, seed: int
 def split_document(rng: random.Random, document: Document, reader: Reader, chunk_tokens: int) -> list[str]:
     backend = reader.prompt.backend
     if rng.random() < 0.5:
-        return MarkdownSplitter.from_huggingface_tokenizer(backend, chunk_tokens).chunks(to_markdown(document).decode())
+        return MarkdownSplitter.from_huggingface_tokenizer(backend, chunk_tokens).chunks(
+            to_markdown(document).decode()
+        )
     return TextSplitter.from_huggingface_tokenizer(backend, chunk_tokens).chunks(to_text(document).decode())
 
 
 def _telling(chunks: Sequence[str], document: Document, fact: Fact) -> str | None:
     """The passage that states the fact and names its subject, if one does both."""
-    named = [chunk for chunk in chunks if answers(chunk, fact.value) and document.name.lower() in chunk.lower()]
+    named = [
+        chunk for chunk in chunks if answers(chunk, fact.value) and document.name.lower() in chunk.lower()
+    ]
     return named[0] if len(named) == 1 else None
 
 
@@ -105,8 +113,11 @@ def measure(reader: Reader, trials: Sequence[Trial], mode: Mode) -> Share:
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--show-errors", is_flag=True)
-def main(model: Path, questions: int, k: int, chunk_tokens: int, dtype: str, seed: int, show_errors: bool) -> None:
-    """Prints the share of right answers with the whole context computed (full) and with stitched chunks (reordered)."""
+def main(
+    model: Path, questions: int, k: int, chunk_tokens: int, dtype: str, seed: int, show_errors: bool
+) -> None:
+    """Prints the share of right answers with the whole context computed (full) and with stitched chunks
+    (reordered)."""
     torch.set_num_threads(1)
     reader = Reader.of_directory(str(model), dtype)
     trials = list(draw_trials(reader, questions, k, chunk_tokens, seed))

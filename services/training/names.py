@@ -19,7 +19,8 @@ class Split(Enum):
 
 
 class NameMaker:
-    """Draws values of every kind: names from one side of the split, numbers, years, and words of closed lists."""
+    """Draws values of every kind: names from one side of the split, numbers, years, and words of closed
+    lists."""
 
     def __init__(
         self,
@@ -40,7 +41,8 @@ class NameMaker:
         }
 
     def draw(self, kind: str) -> str:
-        """A value of ``kind``: "year LOW HIGH", "number LOW HIGH", a kind of name, or the name of a closed list."""
+        """A value of ``kind``: "year LOW HIGH", "number LOW HIGH", a kind of name, or the name of a closed
+        list."""
         word, *bounds = kind.split()
         if word in ("year", "number"):
             number = self._rng.randint(int(bounds[0]), int(bounds[1]))
@@ -66,7 +68,9 @@ class NameMaker:
     def _invent(self, ends: str) -> str:
         def once() -> str:
             middle = self._rng.choice(self._syllables["middles"]) if self._rng.random() < 0.3 else ""
-            return self._rng.choice(self._syllables["starts"]) + middle + self._rng.choice(self._syllables[ends])
+            return (
+                self._rng.choice(self._syllables["starts"]) + middle + self._rng.choice(self._syllables[ends])
+            )
 
         return self._drawn_from_split(once)
 

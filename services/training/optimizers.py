@@ -10,7 +10,9 @@ import torch
 class Optimizers:
     """Linear warm-up, constant rate, linear decay over the last ``decay`` of ``num_steps``."""
 
-    def __init__(self, model: torch.nn.Module, lr: float, num_steps: int, warmup: int = 50, decay: float = 0.5) -> None:
+    def __init__(
+        self, model: torch.nn.Module, lr: float, num_steps: int, warmup: int = 50, decay: float = 0.5
+    ) -> None:
         parameters = dict(model.named_parameters())
         matrices = [p for name, p in parameters.items() if p.ndim == 2 and "embed" not in name]
         others = [p for name, p in parameters.items() if p.ndim != 2 or "embed" in name]

@@ -1,8 +1,9 @@
-"""Greedy answers of a stock ``transformers`` model in the two layouts that a server uses, written for clarity.
+"""Greedy answers of a stock ``transformers`` model in the two layouts that a server uses, written for
+clarity.
 
-*full*: prefix, chunks and question as one causal text. *reordered*: the keys and values of each chunk come from a forward over the
-prefix and that chunk alone; the chunk's keys are then rotated from behind the prefix to where the chunk stands, and the question
-reads them (TurboRAG, section 3.2).
+*full*: prefix, chunks and question as one causal text. *reordered*: the keys and values of each chunk come
+from a forward over the prefix and that chunk alone; the chunk's keys are then rotated from behind the prefix
+to where the chunk stands, and the question reads them (TurboRAG, section 3.2).
 
 Shapes: H key/value heads, T tokens, D head dimension.
 """
@@ -38,7 +39,9 @@ class Reader:
         prompt = PromptTokenizer.of_model(directory)
         if prompt is None:
             raise ValueError(f"{directory}: has no tokenizer")
-        return cls(AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval(), prompt)
+        return cls(
+            AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval(), prompt
+        )
 
     @torch.no_grad()
     def answer(self, chunks: Sequence[str], question: str, mode: Mode) -> str:
@@ -72,10 +75,15 @@ class Reader:
         for ids in chunks:
             cache = _cache_of(base)
             self._forward(ids, cache, len(prefix))
-            own = [(k_HTD[:, :, len(prefix) :], v_HTD[:, :, len(prefix) :]) for k_HTD, v_HTD in _layers_of(cache)]
+            own = [
+                (k_HTD[:, :, len(prefix) :], v_HTD[:, :, len(prefix) :]) for k_HTD, v_HTD in _layers_of(cache)
+            ]
             pieces.append([(self._rotated(k_HTD, length - len(prefix)), v_HTD) for k_HTD, v_HTD in own])
             length += len(ids)
-        joined = [tuple(torch.cat(parts, 2) for parts in zip(*layer, strict=True)) for layer in zip(*pieces, strict=True)]
+        joined = [
+            tuple(torch.cat(parts, 2) for parts in zip(*layer, strict=True))
+            for layer in zip(*pieces, strict=True)
+        ]
         return [(k_HTD, v_HTD) for k_HTD, v_HTD in joined], length
 
     def _rotated(self, k_HTD: torch.Tensor, distance: int) -> torch.Tensor:
@@ -88,7 +96,9 @@ class Reader:
 
     def _forward(self, ids: Sequence[int], cache: Any, start: int) -> Any:
         positions_1T = torch.arange(start, start + len(ids))[None]
-        return self.model(torch.tensor([list(ids)]), position_ids=positions_1T, past_key_values=cache, use_cache=True)
+        return self.model(
+            torch.tensor([list(ids)]), position_ids=positions_1T, past_key_values=cache, use_cache=True
+        )
 
 
 def _cache_of(layers: Sequence[LayerKv]) -> Any:

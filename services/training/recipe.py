@@ -1,4 +1,5 @@
-"""What decides the demo's models: shape, template, and what they see at each step. Equal recipes give equal weights."""
+"""What decides the demo's models: shape, template, and what they see at each step. Equal recipes give equal
+weights."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from services.training.tokenizer import Family
 from shared.prompt import PromptTemplate
 
 TEMPLATE = PromptTemplate(
-    prefix="Answer the question from the documents below.\n\n", chunk="{text}\n\n", question="Question: {question}\nAnswer:"
+    prefix="Answer the question from the documents below.\n\n",
+    chunk="{text}\n\n",
+    question="Question: {question}\nAnswer:",
 )
 SUITABLE_SETTINGS = """\
-# What this model reads best. Three passages: each further one is about something else, which it may mistake for what was asked.
+# What this model reads best. Three passages: each further one is about something else, which it may mistake
+# for what was asked.
 ingestion:
   chunk_tokens: 96
 gateway:
@@ -32,8 +36,8 @@ generator:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """``spread_full``, ``spread_independent``: the shares of contexts whose evidence is spread over passages, among rows of plain
-    text and among rows of independent chunks."""
+    """``spread_full``, ``spread_independent``: the shares of contexts whose evidence is spread over passages,
+    among rows of plain text and among rows of independent chunks."""
 
     seed: int = 0
     steps: int = 9000
@@ -80,8 +84,9 @@ AUXILIARY = Recipe(
     spread_independent=0.4,
     suitable_settings="",
 )
-"""Smaller, with a tokenizer of another family, which stock ``transformers`` loads as it is for Llama, but not for Qwen2. It shall
-find where evidence may be, so it reads what is spread over passages in either kind of row."""
+"""Smaller, with a tokenizer of another family, which stock ``transformers`` loads as it is for Llama, but not
+for Qwen2. It shall find where evidence may be, so it reads what is spread over passages in either kind of
+row."""
 
 
 def build_model(recipe: Recipe, end_id: int) -> Any:
@@ -102,7 +107,9 @@ def build_model(recipe: Recipe, end_id: int) -> Any:
         bos_token_id=None,
         eos_token_id=end_id,
         pad_token_id=end_id,
-        **({"attention_bias": True} if recipe.model_type == "llama" else {}),  # as Qwen2 has; else it learns late
+        **(
+            {"attention_bias": True} if recipe.model_type == "llama" else {}
+        ),  # as Qwen2 has; else it learns late
     )
     return AutoModelForCausalLM.from_config(config)
 
@@ -113,9 +120,13 @@ def sample_texts(seed: int, num_documents: int) -> list[str]:
     texts = [TEMPLATE.prefix]
     for _ in range(num_documents):
         document = worlds.write(rng, rng.choice(list(worlds.kinds)), Split.TRAIN)
-        texts += [TEMPLATE.chunk.replace("{text}", p.text) for p in cut_passages(document, Layout.draw(rng), 300)]
+        texts += [
+            TEMPLATE.chunk.replace("{text}", p.text) for p in cut_passages(document, Layout.draw(rng), 300)
+        ]
         for fact in document.facts.values():
-            texts.append(TEMPLATE.question.replace("{question}", rng.choice(fact.questions)) + " " + fact.answer)
+            texts.append(
+                TEMPLATE.question.replace("{question}", rng.choice(fact.questions)) + " " + fact.answer
+            )
     return texts
 
 
@@ -130,7 +141,9 @@ def draw_batch(recipe: Recipe, maker: RowMaker, step: int) -> Batch:
         independent = (step + len(rows)) % 2 == 1
         spread = rng.random() < (recipe.spread_independent if independent else recipe.spread_full)
         draw = draw_cross_chunk if spread and shape.num_passages >= LEAST_PASSAGES else draw_context
-        rows.append(maker.of_context(draw(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row), independent))
+        rows.append(
+            maker.of_context(draw(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row), independent)
+        )
     return collate(rows)
 
 
@@ -138,5 +151,6 @@ def _repetitions(rng: random.Random, worlds: Worlds, recipe: Recipe, maker: RowM
     names = worlds.names(rng, Split.TRAIN)
     kinds = ["place", "person", "year 1200 1999", "number 10 9999"]
     return [
-        maker.of_repetition(rng, [names.draw(rng.choice(kinds)) for _ in range(8)], 3) for _ in range(recipe.tokens_per_step // 160)
+        maker.of_repetition(rng, [names.draw(rng.choice(kinds)) for _ in range(8)], 3)
+        for _ in range(recipe.tokens_per_step // 160)
     ]

@@ -33,7 +33,7 @@ def to_html(document: Document) -> bytes:
     for section in document.sections:
         body += [f"<h2>{html.escape(section.heading)}</h2>", f"<p>{html.escape(_prose(section))}</p>"]
     head = f'<head>\n<meta charset="utf-8">\n<title>{title}</title>\n</head>'
-    return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{chr(10).join(body)}\n</body>\n</html>\n'.encode()
+    return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{chr(10).join(body)}\n</body>\n</html>\n'.encode()  # noqa: E501
 
 
 def to_pdf(document: Document) -> bytes:
@@ -54,4 +54,9 @@ def to_pdf(document: Document) -> bytes:
     return bytes(pdf.output())
 
 
-RENDERERS: Mapping[str, Callable[[Document], bytes]] = {"md": to_markdown, "txt": to_text, "html": to_html, "pdf": to_pdf}
+RENDERERS: Mapping[str, Callable[[Document], bytes]] = {
+    "md": to_markdown,
+    "txt": to_text,
+    "html": to_html,
+    "pdf": to_pdf,
+}

@@ -1,11 +1,12 @@
-"""Training rows: a context with several questions beside each other, each of which sees the context and itself only.
+"""Training rows: a context with several questions beside each other, each of which sees the context and
+itself only.
 
     prefix | chunk 1 | chunk 2 | ... | question 1, answer 1 | question 2, answer 2 | ...
     0 .. p   p+1 ..                N   N+1 ..                 N+1 ..                      <- positions
 
-In *full* rows the context is plain causal text; in *independent* rows a chunk sees the prefix and itself, as it does when its keys
-and values were computed alone and are reused (TurboRAG, section 3). Both kinds stand at the same positions, so one model learns to
-read either.
+In *full* rows the context is plain causal text; in *independent* rows a chunk sees the prefix and itself, as
+it does when its keys and values were computed alone and are reused (TurboRAG, section 3). Both kinds stand at
+the same positions, so one model learns to read either.
 
 Shapes: B rows, T tokens.
 """
@@ -73,7 +74,9 @@ class RowMaker:
         """Names in one order and then in others: the shortest way to learn to copy."""
         row = Row()
         for i in range(num_repeats):
-            ids = [token for name in rng.sample(names, len(names)) for token in self._prompt.encode(" " + name)]
+            ids = [
+                token for name in rng.sample(names, len(names)) for token in self._prompt.encode(" " + name)
+            ]
             row.append(ids, len(row.ids), _PREFIX, 1.0 if i else 0.0)
         return row
 
@@ -104,7 +107,8 @@ def collate(rows: Sequence[Row], multiple: int = 64) -> Batch:
 
 
 def _bias(segments_BT: torch.Tensor, independent_B: torch.Tensor) -> torch.Tensor:
-    """0 where a token may look, a large negative number where not; padding looks at itself, so that no row is empty."""
+    """0 where a token may look, a large negative number where not; padding looks at itself, so that no row is
+    empty."""
     query_BT1, key_B1T = segments_BT[:, :, None], segments_BT[:, None, :]
     length = segments_BT.shape[1]
     causal_TT = torch.ones(length, length, dtype=torch.bool).tril()

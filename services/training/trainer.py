@@ -1,4 +1,5 @@
-"""The training loop's state: model, optimizers and step, resumable from a checkpoint; and the model as a directory."""
+"""The training loop's state: model, optimizers and step, resumable from a checkpoint; and the model as a
+directory."""
 
 from __future__ import annotations
 
@@ -28,14 +29,17 @@ CHECKPOINT = "checkpoint.pt"
 class Trainer:
     def __init__(self, recipe: Recipe, out: Path) -> None:
         self.recipe, self.out = recipe, out
-        self.tokenizer = train_tokenizer(sample_texts(recipe.seed, recipe.tokenizer_documents), recipe.vocab_size, recipe.tokenizer)
+        self.tokenizer = train_tokenizer(
+            sample_texts(recipe.seed, recipe.tokenizer_documents), recipe.vocab_size, recipe.tokenizer
+        )
         self.maker = RowMaker(PromptTokenizer(self.tokenizer, TEMPLATE), self.tokenizer.eos_token_id)
         self.model = build_model(recipe, self.tokenizer.eos_token_id)
         self.optimizers = Optimizers(self.model, recipe.lr, recipe.steps)
         self.step = 0
 
     def resume(self) -> None:
-        """Goes on from the checkpoint in the output directory, if there is one. More or fewer steps may be asked for than before.
+        """Goes on from the checkpoint in the output directory, if there is one. More or fewer steps may be
+        asked for than before.
 
         Raises:
             ConfigError: the checkpoint was made by another recipe.
@@ -58,13 +62,21 @@ class Trainer:
 
         begun = PromptTokenizer.of_model(str(directory))
         if begun is None or not self.tokenizer.get_vocab().items() <= begun.tokenizer.get_vocab().items():
-            raise ConfigError(f"{directory}: its tokenizer is not the one that this recipe makes; begin without it")
-        self.model.load_state_dict(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict())
+            raise ConfigError(
+                f"{directory}: its tokenizer is not the one that this recipe makes; begin without it"
+            )
+        self.model.load_state_dict(
+            AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).state_dict()
+        )
         self.step = step
 
     def save(self) -> None:
         save_model(self.model, self.tokenizer, self.out, self.recipe.suitable_settings)
-        state = {"model": self.model.state_dict(), "optimizers": self.optimizers.state_dict(), "step": self.step}
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": self.optimizers.state_dict(),
+            "step": self.step,
+        }
         state["recipe"] = asdict(self.recipe)
         torch.save(state, self.out / (CHECKPOINT + ".new"))
         (self.out / (CHECKPOINT + ".new")).replace(self.out / CHECKPOINT)
@@ -85,14 +97,18 @@ class Trainer:
         ]
         small_full, small_reused, full, reused = shares
         return (
-            f"step {self.step:6d}/{self.recipe.steps}  {elapsed_s / 60:5.1f} min  loss {loss:.3f}  exact, unseen names: "
-            f"2 passages {small_full:.2f} full {small_reused:.2f} independent, 5 passages {full:.2f} full {reused:.2f} independent"
+            f"step {self.step:6d}/{self.recipe.steps}  {elapsed_s / 60:5.1f} min  loss {loss:.3f}  "
+            "exact, unseen names: "
+            f"2 passages {small_full:.2f} full {small_reused:.2f} independent, 5 passages {full:.2f} "
+            f"full {reused:.2f} independent"
         )
 
 
 def loss_of(model: Any, batch: Batch) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
-        logits_BTV = model(batch.ids_BT, position_ids=batch.positions_BT, attention_mask=batch.bias_B1TT, use_cache=False).logits
+        logits_BTV = model(
+            batch.ids_BT, position_ids=batch.positions_BT, attention_mask=batch.bias_B1TT, use_cache=False
+        ).logits
     chosen = batch.weights_BT > 0
     losses = F.cross_entropy(logits_BTV[chosen].float(), batch.targets_BT[chosen], reduction="none")
     weights = batch.weights_BT[chosen]
@@ -100,8 +116,11 @@ def loss_of(model: Any, batch: Batch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def exact_share(model: Any, maker: RowMaker, seed: int, independent: bool, shape: ContextShape, num_rows: int = 24) -> float:
-    """Share of answers about held-out names of which every token is the model's first choice: a quick teacher-forced estimate."""
+def exact_share(
+    model: Any, maker: RowMaker, seed: int, independent: bool, shape: ContextShape, num_rows: int = 24
+) -> float:
+    """Share of answers about held-out names of which every token is the model's first choice: a quick
+    teacher-forced estimate."""
     rng, worlds = random.Random(f"{seed} held out"), Worlds.load()
     contexts = [draw_context(rng, worlds, shape, Split.HELD_OUT, 6) for _ in range(num_rows)]
     right = asked = 0
@@ -120,12 +139,15 @@ def exact_share(model: Any, maker: RowMaker, seed: int, independent: bool, shape
 
 
 def save_model(model: Any, tokenizer: Any, directory: Path, settings: str) -> None:
-    """A directory for stock ``transformers``, weights in bfloat16. ``settings``: those that suit it, if there are any."""
+    """A directory for stock ``transformers``, weights in bfloat16. ``settings``: those that suit it, if there
+    are any."""
     from transformers import GenerationConfig
 
     directory.mkdir(parents=True, exist_ok=True)
     stored = copy.deepcopy(model).to(torch.bfloat16)
-    stored.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id)
+    stored.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id
+    )
     stored.save_pretrained(directory)
     save_tokenizer(tokenizer, directory)
     (directory / TEMPLATE_FILE).write_text(json.dumps(asdict(TEMPLATE), indent=2) + "\n", encoding="utf-8")

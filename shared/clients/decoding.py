@@ -1,4 +1,5 @@
-"""How answers are made where not by sampling alone: the values that callers pass and services pass on. Torch-free."""
+"""How answers are made where not by sampling alone: the values that callers pass and services pass on.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Margins:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """At most one of ``beams`` and ``choose``; neither: ``Sampling`` says it all. ``margins`` are written before either."""
+    """At most one of ``beams`` and ``choose``; neither: ``Sampling`` says it all. ``margins`` are written
+    before either."""
 
     beams: Beams | None = None
     choose: Choice | None = None
@@ -96,7 +98,9 @@ def decoding_to_pb(decoding: Decoding) -> common_pb2.Decoding:
         InvalidRequest: both beams and a choice.
     """
     if decoding.beams is not None and decoding.choose is not None:
-        raise InvalidRequest("choose: beams are ranked by their scores already; give beams or choose, not both")
+        raise InvalidRequest(
+            "choose: beams are ranked by their scores already; give beams or choose, not both"
+        )
     beams = choose = margins = None
     if decoding.beams is not None:
         beams = common_pb2.Beams(
@@ -124,7 +128,9 @@ def decoding_of(pb: common_pb2.Decoding) -> Decoding:
 
 
 def chosen_to_pb(chosen: Chosen) -> common_pb2.Chosen:
-    return common_pb2.Chosen(question=chosen.question, sample=chosen.sample, answer=chosen.answer, votes=chosen.votes)
+    return common_pb2.Chosen(
+        question=chosen.question, sample=chosen.sample, answer=chosen.answer, votes=chosen.votes
+    )
 
 
 def chosen_of(pb: common_pb2.Chosen) -> Chosen:
@@ -148,10 +154,16 @@ def margin_of(pb: common_pb2.Margin) -> Margin:
 
 
 def _beams_of(pb: common_pb2.Beams) -> Beams:
-    stopping = {value: name for name, value in _STOPPING.items()} | {common_pb2.EARLY_STOPPING_UNSPECIFIED: "estimate"}
+    stopping = {value: name for name, value in _STOPPING.items()} | {
+        common_pb2.EARLY_STOPPING_UNSPECIFIED: "estimate"
+    }
     if pb.early_stopping not in stopping:
-        raise InvalidRequest(f"decoding.beams.early_stopping: {pb.early_stopping} is not known; use FIRST, ESTIMATE or NEVER")
-    return Beams(pb.width, pb.length_penalty if pb.HasField("length_penalty") else 1.0, stopping[pb.early_stopping])
+        raise InvalidRequest(
+            f"decoding.beams.early_stopping: {pb.early_stopping} is not known; use FIRST, ESTIMATE or NEVER"
+        )
+    return Beams(
+        pb.width, pb.length_penalty if pb.HasField("length_penalty") else 1.0, stopping[pb.early_stopping]
+    )
 
 
 def _choice_of(pb: common_pb2.Choice) -> Choice:

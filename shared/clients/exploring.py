@@ -1,4 +1,5 @@
-"""Live forests over gRPC: the commands that a caller gives and what it is told. The proto says what they mean. Torch-free."""
+"""Live forests over gRPC: the commands that a caller gives and what it is told. The proto says what they
+mean. Torch-free."""
 
 from __future__ import annotations
 
@@ -134,7 +135,8 @@ class ForestClient:
         recompute: Recompute | None = None,
         ape: Ape | None = None,
     ) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
-        """A live forest that obeys ``commands`` and is closed when they end; the last value is ``GenerationDone``.
+        """A live forest that obeys ``commands`` and is closed when they end; the last value is
+        ``GenerationDone``.
 
         Raises:
             Unavailable: the stream ended without it.
@@ -153,7 +155,9 @@ class ForestClient:
             async for command in commands:
                 yield command_to_pb(command)
 
-        stream = self._transport.both_streams("Explore", requests(), generation_pb2.ExploreResponse, ctx.remaining_s)
+        stream = self._transport.both_streams(
+            "Explore", requests(), generation_pb2.ExploreResponse, ctx.remaining_s
+        )
         async with aclosing(stream):
             async for pb in stream:
                 if pb.HasField("done"):
@@ -166,17 +170,27 @@ class ForestClient:
 def command_to_pb(command: ForestCommand) -> generation_pb2.ExploreRequest:
     match command:
         case Start(branch, piece):
-            return generation_pb2.ExploreRequest(start=generation_pb2.ForestStart(branch=branch, piece=piece_to_pb(piece)))
+            return generation_pb2.ExploreRequest(
+                start=generation_pb2.ForestStart(branch=branch, piece=piece_to_pb(piece))
+            )
         case Fork(branch, source, length):
-            return generation_pb2.ExploreRequest(fork=generation_pb2.ForestFork(branch=branch, source=source, length=length))
+            return generation_pb2.ExploreRequest(
+                fork=generation_pb2.ForestFork(branch=branch, source=source, length=length)
+            )
         case Rewind(branch, num_tokens):
-            return generation_pb2.ExploreRequest(rewind=generation_pb2.ForestRewind(branch=branch, num_tokens=num_tokens))
+            return generation_pb2.ExploreRequest(
+                rewind=generation_pb2.ForestRewind(branch=branch, num_tokens=num_tokens)
+            )
         case Prune(branch):
             return generation_pb2.ExploreRequest(prune=generation_pb2.ForestPrune(branch=branch))
         case Append(branch, piece):
-            return generation_pb2.ExploreRequest(append=generation_pb2.ForestAppend(branch=branch, piece=piece_to_pb(piece)))
+            return generation_pb2.ExploreRequest(
+                append=generation_pb2.ForestAppend(branch=branch, piece=piece_to_pb(piece))
+            )
         case Grow(branch, sampling):
-            return generation_pb2.ExploreRequest(grow=generation_pb2.ForestGrow(branch=branch, sampling=sampling_to_pb(sampling)))
+            return generation_pb2.ExploreRequest(
+                grow=generation_pb2.ForestGrow(branch=branch, sampling=sampling_to_pb(sampling))
+            )
         case Merge(branch, sources, length, placed):
             merge = generation_pb2.ForestMerge(branch=branch, sources=sources, length=length, placed=placed)
             return generation_pb2.ExploreRequest(merge=merge)
@@ -195,4 +209,6 @@ def event_of(pb: generation_pb2.ExploreResponse) -> ForestEvent:
             top = tuple((t.token_id, t.logprob) for t in pb.grown.top_logprobs)
             return Grown(pb.grown.branch, pb.grown.token_id, pb.grown.text, pb.grown.logprob, top)
         case _:
-            return Rested(pb.rested.branch, FINISH[pb.rested.finish_reason], pb.rested.text, pb.rested.num_tokens)
+            return Rested(
+                pb.rested.branch, FINISH[pb.rested.finish_reason], pb.rested.text, pb.rested.num_tokens
+            )

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
-from shared.clients.decoding import Chosen, Decoding, Margin, MarginToken, chosen_of, decoding_to_pb, margin_of, margin_token_of
+from shared.clients.decoding import (
+    Chosen,
+    Decoding,
+    Margin,
+    MarginToken,
+    chosen_of,
+    decoding_to_pb,
+    margin_of,
+    margin_token_of,
+)
 from shared.clients.health import ServiceHealth, health, meta_of
 from shared.clients.recompute import Ape, Recompute, Selected, ape_to_pb, recompute_to_pb, selected_of
 from shared.clients.transport import Transport
@@ -51,13 +60,16 @@ _REUSE: dict[Reuse | None, common_pb2.ReuseMode] = {
     "auto": common_pb2.REUSE_MODE_AUTO,
 }
 _REUSE_OF: dict[int, Reuse | None] = {number: mode for mode, number in _REUSE.items()}
-FINISH: dict[int, FinishReason] = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
+FINISH: dict[int, FinishReason] = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """A chunk whose ids are known. ``chunk_id`` may be empty: the generator derives it from the ids anyway. ``text``: what they
-    were made of, without the template; empty: not known."""
+    """A chunk whose ids are known. ``chunk_id`` may be empty: the generator derives it from the ids anyway.
+    ``text``: what they were made of, without the template; empty: not known."""
 
     chunk_id: str
     token_ids: tuple[int, ...]
@@ -81,8 +93,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """``tokenizer_hash`` is empty for a model without a tokenizer, which is served by ids only. ``kv_encoding``: how new KV is
-    stored (exact, int8, …)."""
+    """``tokenizer_hash`` is empty for a model without a tokenizer, which is served by ids only.
+    ``kv_encoding``: how new KV is stored (exact, int8, …)."""
 
     model: str
     fingerprint: str
@@ -110,8 +122,9 @@ class PrefilledChunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident;
-    ``selected_tokens``: those recomputed ones that the mode chose; ``picked_tokens``, ``grouped_tokens``: of the selector's model.
+    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored,
+    but not resident; ``selected_tokens``: those recomputed ones that the mode chose; ``picked_tokens``,
+    ``grouped_tokens``: of the selector's model.
     ``reuse``: the mode that was really used; ``note``: why it is not the one that was asked for."""
 
     prompt_tokens: int
@@ -154,8 +167,8 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class BranchDone:
-    """``text``: what was held back as the possible beginning of a stop string and was none. ``score``: mean log-probability of its
-    tokens, or what a beam was ranked by."""
+    """``text``: what was held back as the possible beginning of a stop string and was none. ``score``: mean
+    log-probability of its tokens, or what a beam was ranked by."""
 
     question: int
     sample: int
@@ -183,7 +196,9 @@ class GenerationClient:
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         request = generation_pb2.DescribeModelRequest(meta=meta_of(ctx))
-        pb = await self._transport.unary("DescribeModel", request, generation_pb2.DescribeModelResponse, ctx.remaining_s)
+        pb = await self._transport.unary(
+            "DescribeModel", request, generation_pb2.DescribeModelResponse, ctx.remaining_s
+        )
         return ModelDescription(
             model=pb.model,
             fingerprint=pb.fingerprint,
@@ -200,12 +215,19 @@ class GenerationClient:
         )
 
     async def prefill(
-        self, ctx: RequestContext, chunks: Sequence[ChunkRef | Piece], prefix: Piece | None = None, encoding: str = ""
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[ChunkRef | Piece],
+        prefix: Piece | None = None,
+        encoding: str = "",
     ) -> AsyncGenerator[PrefilledChunk, None]:
-        """One value per chunk, in order, each once its KV is durable. ``prefix`` None: the model's own. ``encoding`` empty: what is
-        stored stays as it is; else every chunk is stored in it afterwards."""
+        """One value per chunk, in order, each once its KV is durable. ``prefix`` None: the model's own.
+        ``encoding`` empty: what is stored stays as it is; else every chunk is stored in it afterwards."""
         request = generation_pb2.PrefillRequest(
-            meta=meta_of(ctx), prefix=optional_to_pb(prefix), chunks=map(chunk_to_pb, chunks), encoding=encoding
+            meta=meta_of(ctx),
+            prefix=optional_to_pb(prefix),
+            chunks=map(chunk_to_pb, chunks),
+            encoding=encoding,
         )
         stream = self._transport.stream("Prefill", request, generation_pb2.PrefillResponse, ctx.remaining_s)
         async with aclosing(stream):
@@ -225,8 +247,8 @@ class GenerationClient:
         ape: Ape | None = None,
         explain: bool = False,
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """Tokens of all branches as they come; the last value is ``GenerationDone``. ``prefix`` None: the model's own; ``()``:
-        none. ``explain``: ``Selected`` brings scores and spans.
+        """Tokens of all branches as they come; the last value is ``GenerationDone``. ``prefix`` None: the
+        model's own; ``()``: none. ``explain``: ``Selected`` brings scores and spans.
 
         Raises:
             Unavailable: the stream ended without saying that the answer is whole.
@@ -268,7 +290,9 @@ def optional_to_pb(piece: Piece | None) -> generation_pb2.Piece | None:
 
 def chunk_to_pb(chunk: ChunkRef | Piece) -> generation_pb2.ChunkInput:
     if isinstance(chunk, ChunkRef):
-        return generation_pb2.ChunkInput(chunk_id=chunk.chunk_id, piece=piece_to_pb(chunk.token_ids), text=chunk.text)
+        return generation_pb2.ChunkInput(
+            chunk_id=chunk.chunk_id, piece=piece_to_pb(chunk.token_ids), text=chunk.text
+        )
     return generation_pb2.ChunkInput(piece=piece_to_pb(chunk))
 
 
@@ -284,7 +308,9 @@ def reuse_of(number: int) -> Reuse | None:
         InvalidRequest: it is no mode that this version knows.
     """
     if number not in _REUSE_OF:
-        raise InvalidRequest(f"reuse: {number} is not a mode of this service; it has {', '.join(get_args(Reuse))}")
+        raise InvalidRequest(
+            f"reuse: {number} is not a mode of this service; it has {', '.join(get_args(Reuse))}"
+        )
     return _REUSE_OF[number]
 
 
@@ -309,7 +335,9 @@ def _event_of(pb: generation_pb2.GenerateResponse) -> GenerationEvent:
         return GeneratedToken(token.question, token.sample, token.token_id, token.text, token.logprob, top)
     if pb.HasField("branch_done"):
         end = pb.branch_done
-        return BranchDone(end.question, end.sample, FINISH[end.finish_reason], end.text, end.generated_tokens, end.score)
+        return BranchDone(
+            end.question, end.sample, FINISH[end.finish_reason], end.text, end.generated_tokens, end.score
+        )
     if pb.HasField("chosen"):
         return chosen_of(pb.chosen)
     if pb.HasField("margin_token"):

@@ -25,19 +25,24 @@ _DIED = re.compile(r"actor (died|is dead|is (temporarily )?unavailable)", re.IGN
 
 
 class GrpcTransport:
-    """Calls ``/{service}/{method}``; ``application`` is the routing key that Ray Serve's proxy needs (harmless elsewhere).
+    """Calls ``/{service}/{method}``; ``application`` is the routing key that Ray Serve's proxy needs
+    (harmless elsewhere).
 
-    ``retry_pauses_s``: a call that fails as unavailable before anything came back is made again after each of these, for services
-    whose calls change nothing. Calls that send a stream are never repeated.
+    ``retry_pauses_s``: a call that fails as unavailable before anything came back is made again after each of
+    these, for services whose calls change nothing. Calls that send a stream are never repeated.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, service: str, application: str, retry_pauses_s: Sequence[float] = ()) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, service: str, application: str, retry_pauses_s: Sequence[float] = ()
+    ) -> None:
         self._channel = channel
         self._service = service
         self._metadata = (("application", application),)
         self._retry_pauses_s = retry_pauses_s
 
-    async def unary(self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float) -> ResponseT:
+    async def unary(
+        self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
+    ) -> ResponseT:
         call = self._channel.unary_unary(
             self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
         )
@@ -45,7 +50,9 @@ class GrpcTransport:
         pauses_s = iter(self._retry_pauses_s)
         while True:
             try:
-                response: ResponseT = await call(request, metadata=self._metadata, timeout=deadline_s - time.monotonic())
+                response: ResponseT = await call(
+                    request, metadata=self._metadata, timeout=deadline_s - time.monotonic()
+                )
                 return response
             except grpc.aio.AioRpcError as error:
                 await _pause_or_raise(error_of(error), pauses_s, deadline_s)
@@ -58,7 +65,9 @@ class GrpcTransport:
         begun = False
         while True:
             try:
-                async with aclosing(self._stream(method, request, response_type, deadline_s - time.monotonic())) as responses:
+                async with aclosing(
+                    self._stream(method, request, response_type, deadline_s - time.monotonic())
+                ) as responses:
                     async for response in responses:
                         begun = True
                         yield response
@@ -90,15 +99,20 @@ class GrpcTransport:
         )
         failures: list[Exception] = []
         try:
-            response: ResponseT = await call(_noting_failure(requests, failures), metadata=self._metadata, timeout=timeout_s)
+            response: ResponseT = await call(
+                _noting_failure(requests, failures), metadata=self._metadata, timeout=timeout_s
+            )
         except grpc.aio.AioRpcError as error:
             raise failures[0] if failures else error_of(error) from None
         except asyncio.CancelledError:
-            # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of them is sent.
+            # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of
+            # them is sent.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise failures[0] if failures else errors.Unavailable("the connection broke while sending; retry") from None
+            raise (
+                failures[0] if failures else errors.Unavailable("the connection broke while sending; retry")
+            ) from None
         return response
 
     async def both_streams(
@@ -115,11 +129,14 @@ class GrpcTransport:
         except grpc.aio.AioRpcError as error:
             raise failures[0] if failures else error_of(error) from None
         except asyncio.CancelledError:
-            # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of them is sent.
+            # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of
+            # them is sent.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise failures[0] if failures else errors.Unavailable("the connection broke while sending; retry") from None
+            raise (
+                failures[0] if failures else errors.Unavailable("the connection broke while sending; retry")
+            ) from None
         finally:
             stream.cancel()
 
@@ -144,7 +161,9 @@ async def _pause_or_raise(error: errors.KvquiltError, pauses_s: Iterator[float],
     await asyncio.sleep(pause_s)
 
 
-async def _noting_failure(requests: AsyncIterator[Message], failures: list[Exception]) -> AsyncIterator[Message]:
+async def _noting_failure(
+    requests: AsyncIterator[Message], failures: list[Exception]
+) -> AsyncIterator[Message]:
     try:
         async for request in requests:
             yield request

@@ -11,7 +11,8 @@ from shared.request import RequestContext
 
 @dataclass(frozen=True, slots=True)
 class ServiceHealth:
-    """``facts`` are for display. ``detail`` says why a service is not ready, or what a ready one cannot do."""
+    """``facts`` are for display. ``detail`` says why a service is not ready, or what a ready one cannot
+    do."""
 
     service: str
     ready: bool
@@ -21,7 +22,9 @@ class ServiceHealth:
 
 async def health(transport: Transport, ctx: RequestContext) -> ServiceHealth:
     request = common_pb2.HealthRequest(meta=meta_of(ctx))
-    return health_from_pb(await transport.unary("Health", request, common_pb2.HealthResponse, ctx.remaining_s))
+    return health_from_pb(
+        await transport.unary("Health", request, common_pb2.HealthResponse, ctx.remaining_s)
+    )
 
 
 class ApplicationHealth:
@@ -37,7 +40,9 @@ class ApplicationHealth:
 def meta_of(ctx: RequestContext) -> common_pb2.RequestMeta:
     """What remains of the deadline travels on."""
     return common_pb2.RequestMeta(
-        request_id=ctx.request_id, tenant=ctx.tenant, deadline_ms=max(1, min(int(ctx.remaining_s * 1000), 2**32 - 1))
+        request_id=ctx.request_id,
+        tenant=ctx.tenant,
+        deadline_ms=max(1, min(int(ctx.remaining_s * 1000), 2**32 - 1)),
     )
 
 
@@ -46,4 +51,6 @@ def health_from_pb(pb: common_pb2.HealthResponse) -> ServiceHealth:
 
 
 def health_to_pb(value: ServiceHealth) -> common_pb2.HealthResponse:
-    return common_pb2.HealthResponse(service=value.service, ready=value.ready, detail=value.detail, facts=value.facts)
+    return common_pb2.HealthResponse(
+        service=value.service, ready=value.ready, detail=value.detail, facts=value.facts
+    )

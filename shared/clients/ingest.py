@@ -11,7 +11,14 @@ from protos.kvquilt.v1 import ingest_pb2
 from shared.clients import health as health_rpc
 from shared.clients.health import ServiceHealth, meta_of
 from shared.clients.transport import Transport
-from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, Stage, UpsertProgress
+from shared.documents import (
+    DeletedDocuments,
+    DocumentInfo,
+    DocumentPage,
+    SourceDocument,
+    Stage,
+    UpsertProgress,
+)
 from shared.errors import Unavailable
 from shared.request import RequestContext
 
@@ -39,13 +46,16 @@ class IngestClient:
     async def upsert(
         self, ctx: RequestContext, collection: str, documents: Sequence[SourceDocument]
     ) -> AsyncGenerator[UpsertProgress, None]:
-        """Progress of every document; each ends with STORED, UNCHANGED or FAILED. One message carries them all, so a large folder
-        takes several calls.
+        """Progress of every document; each ends with STORED, UNCHANGED or FAILED. One message carries them
+        all, so a large folder takes several calls.
 
         Raises:
-            Unavailable: the service went away before every document had ended; the same call goes on from there.
+            Unavailable: the service went away before every document had ended; the same call goes on from
+            there.
         """
-        request = ingest_pb2.UpsertRequest(meta=meta_of(ctx), collection=collection, documents=map(_source_to_pb, documents))
+        request = ingest_pb2.UpsertRequest(
+            meta=meta_of(ctx), collection=collection, documents=map(_source_to_pb, documents)
+        )
         unfinished = {d.document_id for d in documents}
         async with aclosing(self._progress("Upsert", ctx, request)) as progress:
             async for event in progress:
@@ -53,18 +63,23 @@ class IngestClient:
                     unfinished.discard(event.document_id)
                 yield event
         if unfinished:
-            raise Unavailable(f"ingestion ended before {len(unfinished)} documents were done; run it again to go on")
+            raise Unavailable(
+                f"ingestion ended before {len(unfinished)} documents were done; run it again to go on"
+            )
 
     async def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
-        """Makes every document that belongs to another model anew for the one being served, from its stored text."""
+        """Makes every document that belongs to another model anew for the one being served, from its stored
+        text."""
         request = ingest_pb2.UpsertRequest(meta=meta_of(ctx), collection=collection, re_encode=True)
         async with aclosing(self._progress("Upsert", ctx, request)) as progress:
             async for event in progress:
                 yield event
 
-    async def rebuild(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[UpsertProgress, None]:
-        """Makes the index anew from the stored manifests; ``collection`` empty: all of the tenant's. Each document ends with
-        STORED, UNCHANGED, REMOVED or FAILED.
+    async def rebuild(
+        self, ctx: RequestContext, collection: str = ""
+    ) -> AsyncGenerator[UpsertProgress, None]:
+        """Makes the index anew from the stored manifests; ``collection`` empty: all of the tenant's. Each
+        document ends with STORED, UNCHANGED, REMOVED or FAILED.
 
         Raises:
             NotFound: neither documents nor the index know the collection.
@@ -77,14 +92,16 @@ class IngestClient:
     async def refresh(
         self, ctx: RequestContext, collection: str = "", chunk_ids: Sequence[str] = (), encoding: str = ""
     ) -> AsyncGenerator[UpsertProgress, None]:
-        """Makes the KV of documents whole: what is missing is computed. ``collection`` empty: all of the tenant's;
-        ``chunk_ids``: only documents that refer to one of these, and only these chunks; ``encoding``: all their KV is in it
-        afterwards.
+        """Makes the KV of documents whole: what is missing is computed. ``collection`` empty: all of the
+        tenant's; ``chunk_ids``: only documents that refer to one of these, and only these chunks;
+        ``encoding``: all their KV is in it afterwards.
 
         Raises:
             NotFound: no such collection.
         """
-        request = ingest_pb2.RefreshRequest(meta=meta_of(ctx), collection=collection, chunk_ids=chunk_ids, encoding=encoding)
+        request = ingest_pb2.RefreshRequest(
+            meta=meta_of(ctx), collection=collection, chunk_ids=chunk_ids, encoding=encoding
+        )
         async with aclosing(self._progress("Refresh", ctx, request)) as progress:
             async for event in progress:
                 yield event
@@ -96,12 +113,20 @@ class IngestClient:
         request = ingest_pb2.DeleteDocumentsRequest(
             meta=meta_of(ctx), collection=collection, document_ids=document_ids, all=everything
         )
-        response = await self._transport.unary("DeleteDocuments", request, ingest_pb2.DeleteDocumentsResponse, ctx.remaining_s)
+        response = await self._transport.unary(
+            "DeleteDocuments", request, ingest_pb2.DeleteDocumentsResponse, ctx.remaining_s
+        )
         return DeletedDocuments(response.num_documents, response.num_chunks, tuple(response.not_found))
 
-    async def list_page(self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0) -> DocumentPage:
-        request = ingest_pb2.ListDocumentsRequest(meta=meta_of(ctx), collection=collection, start_after=start_after, limit=limit)
-        response = await self._transport.unary("ListDocuments", request, ingest_pb2.ListDocumentsResponse, ctx.remaining_s)
+    async def list_page(
+        self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0
+    ) -> DocumentPage:
+        request = ingest_pb2.ListDocumentsRequest(
+            meta=meta_of(ctx), collection=collection, start_after=start_after, limit=limit
+        )
+        response = await self._transport.unary(
+            "ListDocuments", request, ingest_pb2.ListDocumentsResponse, ctx.remaining_s
+        )
         return DocumentPage(tuple(map(_info_of, response.documents)), response.truncated)
 
     async def list(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[DocumentInfo, None]:
@@ -119,8 +144,12 @@ class IngestClient:
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         return await health_rpc.health(self._transport, ctx)
 
-    async def _progress(self, method: str, ctx: RequestContext, request: Message) -> AsyncGenerator[UpsertProgress, None]:
-        async with aclosing(self._transport.stream(method, request, ingest_pb2.UpsertProgress, ctx.remaining_s)) as responses:
+    async def _progress(
+        self, method: str, ctx: RequestContext, request: Message
+    ) -> AsyncGenerator[UpsertProgress, None]:
+        async with aclosing(
+            self._transport.stream(method, request, ingest_pb2.UpsertProgress, ctx.remaining_s)
+        ) as responses:
             async for response in responses:
                 yield _progress_of(response)
 
@@ -156,7 +185,10 @@ def info_to_pb(value: DocumentInfo) -> ingest_pb2.DocumentInfo:
 
 def _source_to_pb(value: SourceDocument) -> ingest_pb2.SourceDocument:
     return ingest_pb2.SourceDocument(
-        document_id=value.document_id, content=value.content, media_type=value.media_type, metadata=value.metadata
+        document_id=value.document_id,
+        content=value.content,
+        media_type=value.media_type,
+        metadata=value.metadata,
     )
 
 

@@ -51,14 +51,19 @@ class KvStoreClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
+    async def stat(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
+    ) -> list[ChunkStat]:
         """In the order asked for. ``held``, of one node's agent: only what that node holds itself."""
         request = pb.StatRequest(meta=meta_of(ctx), chunk_ids=chunk_ids, held=held)
         response = await self._transport.unary("Stat", request, pb.StatResponse, ctx.remaining_s)
         return [_stat_from_pb(c) for c in response.chunks]
 
-    async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]:
-        """Where the chunks' files can be read on node ``node_id`` (empty: on the store's first node), in the order asked for.
+    async def open(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+    ) -> list[OpenedChunk]:
+        """Where the chunks' files can be read on node ``node_id`` (empty: on the store's first node), in the
+        order asked for.
 
         A file may be deleted before it is read: ``NotFound`` from ``ChunkFile.open`` then means absent.
         """
@@ -66,7 +71,13 @@ class KvStoreClient:
         response = await self._transport.unary("Open", request, pb.OpenResponse, ctx.remaining_s)
         return [
             OpenedChunk(
-                c.chunk_id, c.exists, c.path, c.size_bytes, tuple((r.offset, r.length) for r in c.layers), c.progress, c.tier
+                c.chunk_id,
+                c.exists,
+                c.path,
+                c.size_bytes,
+                tuple((r.offset, r.length) for r in c.layers),
+                c.progress,
+                c.tier,
             )
             for c in response.chunks
         ]
@@ -77,11 +88,19 @@ class KvStoreClient:
         return (await self._transport.unary("Stage", request, pb.StageResponse, ctx.remaining_s)).directory
 
     async def adopt(
-        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        node_id: str,
+        path: str,
+        replace: bool = False,
+        behind: bool = False,
     ) -> bool:
-        """Gives the file at ``path``, in the staging directory of ``node_id``, to the store, which makes it durable.
+        """Gives the file at ``path``, in the staging directory of ``node_id``, to the store, which makes it
+        durable.
 
-        Returns whether the chunk was stored already (``replace`` then replaces it; otherwise the new file is dropped).
+        Returns whether the chunk was stored already (``replace`` then replaces it; otherwise the new file is
+        dropped).
         ``behind``: acknowledged once durable on that node's disk; it reaches the object store later.
 
         Raises:
@@ -89,13 +108,21 @@ class KvStoreClient:
             InvalidRequest: ``path`` is not in the staging directory.
             StorageFull: no space left.
         """
-        request = pb.AdoptRequest(meta=meta_of(ctx), chunk_id=chunk_id, node_id=node_id, path=path, replace=replace, behind=behind)
+        request = pb.AdoptRequest(
+            meta=meta_of(ctx), chunk_id=chunk_id, node_id=node_id, path=path, replace=replace, behind=behind
+        )
         return (await self._transport.unary("Adopt", request, pb.PutResponse, ctx.remaining_s)).existed
 
     async def put(
-        self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes], replace: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        size_bytes: int,
+        pieces: AsyncIterator[bytes],
+        replace: bool = False,
     ) -> bool:
-        """Sends a chunk's file of ``size_bytes``, in ``pieces`` of about 1 MiB; returns whether it was stored already.
+        """Sends a chunk's file of ``size_bytes``, in ``pieces`` of about 1 MiB; returns whether it was stored
+        already.
 
         Raises:
             CorruptData: what arrived is not a whole chunk file, or of another chunk.
@@ -106,12 +133,16 @@ class KvStoreClient:
             raise TypeError(f"{type(self._transport).__name__} cannot stream requests")
 
         async def requests() -> AsyncIterator[pb.PutRequest]:
-            header = pb.PutHeader(meta=meta_of(ctx), chunk_id=chunk_id, size_bytes=size_bytes, replace=replace)
+            header = pb.PutHeader(
+                meta=meta_of(ctx), chunk_id=chunk_id, size_bytes=size_bytes, replace=replace
+            )
             yield pb.PutRequest(header=header)
             async for piece in pieces:
                 yield pb.PutRequest(data=piece)
 
-        return (await self._transport.client_stream("Put", requests(), pb.PutResponse, ctx.remaining_s)).existed
+        return (
+            await self._transport.client_stream("Put", requests(), pb.PutResponse, ctx.remaining_s)
+        ).existed
 
     async def get(
         self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
@@ -121,7 +152,9 @@ class KvStoreClient:
         Raises:
             NotFound: not stored.
         """
-        byte_range = None if offset == 0 and length is None else pb.ByteRange(offset=offset, length=length or 0)
+        byte_range = (
+            None if offset == 0 and length is None else pb.ByteRange(offset=offset, length=length or 0)
+        )
         request = pb.GetRequest(meta=meta_of(ctx), chunk_id=chunk_id, range=byte_range)
         responses = self._transport.stream("Get", request, pb.GetResponse, ctx.remaining_s)
         try:
@@ -152,13 +185,16 @@ class KvStoreClient:
             page = await self.list_page(ctx, page.chunks[-1].chunk_id)
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        """Stores a document, replacing the one of the same id; returns the chunks that were removed with the old one.
+        """Stores a document, replacing the one of the same id; returns the chunks that were removed with the
+        old one.
 
         Raises:
             FailedPrecondition: chunks that it names are not stored: prefill them again.
         """
         request = pb.PutManifestRequest(meta=meta_of(ctx), manifest=manifest_to_pb(manifest))
-        response = await self._transport.unary("PutManifest", request, pb.PutManifestResponse, ctx.remaining_s)
+        response = await self._transport.unary(
+            "PutManifest", request, pb.PutManifestResponse, ctx.remaining_s
+        )
         return [*response.deleted_chunk_ids]
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
@@ -167,16 +203,25 @@ class KvStoreClient:
             NotFound: no such document.
         """
         request = pb.GetManifestRequest(meta=meta_of(ctx), collection=collection, document_id=document_id)
-        response = await self._transport.unary("GetManifest", request, pb.GetManifestResponse, ctx.remaining_s)
+        response = await self._transport.unary(
+            "GetManifest", request, pb.GetManifestResponse, ctx.remaining_s
+        )
         return manifest_from_pb(response.manifest)
 
     async def manifest_page(
-        self, ctx: RequestContext, collection: str = "", start_after: str = "", limit: int = 0, summary: bool = False
+        self,
+        ctx: RequestContext,
+        collection: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        summary: bool = False,
     ) -> ManifestPage:
         request = pb.ListManifestsRequest(
             meta=meta_of(ctx), collection=collection, start_after=start_after, limit=limit, summary=summary
         )
-        response = await self._transport.unary("ListManifests", request, pb.ListManifestsResponse, ctx.remaining_s)
+        response = await self._transport.unary(
+            "ListManifests", request, pb.ListManifestsResponse, ctx.remaining_s
+        )
         return ManifestPage(tuple(manifest_from_pb(m) for m in response.manifests), response.truncated)
 
     async def list_manifests(
@@ -189,7 +234,9 @@ class KvStoreClient:
                 yield manifest
             if not page.truncated:
                 return
-            page = await self.manifest_page(ctx, collection, page.manifests[-1].cursor(collection), summary=summary)
+            page = await self.manifest_page(
+                ctx, collection, page.manifests[-1].cursor(collection), summary=summary
+            )
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
         """Removes a document; returns the chunks that were removed with it.
@@ -198,33 +245,44 @@ class KvStoreClient:
             NotFound: no such document.
         """
         request = pb.DeleteManifestRequest(meta=meta_of(ctx), collection=collection, document_id=document_id)
-        response = await self._transport.unary("DeleteManifest", request, pb.DeleteManifestResponse, ctx.remaining_s)
+        response = await self._transport.unary(
+            "DeleteManifest", request, pb.DeleteManifestResponse, ctx.remaining_s
+        )
         return [*response.deleted_chunk_ids]
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
-        """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and returns at once."""
+        """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and
+        returns at once."""
         request = pb.PrefetchRequest(meta=meta_of(ctx), chunk_ids=chunk_ids, node_id=node_id)
         await self._transport.unary("Prefetch", request, pb.PrefetchResponse, ctx.remaining_s)
 
     async def stats(self, ctx: RequestContext) -> StoreStats:
         """What every tier holds, to the byte."""
-        response = await self._transport.unary("Stats", pb.StatsRequest(meta=meta_of(ctx)), pb.StatsResponse, ctx.remaining_s)
+        response = await self._transport.unary(
+            "Stats", pb.StatsRequest(meta=meta_of(ctx)), pb.StatsResponse, ctx.remaining_s
+        )
         return StoreStats(
             nodes=tuple(
-                NodeStats(n.node_id, n.home, tuple(_tier_from_pb(t) for t in n.tiers), dict(n.counters)) for n in response.nodes
+                NodeStats(n.node_id, n.home, tuple(_tier_from_pb(t) for t in n.tiers), dict(n.counters))
+                for n in response.nodes
             ),
             objects=_tier_from_pb(response.objects) if response.HasField("objects") else None,
-            tenants=tuple(TenantStats(t.tenant, t.num_documents, t.num_bytes, t.quota_bytes) for t in response.tenants),
+            tenants=tuple(
+                TenantStats(t.tenant, t.num_documents, t.num_bytes, t.quota_bytes) for t in response.tenants
+            ),
             num_unreachable=response.num_unreachable,
         )
 
     async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
-        """Reads and verifies every copy in every tier; ``repair``: damaged ones are removed and restored from good ones."""
+        """Reads and verifies every copy in every tier; ``repair``: damaged ones are removed and restored from
+        good ones."""
         request = pb.VerifyRequest(meta=meta_of(ctx), repair=repair)
         responses = self._transport.stream("Verify", request, pb.VerifyProgress, ctx.remaining_s)
         try:
             async for r in responses:
-                damaged = tuple(DamagedCopy(d.chunk_id, d.node_id, d.tier, d.reason, d.restored) for d in r.damaged)
+                damaged = tuple(
+                    DamagedCopy(d.chunk_id, d.node_id, d.tier, d.reason, d.restored) for d in r.damaged
+                )
                 yield VerifyProgress(r.num_copies, r.num_bytes, damaged, tuple(r.missing_chunk_ids))
         finally:
             await responses.aclose()
@@ -232,15 +290,26 @@ class KvStoreClient:
     async def collect_garbage(
         self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
     ) -> CollectedGarbage:
-        """Removes chunks that no document refers to, that nobody reads, and that were stored at least ``grace_s`` ago.
+        """Removes chunks that no document refers to, that nobody reads, and that were stored at least
+        ``grace_s`` ago.
 
-        ``chunk_ids``, to one node's agent: nothing is removed; ``kept`` are those that must stay because of this node."""
-        request = pb.CollectGarbageRequest(meta=meta_of(ctx), grace_s=grace_s, dry_run=dry_run, chunk_ids=chunk_ids)
-        response = await self._transport.unary("CollectGarbage", request, pb.CollectGarbageResponse, ctx.remaining_s)
-        return CollectedGarbage(response.num_chunks, response.num_bytes, response.num_kept, tuple(response.kept_chunk_ids))
+        ``chunk_ids``, to one node's agent: nothing is removed; ``kept`` are those that must stay because of
+        this node."""
+        request = pb.CollectGarbageRequest(
+            meta=meta_of(ctx), grace_s=grace_s, dry_run=dry_run, chunk_ids=chunk_ids
+        )
+        response = await self._transport.unary(
+            "CollectGarbage", request, pb.CollectGarbageResponse, ctx.remaining_s
+        )
+        return CollectedGarbage(
+            response.num_chunks, response.num_bytes, response.num_kept, tuple(response.kept_chunk_ids)
+        )
 
-    async def pin(self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False) -> int:
-        """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later documents included.
+    async def pin(
+        self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
+    ) -> int:
+        """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later
+        documents included.
 
         Returns the bytes that are pinned now, over all tenants.
 
@@ -248,7 +317,9 @@ class KvStoreClient:
             NotFound: no such collection or document.
             StorageFull: the nodes' disks could hold nothing else any more.
         """
-        request = pb.PinRequest(meta=meta_of(ctx), collection=collection, document_id=document_id, unpin=unpin)
+        request = pb.PinRequest(
+            meta=meta_of(ctx), collection=collection, document_id=document_id, unpin=unpin
+        )
         return (await self._transport.unary("Pin", request, pb.PinResponse, ctx.remaining_s)).pinned_bytes
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
@@ -261,7 +332,9 @@ class KvStoreClient:
         """Over all tenants; without the ids where ``known_version`` is what holds."""
         request = pb.ListPinnedChunksRequest(meta=meta_of(ctx), known_version=known_version)
         version, chunk_ids = "", set[str]()
-        responses = self._transport.stream("ListPinnedChunks", request, pb.ListPinnedChunksResponse, ctx.remaining_s)
+        responses = self._transport.stream(
+            "ListPinnedChunks", request, pb.ListPinnedChunksResponse, ctx.remaining_s
+        )
         async with aclosing(responses):
             async for response in responses:
                 version = response.version
@@ -317,7 +390,9 @@ def manifest_from_pb(m: pb.Manifest) -> Manifest:
         model_fingerprint=m.model_fingerprint,
         prefix_ids=tuple(m.prefix_ids),
         chunks=tuple(
-            ManifestChunk(c.chunk_id, tuple(c.token_ids), c.char_start, c.char_end, c.text, c.heading, c.auxiliary_id)
+            ManifestChunk(
+                c.chunk_id, tuple(c.token_ids), c.char_start, c.char_end, c.text, c.heading, c.auxiliary_id
+            )
             for c in m.chunks
         ),
         metadata=dict(m.metadata),

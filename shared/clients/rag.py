@@ -1,4 +1,5 @@
-"""Client of the gateway: answers and the state of the system, and the translation between its values and its messages."""
+"""Client of the gateway: answers and the state of the system, and the translation between its values and its
+messages."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ from contextlib import aclosing
 from typing import Any
 
 from protos.kvquilt.v1 import common_pb2, rag_pb2
-from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, RetrievalOptions, Retrieved
+from shared.answer import (
+    AnswerDone,
+    AnswerEvent,
+    AnswerText,
+    AnswerUsage,
+    Citation,
+    RetrievalOptions,
+    Retrieved,
+)
 from shared.clients.decoding import (
     Chosen,
     Decoding,
@@ -34,7 +43,15 @@ from shared.clients.generation import (
     usage_to_pb,
 )
 from shared.clients.health import ServiceHealth, health, health_from_pb, meta_of
-from shared.clients.recompute import Ape, Recompute, Selected, ape_to_pb, recompute_to_pb, selected_of, selected_to_pb
+from shared.clients.recompute import (
+    Ape,
+    Recompute,
+    Selected,
+    ape_to_pb,
+    recompute_to_pb,
+    selected_of,
+    selected_to_pb,
+)
 from shared.clients.retrieval import filter_of, filter_to_pb, hit_of, hit_to_pb, mode_of, mode_to_pb
 from shared.clients.transport import Transport
 from shared.errors import Unavailable
@@ -71,7 +88,8 @@ class RagClient:
         without_prefix: bool = False,
         explain: bool = False,
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """What was retrieved, tokens as they come, whole texts, costs; the last event of a whole answer is ``AnswerDone``.
+        """What was retrieved, tokens as they come, whole texts, costs; the last event of a whole answer is
+        ``AnswerDone``.
         ``explain``: ``Selected`` brings scores and spans.
 
         Raises:
@@ -163,7 +181,9 @@ def retrieval_of(pb: rag_pb2.RetrievalOptions) -> RetrievalOptions:
 def event_to_pb(event: AnswerEvent) -> rag_pb2.AnswerEvent:
     match event:
         case Retrieved():
-            return rag_pb2.AnswerEvent(retrieved=rag_pb2.Retrieved(hits=map(hit_to_pb, event.hits), mode=mode_to_pb(event.mode)))
+            return rag_pb2.AnswerEvent(
+                retrieved=rag_pb2.Retrieved(hits=map(hit_to_pb, event.hits), mode=mode_to_pb(event.mode))
+            )
         case GeneratedToken():
             return rag_pb2.AnswerEvent(token=_token_to_pb(event))
         case AnswerText():
@@ -178,7 +198,9 @@ def event_to_pb(event: AnswerEvent) -> rag_pb2.AnswerEvent:
             return rag_pb2.AnswerEvent(margin=margin_to_pb(event))
         case AnswerUsage():
             timings = common_pb2.Timings(**_fields(event.timings))
-            return rag_pb2.AnswerEvent(usage=rag_pb2.AnswerUsage(usage=usage_to_pb(event.usage), timings=timings))
+            return rag_pb2.AnswerEvent(
+                usage=rag_pb2.AnswerUsage(usage=usage_to_pb(event.usage), timings=timings)
+            )
         case AnswerDone():
             return rag_pb2.AnswerEvent(done=rag_pb2.AnswerDone(request_id=event.request_id))
 
@@ -206,11 +228,16 @@ def event_of(pb: rag_pb2.AnswerEvent) -> AnswerEvent:
 
 
 def _retrieval_to_pb(options: RetrievalOptions) -> rag_pb2.RetrievalOptions:
-    return rag_pb2.RetrievalOptions(k=options.k, mode=mode_to_pb(options.mode), filters=map(filter_to_pb, options.filters))
+    return rag_pb2.RetrievalOptions(
+        k=options.k, mode=mode_to_pb(options.mode), filters=map(filter_to_pb, options.filters)
+    )
 
 
 def _token_to_pb(token: GeneratedToken) -> rag_pb2.AnswerToken:
-    top = [common_pb2.TokenLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in token.top_logprobs]
+    top = [
+        common_pb2.TokenLogprob(token_id=token_id, logprob=logprob)
+        for token_id, logprob in token.top_logprobs
+    ]
     return rag_pb2.AnswerToken(**(_fields(token) | {"top_logprobs": top}))
 
 

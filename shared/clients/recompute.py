@@ -25,7 +25,8 @@ _READING: dict[Reading | None, selection_pb2.Reading] = {
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """How much, and under which mode it matters: the proto says. None: the service's own. Ranges are checked by the generator."""
+    """How much, and under which mode it matters: the proto says. None: the service's own. Ranges are checked
+    by the generator."""
 
     ratio: float | None = None
     tokens: tuple[int, ...] = ()
@@ -53,9 +54,10 @@ class TextSpan:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """These tokens of the context, counted from 0 over all chunks in order, are computed anew. ``question``: for this one; None:
-    for all. ``layers``: how many in each, if that differs. ``scores``, one per token of the context, and ``chunks``, the spans of
-    each chunk: if an explanation was asked for. ``reading``, ``num_picked``, ``num_grouped``, ``timings``: of a selector.
+    """These tokens of the context, counted from 0 over all chunks in order, are computed anew. ``question``:
+    for this one; None: for all. ``layers``: how many in each, if that differs. ``scores``, one per token of
+    the context, and ``chunks``, the spans of each chunk: if an explanation was asked for. ``reading``,
+    ``num_picked``, ``num_grouped``, ``timings``: of a selector.
     """
 
     tokens: tuple[int, ...]
@@ -78,9 +80,13 @@ def recompute_to_pb(recompute: Recompute | None) -> recompute_pb2.Recompute | No
         return None
     for token in recompute.tokens:
         if not 0 <= token < 2**32:
-            raise InvalidRequest(f"recompute.tokens: {token} is out of range; tokens of the context are counted from 0")
+            raise InvalidRequest(
+                f"recompute.tokens: {token} is out of range; tokens of the context are counted from 0"
+            )
     if not 0 <= recompute.seed < 2**64:
-        raise InvalidRequest(f"recompute.seed: {recompute.seed} is out of range; it must be a 64-bit unsigned number")
+        raise InvalidRequest(
+            f"recompute.seed: {recompute.seed} is out of range; it must be a 64-bit unsigned number"
+        )
     return recompute_pb2.Recompute(
         ratio=recompute.ratio,
         tokens=recompute.tokens,
@@ -98,7 +104,9 @@ def recompute_of(pb: recompute_pb2.Recompute) -> Recompute:
     groupings = {number: name for name, number in _GROUPING.items()}
     readings = {number: name for name, number in _READING.items()}
     if pb.grouping not in groupings:
-        raise InvalidRequest(f"recompute.grouping: {pb.grouping} is not known; use {_names(get_args(Grouping))}")
+        raise InvalidRequest(
+            f"recompute.grouping: {pb.grouping} is not known; use {_names(get_args(Grouping))}"
+        )
     if pb.reading not in readings:
         raise InvalidRequest(f"recompute.reading: {pb.reading} is not known; use {_names(get_args(Reading))}")
     ratio = pb.ratio if pb.HasField("ratio") else None
@@ -110,7 +118,9 @@ def ape_to_pb(ape: Ape | None) -> recompute_pb2.Ape | None:
 
 
 def ape_of(pb: recompute_pb2.Ape) -> Ape:
-    return Ape(pb.temperature if pb.HasField("temperature") else None, pb.scale if pb.HasField("scale") else None)
+    return Ape(
+        pb.temperature if pb.HasField("temperature") else None, pb.scale if pb.HasField("scale") else None
+    )
 
 
 def selected_to_pb(selected: Selected) -> recompute_pb2.Selected:
@@ -121,7 +131,9 @@ def selected_to_pb(selected: Selected) -> recompute_pb2.Selected:
         layers=selected.layers,
         scores=selected.scores,
         chunks=[
-            recompute_pb2.ChunkSpans(spans=[recompute_pb2.TextSpan(start=s.start, end=s.end, score=s.score) for s in spans])
+            recompute_pb2.ChunkSpans(
+                spans=[recompute_pb2.TextSpan(start=s.start, end=s.end, score=s.score) for s in spans]
+            )
             for spans in selected.chunks
         ],
         reading=_READING[selected.reading],
@@ -130,14 +142,21 @@ def selected_to_pb(selected: Selected) -> recompute_pb2.Selected:
         timings=None
         if timings is None
         else selection_pb2.SelectionTimings(
-            load_ms=timings.load_ms, encode_ms=timings.encode_ms, score_ms=timings.score_ms, total_ms=timings.total_ms
+            load_ms=timings.load_ms,
+            encode_ms=timings.encode_ms,
+            score_ms=timings.score_ms,
+            total_ms=timings.total_ms,
         ),
     )
 
 
 def selected_of(pb: recompute_pb2.Selected) -> Selected:
     told = pb.timings
-    timings = SelectionTimings(told.load_ms, told.encode_ms, told.score_ms, told.total_ms) if pb.HasField("timings") else None
+    timings = (
+        SelectionTimings(told.load_ms, told.encode_ms, told.score_ms, told.total_ms)
+        if pb.HasField("timings")
+        else None
+    )
     return Selected(
         tokens=tuple(pb.tokens),
         question=pb.question if pb.HasField("question") else None,

@@ -65,8 +65,12 @@ class RetrievalClient:
             mode=mode_to_pb(mode),
             filters=map(filter_to_pb, filters),
         )
-        response = await self._transport.unary("Search", request, retrieval_pb2.SearchResponse, ctx.remaining_s)
-        return SearchResult(tuple(tuple(map(hit_of, ranking.hits)) for ranking in response.rankings), mode_of(response.mode))
+        response = await self._transport.unary(
+            "Search", request, retrieval_pb2.SearchResponse, ctx.remaining_s
+        )
+        return SearchResult(
+            tuple(tuple(map(hit_of, ranking.hits)) for ranking in response.rankings), mode_of(response.mode)
+        )
 
     async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
         """Returns once exactly these chunks of the document are searchable; False where they were before."""
@@ -84,13 +88,19 @@ class RetrievalClient:
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         """How many chunks were removed."""
-        request = retrieval_pb2.UnindexRequest(meta=meta_of(ctx), collection=collection, document_ids=document_ids)
-        response = await self._transport.unary("Unindex", request, retrieval_pb2.UnindexResponse, ctx.remaining_s)
+        request = retrieval_pb2.UnindexRequest(
+            meta=meta_of(ctx), collection=collection, document_ids=document_ids
+        )
+        response = await self._transport.unary(
+            "Unindex", request, retrieval_pb2.UnindexResponse, ctx.remaining_s
+        )
         return response.num_chunks
 
     async def list_collections(self, ctx: RequestContext) -> list[CollectionInfo]:
         request = retrieval_pb2.ListCollectionsRequest(meta=meta_of(ctx))
-        response = await self._transport.unary("ListCollections", request, retrieval_pb2.ListCollectionsResponse, ctx.remaining_s)
+        response = await self._transport.unary(
+            "ListCollections", request, retrieval_pb2.ListCollectionsResponse, ctx.remaining_s
+        )
         return [CollectionInfo(info.name, info.num_chunks) for info in response.collections]
 
     async def list_indexed(self, ctx: RequestContext, collection: str) -> IndexedIds:
@@ -133,7 +143,8 @@ def document_of(request: retrieval_pb2.IndexRequest) -> IndexedDocument:
         title=request.title,
         model_fingerprint=request.model_fingerprint,
         chunks=tuple(
-            IndexedChunk(c.chunk_id, c.text, tuple(c.token_ids), c.heading, c.char_start, c.char_end) for c in request.chunks
+            IndexedChunk(c.chunk_id, c.text, tuple(c.token_ids), c.heading, c.char_start, c.char_end)
+            for c in request.chunks
         ),
         metadata=dict(request.metadata),
     )
@@ -158,9 +169,21 @@ def hit_to_pb(hit: SearchHit) -> retrieval_pb2.SearchHit:
 
 def hit_of(message: retrieval_pb2.SearchHit) -> SearchHit:
     chunk = IndexedChunk(
-        message.chunk_id, message.text, tuple(message.token_ids), message.heading, message.char_start, message.char_end
+        message.chunk_id,
+        message.text,
+        tuple(message.token_ids),
+        message.heading,
+        message.char_start,
+        message.char_end,
     )
-    return SearchHit(chunk, message.document_id, message.title, message.model_fingerprint, message.score, dict(message.metadata))
+    return SearchHit(
+        chunk,
+        message.document_id,
+        message.title,
+        message.model_fingerprint,
+        message.score,
+        dict(message.metadata),
+    )
 
 
 def _chunk_to_pb(chunk: IndexedChunk) -> retrieval_pb2.IndexedChunk:

@@ -1,4 +1,5 @@
-"""Client of the selector: which of a context's tokens are worth recomputing, and the auxiliary's KV made durable. Torch-free."""
+"""Client of the selector: which of a context's tokens are worth recomputing, and the auxiliary's KV made
+durable. Torch-free."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _READING_OF = {number: reading for reading, number in _READING.items()}
 
 @dataclass(frozen=True, slots=True)
 class SelectionChunk:
-    """``text``: exactly what the primary's ``token_ids`` were made of, the primary's chunk template included."""
+    """``text``: exactly what the primary's ``token_ids`` were made of, the primary's chunk template
+    included."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -44,7 +46,8 @@ class SelectionChunk:
 
 @dataclass(frozen=True, slots=True)
 class SelectionTimings:
-    """Milliseconds; see the proto for what each stage covers. ``encode_ms``: KV of the auxiliary that was not stored."""
+    """Milliseconds; see the proto for what each stage covers. ``encode_ms``: KV of the auxiliary that was not
+    stored."""
 
     load_ms: float = 0.0
     encode_ms: float = 0.0
@@ -72,7 +75,8 @@ class SelectedTokens:
 
 @dataclass(frozen=True, slots=True)
 class EncodedChunk:
-    """One chunk whose auxiliary KV is durable. ``num_tokens``: of the auxiliary. ``existed``: it was durable before the call."""
+    """One chunk whose auxiliary KV is durable. ``num_tokens``: of the auxiliary. ``existed``: it was durable
+    before the call."""
 
     index: int
     auxiliary_id: str
@@ -95,7 +99,8 @@ class AuxiliaryDescription:
 
     @property
     def identity(self) -> str:
-        """Of all that decides which KV a text gets, 32 hex digits: what was encoded under another identity is not used."""
+        """Of all that decides which KV a text gets, 32 hex digits: what was encoded under another identity is
+        not used."""
         decides = repr((self.fingerprint, self.tokenizer_hash, self.prefix_ids))
         return hashlib.blake2b(decides.encode(), digest_size=16).hexdigest()
 
@@ -130,18 +135,28 @@ class SelectionClient:
             grouping=_GROUPING[grouping],
             reading=_READING[reading],
         )
-        return _selected_of(await self._transport.unary("Select", request, pb.SelectResponse, ctx.remaining_s))
+        return _selected_of(
+            await self._transport.unary("Select", request, pb.SelectResponse, ctx.remaining_s)
+        )
 
-    async def encode(self, ctx: RequestContext, chunks: Sequence[SelectionChunk]) -> AsyncGenerator[EncodedChunk, None]:
+    async def encode(
+        self, ctx: RequestContext, chunks: Sequence[SelectionChunk]
+    ) -> AsyncGenerator[EncodedChunk, None]:
         """One value per chunk, in order, each once its auxiliary KV is durable."""
         request = pb.EncodeRequest(meta=meta_of(ctx), chunks=map(_chunk_to_pb, chunks))
-        async with aclosing(self._transport.stream("Encode", request, pb.EncodeResponse, ctx.remaining_s)) as responses:
+        async with aclosing(
+            self._transport.stream("Encode", request, pb.EncodeResponse, ctx.remaining_s)
+        ) as responses:
             async for response in responses:
-                yield EncodedChunk(response.index, response.auxiliary_id, response.num_tokens, response.existed)
+                yield EncodedChunk(
+                    response.index, response.auxiliary_id, response.num_tokens, response.existed
+                )
 
     async def describe(self, ctx: RequestContext) -> AuxiliaryDescription:
         request = pb.DescribeAuxiliaryRequest(meta=meta_of(ctx))
-        response = await self._transport.unary("DescribeAuxiliary", request, pb.DescribeAuxiliaryResponse, ctx.remaining_s)
+        response = await self._transport.unary(
+            "DescribeAuxiliary", request, pb.DescribeAuxiliaryResponse, ctx.remaining_s
+        )
         return AuxiliaryDescription(
             model=response.model,
             fingerprint=response.fingerprint,
@@ -185,7 +200,10 @@ def selected_to_pb(selected: SelectedTokens) -> pb.SelectResponse:
         num_picked=selected.num_picked,
         num_grouped=selected.num_grouped,
         timings=pb.SelectionTimings(
-            load_ms=timings.load_ms, encode_ms=timings.encode_ms, score_ms=timings.score_ms, total_ms=timings.total_ms
+            load_ms=timings.load_ms,
+            encode_ms=timings.encode_ms,
+            score_ms=timings.score_ms,
+            total_ms=timings.total_ms,
         ),
     )
 

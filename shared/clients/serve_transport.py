@@ -17,14 +17,16 @@ from shared.errors import KvquiltError
 
 
 class ServeTransport:
-    """Calls the ingress deployment of ``application``. The handle is looked up at the first call, since applications start
-    in any order."""
+    """Calls the ingress deployment of ``application``. The handle is looked up at the first call, since
+    applications start in any order."""
 
     def __init__(self, application: str) -> None:
         self._application = application
         self._handle: Any = None
 
-    async def unary(self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float) -> ResponseT:
+    async def unary(
+        self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
+    ) -> ResponseT:
         try:
             call = getattr(self._options(stream=False), method).remote(request)
             response: ResponseT = await asyncio.wait_for(_result(call), timeout_s)

@@ -11,9 +11,12 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class Transport(Protocol):
-    """Carries the messages of one application. Raises nothing but ``shared.errors`` (and ``asyncio.CancelledError``)."""
+    """Carries the messages of one application. Raises nothing but ``shared.errors`` (and
+    ``asyncio.CancelledError``)."""
 
-    async def unary(self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float) -> ResponseT: ...
+    async def unary(
+        self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
+    ) -> ResponseT: ...
 
     def stream(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float

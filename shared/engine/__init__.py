@@ -1,16 +1,17 @@
 """The engine: generation from placed segments of stored KV, as a plain library (torch and transformers only).
 
-One idea carries it: a segment's keys stand at local positions, a request places segments at offsets, and a query at position p sees
-key j of a segment at offset o as if it stood at o + j, because RoPE is a rotation group. Nothing about a segment depends on a
-request, so one resident copy serves all. Read ``segment`` (what is placed), ``attention`` (how it is seen), ``model`` (how a stock
-model is driven), then ``engine`` (the step loop) and ``answering`` (what tokens become); ``scheduler`` and ``residency`` decide,
-``loader`` moves KV in and out.
+One idea carries it: a segment's keys stand at local positions, a request places segments at offsets, and a
+query at position p sees key j of a segment at offset o as if it stood at o + j, because RoPE is a rotation
+group. Nothing about a segment depends on a request, so one resident copy serves all. Read ``segment`` (what
+is placed), ``attention`` (how it is seen), ``model`` (how a stock model is driven), then ``engine`` (the step
+loop) and ``answering`` (what tokens become); ``scheduler`` and ``residency`` decide, ``loader`` moves KV in
+and out.
 """
 
+from shared.engine.decoding.live_forest import LiveForest
 from shared.engine.engine import Engine, EngineStats
-from shared.engine.live_forest import LiveForest
-from shared.engine.model import LoadedModel, ModelSpec, load_model, wrap_model
-from shared.engine.source import NoSource, SegmentSource, StoredSegment
+from shared.engine.kv.source import NoSource, SegmentSource, StoredSegment
+from shared.engine.model.model import LoadedModel, ModelSpec, load_model, wrap_model
 from shared.engine.types import (
     Ape,
     Append,

@@ -1,16 +1,30 @@
-"""What a request must satisfy before it enters the engine. Everything that can be known at once is refused at once."""
+"""What a request must satisfy before it enters the engine. Everything that can be known at once is refused at
+once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.engine.model import ModelSpec
-from shared.engine.types import Ape, ChoiceRule, ForestRequest, GenerateRequest, PrefillRequest, ReuseMode, Usage
+from shared.engine.model.model import ModelSpec
+from shared.engine.types import (
+    Ape,
+    ChoiceRule,
+    ForestRequest,
+    GenerateRequest,
+    PrefillRequest,
+    ReuseMode,
+    Usage,
+)
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
 
 
-def check(request: GenerateRequest | PrefillRequest | ForestRequest, spec: ModelSpec, config: EngineConfig, has_text: bool) -> None:
+def check(
+    request: GenerateRequest | PrefillRequest | ForestRequest,
+    spec: ModelSpec,
+    config: EngineConfig,
+    has_text: bool,
+) -> None:
     """
     Raises:
         InvalidRequest: names the field.
@@ -38,7 +52,9 @@ def check(request: GenerateRequest | PrefillRequest | ForestRequest, spec: Model
     if sampling.watch_ids:
         _check_ids("sampling.watch_ids", sampling.watch_ids, spec)
     if sampling.stop and not has_text:
-        raise InvalidRequest("sampling.stop: this model has no tokenizer, so stop strings cannot be recognised")
+        raise InvalidRequest(
+            "sampling.stop: this model has no tokenizer, so stop strings cannot be recognised"
+        )
     _check_answers(request, has_text)
     if request.num_branches > config.max_running_branches:
         per_question = "beams.width" if request.beams else "sampling.n"
@@ -46,9 +62,17 @@ def check(request: GenerateRequest | PrefillRequest | ForestRequest, spec: Model
             f"questions × {per_question}: {request.num_branches} branches; "
             f"this engine runs at most {config.max_running_branches} at once"
         )
-    prompt = len(request.prefix_ids) + sum(len(c.token_ids) for c in request.chunks) + max(map(len, request.questions))
+    prompt = (
+        len(request.prefix_ids)
+        + sum(len(c.token_ids) for c in request.chunks)
+        + max(map(len, request.questions))
+    )
     # The last generated token is never fed back, so it needs no position.
-    _check_length(prompt + sampling.max_tokens - 1, f"prompt ({prompt} tokens) and max_tokens ({sampling.max_tokens})", spec)
+    _check_length(
+        prompt + sampling.max_tokens - 1,
+        f"prompt ({prompt} tokens) and max_tokens ({sampling.max_tokens})",
+        spec,
+    )
 
 
 def prefill_usage(num_tokens: int) -> Usage:
@@ -65,18 +89,29 @@ def check_recompute(request: GenerateRequest | ForestRequest) -> None:
     mode, recompute = request.reuse, request.recompute
     by_list, by_ratio = mode is ReuseMode.TOKENS, mode.recomputes and mode is not ReuseMode.TOKENS
     if recompute.tokens and not by_list:
-        raise InvalidRequest(f"recompute.tokens: mode {mode.value} does not go by a list; leave it empty, or set reuse to tokens")
+        raise InvalidRequest(
+            f"recompute.tokens: mode {mode.value} does not go by a list; leave it empty, or set reuse "
+            "to tokens"
+        )
     if recompute.ratio is not None and not by_ratio:
         remedy = "give recompute.tokens alone" if by_list else "leave it out"
         raise InvalidRequest(f"recompute.ratio: mode {mode.value} does not go by a ratio; {remedy}")
     if isinstance(request, ForestRequest) and mode in (ReuseMode.QUERY_ATTENTION, ReuseMode.CACHECLIP):
-        raise InvalidRequest(f"reuse: {mode.value} goes by the question, and a forest is opened without one; choose another mode")
+        raise InvalidRequest(
+            f"reuse: {mode.value} goes by the question, and a forest is opened without one; choose "
+            "another mode"
+        )
     if mode is not ReuseMode.APE and request.ape != Ape():
-        raise InvalidRequest(f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape")
+        raise InvalidRequest(
+            f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape"
+        )
     num_tokens = sum(len(chunk.token_ids) for chunk in request.chunks)
     for token in recompute.tokens:
         if not 0 <= token < num_tokens:
-            raise InvalidRequest(f"recompute.tokens: {token} is out of range; the chunks have {num_tokens} tokens, counted from 0")
+            raise InvalidRequest(
+                f"recompute.tokens: {token} is out of range; the chunks have {num_tokens} tokens, "
+                "counted from 0"
+            )
 
 
 def _check_answers(request: GenerateRequest, has_text: bool) -> None:
@@ -84,20 +119,30 @@ def _check_answers(request: GenerateRequest, has_text: bool) -> None:
     sampling, beams, choose = request.sampling, request.beams, request.choose
     if beams is not None:
         if choose is not None:
-            raise InvalidRequest("choose: beams are ranked by their scores already; give beams or choose, not both")
+            raise InvalidRequest(
+                "choose: beams are ranked by their scores already; give beams or choose, not both"
+            )
         if sampling.n > beams.width:
-            raise InvalidRequest(f"sampling.n: {sampling.n} answers are more than beams.width ({beams.width}) can give")
+            raise InvalidRequest(
+                f"sampling.n: {sampling.n} answers are more than beams.width ({beams.width}) can give"
+            )
         if sampling.temperature > 0:
-            raise InvalidRequest("sampling.temperature: beam search does not sample; leave it at 0, or leave beams out")
+            raise InvalidRequest(
+                "sampling.temperature: beam search does not sample; leave it at 0, or leave beams out"
+            )
         if sampling.stop:
-            raise InvalidRequest("sampling.stop: beams end at the model's end mark or at max_tokens; leave stop or beams out")
+            raise InvalidRequest(
+                "sampling.stop: beams end at the model's end mark or at max_tokens; leave stop or beams out"
+            )
     if choose is not None:
         if sampling.n < 2:
             raise InvalidRequest("sampling.n: a choice needs at least 2 thoughts")
         if sampling.temperature == 0:
             raise InvalidRequest("sampling.temperature: at 0 all thoughts are the same; set it above 0")
         if choose.rule is ChoiceRule.MAJORITY and not has_text:
-            raise InvalidRequest("choose: a majority compares text, and this model has no tokenizer; choose by mean-logprob")
+            raise InvalidRequest(
+                "choose: a majority compares text, and this model has no tokenizer; choose by mean-logprob"
+            )
         if choose.rule is ChoiceRule.MEAN_LOGPROB and choose.marker:
             raise InvalidRequest("choose.marker: only a majority reads final answers; leave it empty")
 
@@ -107,13 +152,19 @@ def _check_ids(field: str, token_ids: Sequence[int], spec: ModelSpec, may_be_emp
         raise InvalidRequest(f"{field}: is empty")
     for token_id in token_ids:
         if not 0 <= token_id < spec.vocab_size:
-            raise InvalidRequest(f"{field}: token id {token_id} is outside the vocabulary (0 to {spec.vocab_size - 1})")
+            raise InvalidRequest(
+                f"{field}: token id {token_id} is outside the vocabulary (0 to {spec.vocab_size - 1})"
+            )
 
 
 def _check_length(length: int, what: str, spec: ModelSpec) -> None:
     if length > spec.max_positions:
-        raise ContextTooLong(f"{what} need {length} positions; the model has {spec.max_positions}: ask for fewer or shorter chunks")
+        raise ContextTooLong(
+            f"{what} need {length} positions; the model has {spec.max_positions}: ask for fewer or "
+            "shorter chunks"
+        )
     if spec.sliding_window is not None and length > spec.sliding_window:
         raise ContextTooLong(
-            f"{what} need {length} positions; the model's sliding window is {spec.sliding_window}: ask for fewer or shorter chunks"
+            f"{what} need {length} positions; the model's sliding window is {spec.sliding_window}: ask "
+            "for fewer or shorter chunks"
         )

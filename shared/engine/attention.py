@@ -1,9 +1,11 @@
-"""What one step computes and what its rows see: segment-major, in plain numbers; a backend (``shared.engine.backends``) attends.
+"""What one step computes and what its rows see: segment-major, in plain numbers; a backend
+(``shared.engine.backends``) attends.
 
-A row at position p sees the key at local position j of a segment placed at offset o iff ``o + j < p`` (``<= p`` in its own private
-segment), j is in front of the place where the row's branch was forked from that segment, and is not excluded. So all that a row and
-a piece have to say to each other is the distance ``p - o``, which decides both the rotation of the query and where the row's sight
-ends, and the number of tokens that may be seen at all. Shapes: H query heads, K kv heads, R rows, D head_dim.
+A row at position p sees the key at local position j of a segment placed at offset o iff ``o + j < p`` (``<=
+p`` in its own private segment), j is in front of the place where the row's branch was forked from that
+segment, and is not excluded. So all that a row and a piece have to say to each other is the distance ``p -
+o``, which decides both the rotation of the query and where the row's sight ends, and the number of tokens
+that may be seen at all. Shapes: H query heads, K kv heads, R rows, D head_dim.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.engine.arrival import Arrival, Patience
-from shared.engine.exclusion import Excluded
-from shared.engine.segment import Branch, Segment
+from shared.engine.kv.arrival import Arrival, Patience
+from shared.engine.kv.exclusion import Excluded
+from shared.engine.kv.segment import Branch, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,10 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Rows [start, start + num_rows) of the step look at the first ``num_tokens`` of a piece. The first of them stands ``distance``
-    positions behind local position 0 of the piece's segment, every next row one further, or ``steps`` [rows] further than the
-    first. ``nth``: of the pieces that its branch sees, in the order of its path."""
+    """Rows [start, start + num_rows) of the step look at the first ``num_tokens`` of a piece. The first of
+    them stands ``distance`` positions behind local position 0 of the piece's segment, every next row one
+    further, or ``steps`` [rows] further than the first. ``nth``: of the pieces that its branch sees, in the
+    order of its path."""
 
     start: int
     num_rows: int
@@ -57,15 +60,17 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment and all rows that look at it in this step, each at most once. ``own``: it is their private segment."""
+    """A segment and all rows that look at it in this step, each at most once. ``own``: it is their private
+    segment."""
 
     segment: Segment
     own: bool
     visits: list[Visit] = field(default_factory=list)
 
     def sight(self, visit: Visit) -> int:
-        """Position and fork let the visit's first row see this many tokens, at least one. Of their own segment every next row sees
-        one more, of others as many more as it stands further, up to ``visit.num_tokens``."""
+        """Position and fork let the visit's first row see this many tokens, at least one. Of their own
+        segment every next row sees one more, of others as many more as it stands further, up to
+        ``visit.num_tokens``."""
         if self.own:
             return visit.num_tokens - visit.num_rows + 1
         return min(visit.num_tokens, visit.distance - self.segment.start)
@@ -74,14 +79,18 @@ class Piece:
 class Attention(Protocol):
     """One step on one backend."""
 
-    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
-        """Appends the rows' keys and values to their segments and attends. q and k come unrotated. Returns [H, R, D]."""
+    def run(
+        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Appends the rows' keys and values to their segments and attends. q and k come unrotated. Returns
+        [H, R, D]."""
         ...
 
 
 class Backend(Protocol):
     def plan(self, lanes: Sequence[Lane]) -> Attention:
-        """Once per step; what it returns runs once per layer. Segments have room for their lanes' rows (``Segment.reserve``)."""
+        """Once per step; what it returns runs once per layer. Segments have room for their lanes' rows
+        (``Segment.reserve``)."""
         ...
 
 
@@ -96,7 +105,9 @@ class StepPlan:
         seen = {id(p.segment): p.segment for lane in lanes for p in lane.branch.seen()}
         self._arrivals: list[Arrival] = [s.arrival for s in seen.values() if s.arrival and not s.whole]
 
-    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+    def run(
+        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         """See ``Attention.run``.
 
         Raises:
@@ -112,8 +123,9 @@ class StepPlan:
 
 
 def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
-    """Every segment that is seen in this step, once, with all who look at it. A segment that a branch has placed several times
-    makes as many pieces. Private segments come last, in the order of the lanes: ``pieces[len(pieces) - len(lanes) + i]``."""
+    """Every segment that is seen in this step, once, with all who look at it. A segment that a branch has
+    placed several times makes as many pieces. Private segments come last, in the order of the lanes:
+    ``pieces[len(pieces) - len(lanes) + i]``."""
     shared: dict[tuple[int, int], Piece] = {}
     own: list[Piece] = []
     for lane in lanes:
@@ -123,7 +135,9 @@ def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
             key = id(placement.segment)
             times = seen_times[key] = seen_times.get(key, -1) + 1
             ahead = branch.offset - placement.offset
-            blind = bisect_right(places, placement.segment.start - ahead)  # rows at its first token or in front of it see nothing
+            blind = bisect_right(
+                places, placement.segment.start - ahead
+            )  # rows at its first token or in front of it see nothing
             if blind >= lane.num_rows:
                 continue
             visit = Visit(
@@ -137,7 +151,9 @@ def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
             )
             shared.setdefault((key, times), Piece(placement.segment, own=False)).visits.append(visit)
         num_tokens = branch.segment.length + lane.num_rows
-        visit = Visit(lane.start, lane.num_rows, int(places[0]), num_tokens, len(seen), steps=_steps(places, 0))
+        visit = Visit(
+            lane.start, lane.num_rows, int(places[0]), num_tokens, len(seen), steps=_steps(places, 0)
+        )
         own.append(Piece(branch.segment, own=True, visits=[visit]))
     return [*shared.values(), *own]
 

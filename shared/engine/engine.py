@@ -1,9 +1,10 @@
 """The engine: requests in, events out, one step at a time.
 
-A step takes what arrived (requests, loaded segments, cancellations), lets the scheduler choose rows from all branches of all
-requests, runs them through the model together, and samples. Decoding several branches per step is not a mode: a step always
-decodes whatever branches there are (MultiDecode). ``submit`` and ``cancel`` may be called from any thread; everything else runs
-in the one thread that calls ``run``, ``step`` or ``generate``.
+A step takes what arrived (requests, loaded segments, cancellations), lets the scheduler choose rows from all
+branches of all requests, runs them through the model together, and samples. Decoding several branches per
+step is not a mode: a step always decodes whatever branches there are (MultiDecode). ``submit`` and ``cancel``
+may be called from any thread; everything else runs in the one thread that calls ``run``, ``step`` or
+``generate``.
 """
 
 from __future__ import annotations
@@ -20,22 +21,32 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine import admission
-from shared.engine.answering import Answering
-from shared.engine.arrival import GivenUp, Patience
-from shared.engine.exploring import Exploring
-from shared.engine.forest import runnable, uproot
-from shared.engine.jobs import BranchWork, ChunkWork, ForestJob, GenerateJob, Job, Node, PrefillJob, Sink, emit
-from shared.engine.library import Library
-from shared.engine.loader import Loader
-from shared.engine.model import LoadedModel
-from shared.engine.passes import PassRunner
+from shared.engine.decoding.answering import Answering
+from shared.engine.decoding.exploring import Exploring
+from shared.engine.decoding.forest import runnable, uproot
+from shared.engine.decoding.text import Decode
+from shared.engine.jobs import (
+    BranchWork,
+    ChunkWork,
+    ForestJob,
+    GenerateJob,
+    Job,
+    Node,
+    PrefillJob,
+    Sink,
+    emit,
+)
+from shared.engine.kv.arrival import GivenUp, Patience
+from shared.engine.kv.loader import Loader
+from shared.engine.kv.reading import Arriving, Loaded
+from shared.engine.kv.residency import Entry
+from shared.engine.kv.segment_cache import Library
+from shared.engine.kv.source import NoSource, SegmentSource
+from shared.engine.model.model import LoadedModel
+from shared.engine.model.passes import PassRunner
 from shared.engine.prefilling import Prefilling
-from shared.engine.reading import Arriving, Loaded
-from shared.engine.residency import Entry
-from shared.engine.roster import Roster
+from shared.engine.request_queue import Roster
 from shared.engine.scheduler import Scheduler, Slice
-from shared.engine.source import NoSource, SegmentSource
-from shared.engine.text import Decode
 from shared.engine.types import (
     Command,
     DoneEvent,
@@ -48,7 +59,15 @@ from shared.engine.types import (
     ReuseMode,
 )
 from shared.engine_config import EngineConfig
-from shared.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, KvquiltError, Overloaded, Unavailable
+from shared.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    KvquiltError,
+    Overloaded,
+    Unavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -96,16 +115,22 @@ class Engine:
         self._library = Library(model.spec, self.config, self._loader, self._roster.holders)
         self._answering = Answering(model.spec, self.config, decode)
         self._exploring = Exploring(model.spec, self.config, decode)
-        self._prefilling = Prefilling(model.spec, self._loader, self._roster, self._inbox.put, self._finish, self._fail)
+        self._prefilling = Prefilling(
+            model.spec, self._loader, self._roster, self._inbox.put, self._finish, self._fail
+        )
         self._overlap_from_s = self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
         self._closed = False
-        self._news = threading.Event()  # something happened that a pass should not let wait while it waits itself
+        self._news = (
+            threading.Event()
+        )  # something happened that a pass should not let wait while it waits itself
         self._ahead: GenerateJob | None = None  # runs on segments that are still arriving, during this step
 
-    # --- from any thread -------------------------------------------------------------------------------------------------
+    # --- from any thread
+    # ------------------------------------------------------------------------------------------
 
     def submit(self, request: GenerateRequest | PrefillRequest | ForestRequest, sink: Sink) -> None:
-        """Hands a request over; its events go to ``sink``, on the engine's thread, the last one being done or failed.
+        """Hands a request over; its events go to ``sink``, on the engine's thread, the last one being done or
+        failed.
 
         Raises:
             InvalidRequest, ContextTooLong: the request can never be served.
@@ -140,16 +165,19 @@ class Engine:
         self._post(lambda: self._arrive(job))
 
     def command(self, request_id: str, command: Command) -> None:
-        """To a live forest; what became of it is told to the sink. A forest that has ended takes no notice."""
+        """To a live forest; what became of it is told to the sink. A forest that has ended takes no
+        notice."""
         self._post(lambda: self._command(request_id, command))
 
     def decide(self, request_id: str, reuse: ReuseMode, recompute: Recompute) -> None:
-        """Of a request whose mode is deferred: from here on it is one of this mode, whether its KV is there already or not. A
-        decision that does not fit it fails it; a request that is decided, or has ended, takes no notice."""
+        """Of a request whose mode is deferred: from here on it is one of this mode, whether its KV is there
+        already or not. A decision that does not fit it fails it; a request that is decided, or has ended,
+        takes no notice."""
         self._post(lambda: self._decide(request_id, reuse, recompute))
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are ignored."""
+        """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are
+        ignored."""
         self._post(lambda: self._fail_by_id(request_id, Cancelled("the request was cancelled")))
 
     def stats(self) -> EngineStats:
@@ -161,7 +189,8 @@ class Engine:
         self._closed = True
         self._post(lambda: None)
 
-    # --- the step loop ---------------------------------------------------------------------------------------------------
+    # --- the step loop
+    # ------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Steps until ``close``, sleeping while there is nothing to do."""
@@ -171,7 +200,8 @@ class Engine:
         self.shut_down()
 
     def shut_down(self) -> None:
-        """After the last step: fails what is alive and waits for the loader. Called by ``run``; by hand without it."""
+        """After the last step: fails what is alive and waits for the loader. Called by ``run``; by hand
+        without it."""
         self._closed = True
         self._drain()
         for job in self._roster:
@@ -179,8 +209,8 @@ class Engine:
         self._loader.close()
 
     def generate(self, request: GenerateRequest | PrefillRequest) -> Iterator[Event]:
-        """Library use, without threads of one's own: drives the steps until the request ends. One of a deferred mode waits for
-        another thread's ``decide``.
+        """Library use, without threads of one's own: drives the steps until the request ends. One of a
+        deferred mode waits for another thread's ``decide``.
 
         Raises:
             KvquiltError: the request failed.
@@ -226,9 +256,14 @@ class Engine:
         self._library.check_invariants(self._roster.admitted())
         for job in self._roster.generating():
             assert not (job.started and job.undecided), "runs before it is decided what to compute anew"
-            assert not job.started or job.placed or all(p.segment.whole for b in job.branches() for p in b.seen()), "runs on holes"
+            assert (
+                not job.started
+                or job.placed
+                or all(p.segment.whole for b in job.branches() for p in b.seen())
+            ), "runs on holes"
 
-    # --- arrivals --------------------------------------------------------------------------------------------------------
+    # --- arrivals
+    # ------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -266,7 +301,12 @@ class Engine:
         now = time.monotonic()
         for job in self._roster:
             if job.request.deadline_s is not None and now >= job.request.deadline_s:
-                self._fail(job, DeadlineExceeded("the deadline passed before the answer was complete; set meta.deadline_ms higher"))
+                self._fail(
+                    job,
+                    DeadlineExceeded(
+                        "the deadline passed before the answer was complete; set meta.deadline_ms higher"
+                    ),
+                )
 
     def _balance(self) -> None:
         """Pauses, resumes and admits, as room allows."""
@@ -297,7 +337,8 @@ class Engine:
         elif self.config.pipelined:
             self._inbox.put(lambda: self._library.on_arriving(event))
 
-    # --- what can run ----------------------------------------------------------------------------------------------------
+    # --- what can run
+    # ------------------------------------------------------------------------------------------
 
     def _start_placed(self) -> None:
         for job in self._roster.generating():
@@ -341,7 +382,8 @@ class Engine:
                 self._finish_if_complete(job)
 
     def _start_arriving(self) -> list[BranchWork]:
-        """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request whose chunks arrive."""
+        """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request
+        whose chunks arrive."""
         generating = (job for job in self._roster.generating() if not isinstance(job, ForestJob))
         arriving = (job for job in generating if not job.started and job.arriving)
         job = next((job for job in arriving if job.remaining_s >= self._overlap_from_s), None)
@@ -352,15 +394,23 @@ class Engine:
         return self._works()
 
     def _works(self) -> list[BranchWork]:
-        """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks of prefills."""
+        """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks
+        of prefills."""
         works = self._library.works()
         for job in self._roster.generating():
-            works += [BranchWork(o.branch, o, job) for o in (*job.questions, *job.answers) if runnable(o.branch)]
+            works += [
+                BranchWork(o.branch, o, job) for o in (*job.questions, *job.answers) if runnable(o.branch)
+            ]
         for prefill in self._roster.prefilling():
-            works += [BranchWork(w.branch, w, prefill) for w in prefill.in_flight.values() if w.branch and w.branch.pending]
+            works += [
+                BranchWork(w.branch, w, prefill)
+                for w in prefill.in_flight.values()
+                if w.branch and w.branch.pending
+            ]
         return works
 
-    # --- a forward pass --------------------------------------------------------------------------------------------------
+    # --- a forward pass
+    # ------------------------------------------------------------------------------------------
 
     def _run_pass(self, slices: list[Slice[BranchWork]]) -> bool:
         """False: the pass was given up, and with it the rest of the step."""
@@ -395,7 +445,8 @@ class Engine:
                 self._answering.on_computed(job, owner, logits_V)
             self._finish_if_complete(job)
 
-    # --- ends ------------------------------------------------------------------------------------------------------------
+    # --- ends
+    # ------------------------------------------------------------------------------------------
 
     def _finish_if_complete(self, job: GenerateJob) -> None:
         if job.num_open == 0:
@@ -423,7 +474,9 @@ class Engine:
         jobs: dict[str, Job] = {}
         for work in works:
             if isinstance(work.owner, Entry):
-                jobs |= {job.request.request_id: job for job in self._roster.admitted() if work.owner in job.held}
+                jobs |= {
+                    job.request.request_id: job for job in self._roster.admitted() if work.owner in job.held
+                }
             elif work.job is not None:
                 jobs[work.job.request.request_id] = work.job
         for job in jobs.values():

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from shared.engine.admission import check_recompute
-from shared.engine.beams import BeamSearch
-from shared.engine.blending import Blend
-from shared.engine.choosing import Thought
-from shared.engine.gaze import Gaze
-from shared.engine.residency import Entry
+from shared.engine.decoding.beams import BeamSearch
+from shared.engine.decoding.choosing import Thought
+from shared.engine.decoding.text import TextStream
+from shared.engine.decoding.tree import reachable
+from shared.engine.kv.residency import Entry
+from shared.engine.kv.segment import Branch, Placement
+from shared.engine.modes.attention_probe import Gaze
+from shared.engine.modes.blending import Blend
+from shared.engine.modes.selecting import num_selected
 from shared.engine.scheduler import Demand
-from shared.engine.segment import Branch, Placement
-from shared.engine.selecting import num_selected
-from shared.engine.text import TextStream
-from shared.engine.tree import reachable
 from shared.engine.types import (
     Chunk,
     Command,
@@ -63,7 +63,8 @@ class BranchWork:
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """A question's branch; its samples grow from its last token. ``index`` None: the shared context of ``full``."""
+    """A question's branch; its samples grow from its last token. ``index`` None: the shared context of
+    ``full``."""
 
     index: int | None
     branch: Branch
@@ -71,7 +72,8 @@ class Question:
 
 @dataclass(slots=True, eq=False)
 class Scoring:
-    """A question on its way over the context as it is stored, to see what it attends to. Then its branch is forgotten."""
+    """A question on its way over the context as it is stored, to see what it attends to. Then its branch is
+    forgotten."""
 
     index: int
     branch: Branch
@@ -80,8 +82,9 @@ class Scoring:
 
 @dataclass(slots=True, eq=False)
 class Blending:
-    """All tokens of the context, of which fewer and fewer are computed from layer to layer. ``placed``: where each chunk is stored;
-    what is computed of it is excluded there, the rest in the branch. ``blend``: what became of it."""
+    """All tokens of the context, of which fewer and fewer are computed from layer to layer. ``placed``: where
+    each chunk is stored; what is computed of it is excluded there, the rest in the branch. ``blend``: what
+    became of it."""
 
     branch: Branch
     placed: tuple[Placement, ...]
@@ -114,7 +117,8 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """One running beam: a branch on that of the beam it came from. ``logprobs_V``: of its next token, once they are known."""
+    """One running beam: a branch on that of the beam it came from. ``logprobs_V``: of its next token, once
+    they are known."""
 
     group: BeamGroup
     branch: Branch
@@ -123,7 +127,8 @@ class Beam:
 
 @dataclass(slots=True, eq=False)
 class BeamGroup:
-    """The search of one question. It does not know its beams: they know it, and die with their KV when nobody else does."""
+    """The search of one question. It does not know its beams: they know it, and die with their KV when nobody
+    else does."""
 
     question: int
     search: BeamSearch
@@ -140,8 +145,10 @@ class Growth:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A branch of a live forest: all its tokens behind the context. ``logits_V``: behind the last one, once it is computed.
-    ``num_exact``: so many of its tokens have exact KV, a merge placed that of the next one as it was; None: all have.
+    """A branch of a live forest: all its tokens behind the context. ``logits_V``: behind the last one, once
+    it is computed.
+    ``num_exact``: so many of its tokens have exact KV, a merge placed that of the next one as it was; None:
+    all have.
     """
 
     branch_id: int
@@ -197,13 +204,15 @@ class Clock:
 
 @dataclass(slots=True, eq=False)
 class GenerateJob:
-    """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had to look for in the
-    store; ``lost``: those that had to be recomputed. ``questions`` are not computed yet, ``answers`` grow, ``thoughts`` are
-    complete (question → sample → thought); ``num_open`` answers are to come. ``selected`` tokens of the context are computed anew,
-    in ascending order; None: not known yet. Questions that select for themselves add to them. A request whose mode is deferred
-    holds its chunks like any other, and starts when it is decided.
+    """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had
+    to look for in the store; ``lost``: those that had to be recomputed. ``questions`` are not computed yet,
+    ``answers`` grow, ``thoughts`` are complete (question → sample → thought); ``num_open`` answers are to
+    come. ``selected`` tokens of the context are computed anew, in ascending order; None: not known yet.
+    Questions that select for themselves add to them. A request whose mode is deferred holds its chunks like
+    any other, and starts when it is decided.
 
-    ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are whole.
+    ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are
+    whole.
     """
 
     request: GenerateRequest
@@ -244,7 +253,9 @@ class GenerateJob:
             InvalidRequest: names the field; the request is as it was.
         """
         if reuse.deferred:
-            raise InvalidRequest(f"reuse: {reuse.value} is no decision; decide for tokens or for a mode that chooses by itself")
+            raise InvalidRequest(
+                f"reuse: {reuse.value} is no decision; decide for tokens or for a mode that chooses by itself"
+            )
         decided = replace(self.request, reuse=reuse, recompute=recompute)
         check_recompute(decided)
         self.request = decided
@@ -253,7 +264,11 @@ class GenerateJob:
     @property
     def arriving(self) -> bool:
         """Its first layer is there, and nothing speaks against waiting for the others layer by layer."""
-        return not self.undecided and not self.patient and all(entry.ready or entry.arriving for entry in self.held)
+        return (
+            not self.undecided
+            and not self.patient
+            and all(entry.ready or entry.arriving for entry in self.held)
+        )
 
     @property
     def idle(self) -> bool:
@@ -264,7 +279,10 @@ class GenerateJob:
     def remaining_s(self) -> float:
         """How long the last layer will probably take to come."""
         arrivals = (entry.segment.arrival for entry in self.held if entry.segment is not None)
-        return max((arrival.remaining_s for arrival in arrivals if arrival is not None and not arrival.whole), default=0.0)
+        return max(
+            (arrival.remaining_s for arrival in arrivals if arrival is not None and not arrival.whole),
+            default=0.0,
+        )
 
     @property
     def private_prompt_len(self) -> int:
@@ -276,7 +294,11 @@ class GenerateJob:
         elif request.reuse.recomputes:
             sets = len(request.questions) if request.reuse is ReuseMode.QUERY_ATTENTION else 1
             by_list = request.reuse is ReuseMode.TOKENS
-            own = len(request.recompute.tokens) if by_list else sets * num_selected(request.recompute.ratio, context)
+            own = (
+                len(request.recompute.tokens)
+                if by_list
+                else sets * num_selected(request.recompute.ratio, context)
+            )
         return sum(map(len, request.questions)) + own
 
     def beams(self, group: BeamGroup) -> list[Beam]:
@@ -306,10 +328,13 @@ class GenerateJob:
             recomputed = questions + min(context, len(self._lost_places()) + self.blend.num_tokens)
         prompt = len(request.prefix_ids) + context + questions
         loaded = self._num_tokens(self.fetched - self.lost)
-        return Usage(prompt, prompt - recomputed, recomputed, self.generated, loaded, len(self.selected or ()))
+        return Usage(
+            prompt, prompt - recomputed, recomputed, self.generated, loaded, len(self.selected or ())
+        )
 
     def _lost_places(self) -> set[int]:
-        """Tokens of the context that had to be recomputed because they were stored nowhere; a chunk's where it stands first."""
+        """Tokens of the context that had to be recomputed because they were stored nowhere; a chunk's where
+        it stands first."""
         places: set[int] = set()
         seen: set[str] = set()
         start = 0
@@ -326,8 +351,9 @@ class GenerateJob:
 
 @dataclass(slots=True, eq=False)
 class ForestJob(GenerateJob):
-    """A live forest. ``context``: its placements, ``base``: under ``full`` the branch that holds the chunks instead, ``origin``:
-    position of its branches' first token; ``commands``: not obeyed yet, ``num_commands`` were."""
+    """A live forest. ``context``: its placements, ``base``: under ``full`` the branch that holds the chunks
+    instead, ``origin``: position of its branches' first token; ``commands``: not obeyed yet, ``num_commands``
+    were."""
 
     context: tuple[Placement, ...] = ()
     base: Branch | None = None
@@ -373,7 +399,8 @@ class ChunkWork:
 
 @dataclass(slots=True, eq=False)
 class PrefillJob:
-    """``to_compute`` waits for one of few places in flight, so that a large request holds little KV at a time."""
+    """``to_compute`` waits for one of few places in flight, so that a large request holds little KV at a
+    time."""
 
     request: PrefillRequest
     sink: Sink

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.engine.forest import chunk_branch
+from shared.engine.decoding.forest import chunk_branch
 from shared.engine.jobs import ChunkWork, Job, PrefillJob, emit
-from shared.engine.loader import Checked, Loader, Saved
-from shared.engine.model import ModelSpec
-from shared.engine.roster import Roster
+from shared.engine.kv.loader import Checked, Loader, Saved
+from shared.engine.model.model import ModelSpec
+from shared.engine.request_queue import Roster
 from shared.engine.types import ChunkStoredEvent
 from shared.errors import KvquiltError
 
@@ -16,7 +16,8 @@ _MAX_CHUNKS_IN_FLIGHT = 8
 
 
 class Prefilling:
-    """``post`` brings the loader's news to the engine's thread; ``finish`` and ``fail`` end a request there."""
+    """``post`` brings the loader's news to the engine's thread; ``finish`` and ``fail`` end a request
+    there."""
 
     def __init__(
         self,
@@ -36,7 +37,9 @@ class Prefilling:
 
     def admit(self, job: PrefillJob) -> None:
         lens = {key: len(work.chunk.token_ids) for key, work in job.works.items()}
-        self._loader.verify(lens, lambda checked: self._post(lambda: self._on_checked(checked, job)), job.request.encoding)
+        self._loader.verify(
+            lens, lambda checked: self._post(lambda: self._on_checked(checked, job)), job.request.encoding
+        )
 
     def start_chunks(self) -> None:
         for job in self._roster.prefilling():

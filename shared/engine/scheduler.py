@@ -1,8 +1,8 @@
 """Who runs next. Pure decisions over counts: no tensors, no clocks, no threads.
 
-Every step gives decoding branches (one pending token) their row first, so that a long prefill never stalls a stream; what is left
-of the budget goes to prefill in order of arrival, in pieces. Private KV above its budget pauses the youngest request; it resumes,
-with its KV, before anything new is admitted.
+Every step gives decoding branches (one pending token) their row first, so that a long prefill never stalls a
+stream; what is left of the budget goes to prefill in order of arrival, in pieces. Private KV above its budget
+pauses the youngest request; it resumes, with its KV, before anything new is admitted.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Scheduler:
         return count
 
     def pick(self, works: Iterable[WorkT]) -> list[list[Slice[WorkT]]]:
-        """The step's forward passes, each a list of slices. Under batch invariance every slice is a pass of its own. A work that is
-        whole gets its pass although it may exceed the budget."""
+        """The step's forward passes, each a list of slices. Under batch invariance every slice is a pass of
+        its own. A work that is whole gets its pass although it may exceed the budget."""
         ordered = sorted(works, key=lambda work: work.num_pending > 1)
         room = self._config.max_step_tokens
         slices = []

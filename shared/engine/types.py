@@ -16,7 +16,8 @@ MAX_APE = 10.0
 
 
 class ReuseMode(enum.Enum):
-    """Where the chunks of a context stand, and which of their tokens are computed anew (``shared.engine.selecting``)."""
+    """Where the chunks of a context stand, and which of their tokens are computed anew
+    (``shared.engine.modes.selecting``)."""
 
     FULL = "full"
     REORDERED = "reordered"
@@ -54,9 +55,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """How much of the context is computed anew under a mode that does so: each token of it attends to all that stands in front
-    of it, as under ``full``. ``ratio``: of the tokens that the mode chooses (None: the default one); ``tokens``: under mode
-    ``tokens`` which ones, counted from 0 over all chunks in order; ``seed``: of mode ``random``.
+    """How much of the context is computed anew under a mode that does so: each token of it attends to all
+    that stands in front of it, as under ``full``. ``ratio``: of the tokens that the mode chooses (None: the
+    default one); ``tokens``: under mode ``tokens`` which ones, counted from 0 over all chunks in order;
+    ``seed``: of mode ``random``.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -71,14 +73,16 @@ class Recompute:
             _check("recompute.ratio", self.ratio, 0 <= self.ratio <= 1, "0 to 1")  # False for NaN
         if len(set(self.tokens)) < len(self.tokens):
             repeated = next(token for i, token in enumerate(self.tokens) if token in self.tokens[:i])
-            raise InvalidRequest(f"recompute.tokens: {repeated} is there more than once; name each token once")
+            raise InvalidRequest(
+                f"recompute.tokens: {repeated} is there more than once; name each token once"
+            )
         _check("recompute.seed", self.seed, 0 <= self.seed < 2**64, "a 64-bit unsigned number")
 
 
 @dataclass(frozen=True, slots=True)
 class Ape:
-    """How mode ``ape`` weighs the chunks (``shared.engine.tempering``): sharper below a temperature of 1, less of them below a
-    scale of 1. Both 1 is ordinary attention.
+    """How mode ``ape`` weighs the chunks (``shared.engine.modes.tempering``): sharper below a temperature of
+    1, less of them below a scale of 1. Both 1 is ordinary attention.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -89,13 +93,15 @@ class Ape:
 
     def __post_init__(self) -> None:
         for name, value in (("temperature", self.temperature), ("scale", self.scale)):
-            _check(f"ape.{name}", value, 0 < value <= MAX_APE, f"above 0 and at most {MAX_APE}")  # False for NaN
+            _check(
+                f"ape.{name}", value, 0 < value <= MAX_APE, f"above 0 and at most {MAX_APE}"
+            )  # False for NaN
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a branch continues. Ranges are checked here, so that every caller gets the same answer. ``watch_ids``: tokens whose
-    log-probabilities are told at every step, whether they are chosen or not.
+    """How a branch continues. Ranges are checked here, so that every caller gets the same answer.
+    ``watch_ids``: tokens whose log-probabilities are told at every step, whether they are chosen or not.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -124,13 +130,18 @@ class SamplingParams:
         _check("sampling.top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _check("sampling.seed", self.seed, 0 <= self.seed < 2**64, "a 64-bit unsigned number")
         _check("sampling.n", self.n, 1 <= self.n <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}")
-        _check("sampling.top_logprobs", self.top_logprobs, 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS, f"0 to {MAX_TOP_LOGPROBS}")
+        _check(
+            "sampling.top_logprobs",
+            self.top_logprobs,
+            0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
+            f"0 to {MAX_TOP_LOGPROBS}",
+        )
         if any(not s for s in self.stop):
             raise InvalidRequest("sampling.stop: a stop string is empty")
 
 
 class EarlyStopping(enum.Enum):
-    """When a beam search ends once it has ``width`` hypotheses; see ``shared.engine.beams``."""
+    """When a beam search ends once it has ``width`` hypotheses; see ``shared.engine.decoding.beams``."""
 
     FIRST = "first"
     ESTIMATE = "estimate"
@@ -139,7 +150,8 @@ class EarlyStopping(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """Beam search instead of sampling: ``width`` beams per question, of which the best ``sampling.n`` are answers.
+    """Beam search instead of sampling: ``width`` beams per question, of which the best ``sampling.n`` are
+    answers.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -152,7 +164,12 @@ class Beams:
     def __post_init__(self) -> None:
         _check("beams.width", self.width, 1 <= self.width <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}")
         possible = abs(self.length_penalty) <= MAX_LENGTH_PENALTY  # False for NaN
-        _check("beams.length_penalty", self.length_penalty, possible, f"{-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}")
+        _check(
+            "beams.length_penalty",
+            self.length_penalty,
+            possible,
+            f"{-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}",
+        )
 
 
 class ChoiceRule(enum.Enum):
@@ -162,8 +179,9 @@ class ChoiceRule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Of the ``sampling.n`` thoughts on each question one is chosen: the one whose tokens have the best mean log-probability, or
-    one whose final answer, the text behind the last ``marker``, most thoughts share; see ``shared.engine.choosing``."""
+    """Of the ``sampling.n`` thoughts on each question one is chosen: the one whose tokens have the best mean
+    log-probability, or one whose final answer, the text behind the last ``marker``, most thoughts share; see
+    ``shared.engine.decoding.choosing``."""
 
     rule: ChoiceRule
     marker: str = ""
@@ -171,8 +189,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """Every question is a branch over the same context (prefix, then chunks in order), with ``sampling.n`` answers each: samples,
-    with ``choose`` one of them chosen, or under ``beams`` the best beams.
+    """Every question is a branch over the same context (prefix, then chunks in order), with ``sampling.n``
+    answers each: samples, with ``choose`` one of them chosen, or under ``beams`` the best beams.
 
     ``deadline_s`` is an instant of ``time.monotonic()``, or None.
     """
@@ -199,7 +217,8 @@ class GenerateRequest:
 class PrefillRequest:
     """Compute the chunks' KV behind the prefix and hand it to the segment source (``save``).
 
-    ``encoding`` empty: new KV is stored in the source's own, what is stored stays as it is; else all of it ends up in this one.
+    ``encoding`` empty: new KV is stored in the source's own, what is stored stays as it is; else all of it
+    ends up in this one.
     """
 
     request_id: str
@@ -211,7 +230,8 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForestRequest:
-    """A forest over a context (prefix, then chunks in order) that lives until it is closed, cancelled, or late."""
+    """A forest over a context (prefix, then chunks in order) that lives until it is closed, cancelled, or
+    late."""
 
     request_id: str
     prefix_ids: tuple[int, ...]
@@ -236,7 +256,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A new branch with the first ``length`` tokens of ``source`` (None: all); what ``source`` still grows, it does not."""
+    """A new branch with the first ``length`` tokens of ``source`` (None: all); what ``source`` still grows,
+    it does not."""
 
     branch: int
     source: int
@@ -268,7 +289,8 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Continues a resting branch by sampling. Noise is a function of (seed, branch, number of tokens in the branch)."""
+    """Continues a resting branch by sampling. Noise is a function of (seed, branch, number of tokens in the
+    branch)."""
 
     branch: int
     sampling: SamplingParams
@@ -276,10 +298,11 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A new branch: the whole first source, then what the others have behind the first ``length`` tokens, which all share (None: as
-    many as all begin with, and have more). Sources rest, and live on.
+    """A new branch: the whole first source, then what the others have behind the first ``length`` tokens,
+    which all share (None: as many as all begin with, and have more). Sources rest, and live on.
 
-    ``placed``: the others' KV is moved there as it was computed, an approximation; False: their tokens are computed again, exactly.
+    ``placed``: the others' KV is moved there as it was computed, an approximation; False: their tokens are
+    computed again, exactly.
     """
 
     branch: int
@@ -299,9 +322,9 @@ Command = Edit | Close
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored, but not resident;
-    ``selected_tokens``: those recomputed ones that the mode chose, for any question. What is recomputed in some layers counts by
-    their share."""
+    """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored,
+    but not resident; ``selected_tokens``: those recomputed ones that the mode chose, for any question. What
+    is recomputed in some layers counts by their share."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -313,9 +336,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds. ``engine_ttft_s`` runs from placements known to the first token: all KV is resident then, or arriving in the order
-    in which it is needed; ``load_s`` is what passed before, without ``select_wait_s``, in which all KV was resident and somebody
-    else still chose the tokens to compute anew."""
+    """Seconds. ``engine_ttft_s`` runs from placements known to the first token: all KV is resident then, or
+    arriving in the order in which it is needed; ``load_s`` is what passed before, without ``select_wait_s``,
+    in which all KV was resident and somebody else still chose the tokens to compute anew."""
 
     queue_s: float = 0.0
     load_s: float = 0.0
@@ -329,10 +352,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class SelectedEvent:
-    """These tokens of the context, counted from 0 over all chunks in order, are computed anew; before the first token.
+    """These tokens of the context, counted from 0 over all chunks in order, are computed anew; before the
+    first token.
 
-    ``question``: for this one; None: for all. ``scores``: what every token was judged by, if the mode judges. ``layers``: how many
-    are computed in each layer, if that differs; ``tokens`` are then those of the first layer that does not compute all.
+    ``question``: for this one; None: for all. ``scores``: what every token was judged by, if the mode judges.
+    ``layers``: how many are computed in each layer, if that differs; ``tokens`` are then those of the first
+    layer that does not compute all.
     """
 
     tokens: tuple[int, ...]
@@ -354,7 +379,8 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class BranchDoneEvent:
-    """``score``: mean log-probability of the generated tokens, the end mark included; of a beam the score it was ranked by."""
+    """``score``: mean log-probability of the generated tokens, the end mark included; of a beam the score it
+    was ranked by."""
 
     question: int
     sample: int
@@ -366,8 +392,8 @@ class BranchDoneEvent:
 
 @dataclass(frozen=True, slots=True)
 class ChosenEvent:
-    """All thoughts on a question are complete and ``sample`` is the chosen one. ``answer`` and ``votes``: what the majority says
-    and how many say it; of a choice by log-probability empty and 0."""
+    """All thoughts on a question are complete and ``sample`` is the chosen one. ``answer`` and ``votes``:
+    what the majority says and how many say it; of a choice by log-probability empty and 0."""
 
     question: int
     sample: int
@@ -385,7 +411,8 @@ class ChunkStoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class AppliedEvent:
-    """The command with this number, counted from 0, was applied; the branch that it names has ``num_tokens`` now.
+    """The command with this number, counted from 0, was applied; the branch that it names has ``num_tokens``
+    now.
 
     ``approximate``: the branch, or what it was forked from, holds KV that a merge placed as it was.
     """
@@ -416,7 +443,8 @@ class GrownEvent:
 
 @dataclass(frozen=True, slots=True)
 class RestedEvent:
-    """A branch has grown as far as it was told to; it may be told to do something else. ``text``: what was held back."""
+    """A branch has grown as far as it was told to; it may be told to do something else. ``text``: what was
+    held back."""
 
     branch: int
     finish_reason: FinishReason
@@ -442,7 +470,16 @@ class FailedEvent:
     error: KvquiltError
 
 
-Event = SelectedEvent | TokenEvent | BranchDoneEvent | ChosenEvent | ChunkStoredEvent | ForestEvent | DoneEvent | FailedEvent
+Event = (
+    SelectedEvent
+    | TokenEvent
+    | BranchDoneEvent
+    | ChosenEvent
+    | ChunkStoredEvent
+    | ForestEvent
+    | DoneEvent
+    | FailedEvent
+)
 
 
 def total_len(pieces: Sequence[Sequence[int]]) -> int:

@@ -4,26 +4,38 @@
     │        │ header (JSON)  │ message │ K ░ │ V ░ │ … ░│   │           │     │      │        │        │
     └────────┴── head ────────┴─────────┴── body ────────┴───┴───────────┴──── tail ─────────────────────┘
 
-- One record batch per layer, one row per KV head; the columns are the buffers of the chunk's encoding (``shared.kv_buffers``):
-  ``k`` and ``v`` where it is exact, ranges besides where it is not. Each is a fixed-size binary, so a buffer of a layer is one
-  contiguous [kv_heads, …] run, padded (░) to 8 bytes.
-- The schema's metadata holds the header (identity, model fingerprint, RoPE, shapes, encoding, token ids); Arrow's footer
-  repeats it.
-- The seal lies between Arrow's end-of-stream marker and its footer, a place that Arrow readers skip because the footer is found
-  from the end of the file. It names the layout and holds XXH3-64 of every layer (message and body), of the head, and of itself
-  with the footer. So no single byte of a file can change unseen, nothing is parsed before it is verified, and the tail alone says
-  all that is needed to read layers of a file whose other parts are still arriving.
+- One record batch per layer, one row per KV head; the columns are the buffers of the chunk's encoding
+  (``shared.kv_buffers``):
+  ``k`` and ``v`` where it is exact, ranges besides where it is not. Each is a fixed-size binary, so a buffer
+  of a layer is one contiguous [kv_heads, …] run, padded (░) to 8 bytes.
+- The schema's metadata holds the header (identity, model fingerprint, RoPE, shapes, encoding, token ids);
+  Arrow's footer repeats it.
+- The seal lies between Arrow's end-of-stream marker and its footer, a place that Arrow readers skip because
+  the footer is found from the end of the file. It names the layout and holds XXH3-64 of every layer (message
+  and body), of the head, and of itself with the footer. So no single byte of a file can change unseen,
+  nothing is parsed before it is verified, and the tail alone says all that is needed to read layers of a file
+  whose other parts are still arriving.
 
-``ChunkFile.open`` verifies tail and head; ``read_layer`` fills the caller's buffers directly and verifies the layer on the way.
+``ChunkFile.open`` verifies tail and head; ``read_layer`` fills the caller's buffers directly and verifies the
+layer on the way.
 
-Version 2. Files of version 1 (exact only, one checksum for head and messages) are refused as corrupt, so their chunks are computed
-again and replaced; files of later versions raise ``NewerFormat`` and are left alone.
+Version 2. Files of version 1 (exact only, one checksum for head and messages) are refused as corrupt, so
+their chunks are computed again and replaced; files of later versions raise ``NewerFormat`` and are left
+alone.
 
-Start reading at ``header``, then ``layout``, ``writer``, ``frame``, ``reader``; ``progress`` is how far a file has arrived.
+Start reading at ``header``, then ``layout``, ``writer``, ``frame``, ``reader``; ``progress`` is how far a
+file has arrived.
 """
 
 from shared.kv_format.filling import hashed_pieces
-from shared.kv_format.frame import TAIL_GUESS_BYTES, Array, ChunkSummary, Frame, frame_of_tail, summary_of_tail
+from shared.kv_format.frame import (
+    TAIL_GUESS_BYTES,
+    Array,
+    ChunkSummary,
+    Frame,
+    frame_of_tail,
+    summary_of_tail,
+)
 from shared.kv_format.header import ChunkHeader
 from shared.kv_format.layout import FORMAT_VERSION, ShortTail
 from shared.kv_format.progress import ProgressReader, ProgressWriter

@@ -1,8 +1,9 @@
 """Reads runs of bytes into the caller's buffers and hashes them on the way.
 
-The hash costs least while what was just read is still in the processor's cache, so large buffers are read and hashed in pieces; and
-small buffers ride along with the next piece, because every call to the operating system costs as much as copying tens of kilobytes.
-Both calls release the interpreter's lock, so several threads read several layers at once.
+The hash costs least while what was just read is still in the processor's cache, so large buffers are read and
+hashed in pieces; and small buffers ride along with the next piece, because every call to the operating system
+costs as much as copying tens of kilobytes. Both calls release the interpreter's lock, so several threads read
+several layers at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _SMALL_BYTES = 16 << 10
 
 
 def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fills the buffers (of bytes) one after the other with what the file holds from ``offset`` on; XXH3-64 of it.
+    """Fills the buffers (of bytes) one after the other with what the file holds from ``offset`` on; XXH3-64
+    of it.
 
     Raises:
         EOFError: the file ends before.
@@ -40,8 +42,8 @@ def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
 
 
 def hashed_pieces(buffers: Sequence[memoryview], on_hashed: Callable[[int], None]) -> Iterator[memoryview]:
-    """The buffers (of bytes) in pieces, for somebody who fills one before asking for the next; each is hashed then. ``on_hashed``
-    is called with XXH3-64 of all of them after the last one."""
+    """The buffers (of bytes) in pieces, for somebody who fills one before asking for the next; each is hashed
+    then. ``on_hashed`` is called with XXH3-64 of all of them after the last one."""
     checksum = xxhash.xxh3_64()
     for piece in _pieces(buffers):
         yield piece
@@ -52,7 +54,11 @@ def hashed_pieces(buffers: Sequence[memoryview], on_hashed: Callable[[int], None
 def _pieces(buffers: Sequence[memoryview]) -> Sequence[memoryview]:
     if all(buffer.nbytes <= PIECE_BYTES for buffer in buffers):
         return buffers
-    return [buffer[start : start + PIECE_BYTES] for buffer in buffers for start in range(0, buffer.nbytes, PIECE_BYTES)]
+    return [
+        buffer[start : start + PIECE_BYTES]
+        for buffer in buffers
+        for start in range(0, buffer.nbytes, PIECE_BYTES)
+    ]
 
 
 def _read(fd: int, pieces: Sequence[memoryview], offset: int) -> int:

@@ -1,4 +1,5 @@
-"""What the end of a chunk's file says about all of it: where its layers lie, what they must be read into, and their checksums."""
+"""What the end of a chunk's file says about all of it: where its layers lie, what they must be read into, and
+their checksums."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class ChunkSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What the array for one buffer of a layer must be like. Worked out once per file: it is compared with for every layer."""
+    """What the array for one buffer of a layer must be like. Worked out once per file: it is compared with
+    for every layer."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,7 +61,9 @@ class Frame:
         """
         seal, _ = seal_of_tail(tail, size_bytes)
         try:
-            metadata = pa.ipc.open_file(pa.py_buffer(tail)).schema.metadata  # the footer repeats the schema of the head
+            metadata = pa.ipc.open_file(
+                pa.py_buffer(tail)
+            ).schema.metadata  # the footer repeats the schema of the head
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"its schema cannot be read: {error}") from None
         header = from_metadata(metadata)
@@ -87,7 +91,8 @@ class Frame:
         for array, room in zip(out, self._rooms, strict=True):
             if array.shape != room.shape or array.itemsize != room.item_bytes or not array.flags.c_contiguous:
                 raise ValueError(
-                    f"the buffer for {room.name} is {array.dtype}{array.shape}, but the chunk's is {room.shape}, contiguous"
+                    f"the buffer for {room.name} is {array.dtype}{array.shape}, but the chunk's is "
+                    f"{room.shape}, contiguous"
                 )
             parts.append(array.data.cast("B"))
             if room.num_padding:
@@ -97,7 +102,8 @@ class Frame:
     def check_layer(self, layer: int, checksum: int, name: str) -> None:
         """
         Raises:
-            CorruptData: the bytes of the layer are not those that were written; ``name``: what the error calls the chunk.
+            CorruptData: the bytes of the layer are not those that were written; ``name``: what the error
+            calls the chunk.
         """
         if checksum != self.seal.layer_checksums[layer]:
             raise CorruptData(f"chunk {name}: layer {layer} fails its checksum")
@@ -106,7 +112,12 @@ class Frame:
     def _rooms(self) -> list[_Room]:
         def room(spec: BufferSpec) -> _Room:
             num_bytes = self.header.num_kv_heads * spec.row_bytes
-            return _Room(spec.name, (self.header.num_kv_heads, *spec.shape), spec.item_bytes, padded(num_bytes) - num_bytes)
+            return _Room(
+                spec.name,
+                (self.header.num_kv_heads, *spec.shape),
+                spec.item_bytes,
+                padded(num_bytes) - num_bytes,
+            )
 
         return [room(spec) for spec in self.header.buffers]
 

@@ -19,10 +19,11 @@ HEADER_KEY = b"kvquilt.chunk"
 class ChunkHeader:
     """What the KV was computed from, its shape, and how it is kept (``encoding``: ``shared.kv_buffers``).
 
-    K and V of each layer are [num_kv_heads, num_tokens, head_dim] values of ``dtype``; encodings that lose something still decode
-    to that. Keys stand rotated at local positions 0, 1, 2, …; ``rope`` describes the rotation in the model's own words and is only
-    compared. ``prefix_hash`` and ``ids_hash`` are ``shared.identity.ids_hash`` of the shared prefix and of ``token_ids``.
-    ``tokenizer_hash`` says which tokenizer made the ids (empty: the model has none); KV depends on the ids only.
+    K and V of each layer are [num_kv_heads, num_tokens, head_dim] values of ``dtype``; encodings that lose
+    something still decode to that. Keys stand rotated at local positions 0, 1, 2, …; ``rope`` describes the
+    rotation in the model's own words and is only compared. ``prefix_hash`` and ``ids_hash`` are
+    ``shared.identity.ids_hash`` of the shared prefix and of ``token_ids``. ``tokenizer_hash`` says which
+    tokenizer made the ids (empty: the model has none); KV depends on the ids only.
 
     Raises:
         ValueError: names the field that contradicts the others.

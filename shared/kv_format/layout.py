@@ -1,6 +1,7 @@
 """Where the pieces of a chunk's file lie, and the seal that says so.
 
-All layers have the same shape, so four numbers describe the file. A body is the layer's buffers, each padded to 8 bytes.
+All layers have the same shape, so four numbers describe the file. A body is the layer's buffers, each padded
+to 8 bytes.
 
     0          head_len                                   tail
     │ head     │ message │ body │ message │ body │ …      │ end of stream │ seal │ footer │ its length │ ARROW1 │
@@ -9,7 +10,7 @@ All layers have the same shape, so four numbers describe the file. A body is the
       │ XXH3-64 of each layer │ the four numbers │ XXH3-64 of the head │ XXH3-64 of the tail │ magic, version │
 
 The seal is read from its end, where every version of the format has its magic and number.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ ARROW_MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FOOTER_LEN = struct.Struct("<i")
 CLOSING_BYTES = _FOOTER_LEN.size + len(ARROW_MAGIC)
-_MARK = struct.Struct("<8sI")  # magic and version, followed by a check of both: a flipped bit must not look like another version
+_MARK = struct.Struct(
+    "<8sI"
+)  # magic and version, followed by a check of both: a flipped bit must not look like another version
 _MARK_BYTES = _MARK.size + 4
 _MAGIC = b"KVQSEAL\n"
 _SIZES = struct.Struct("<QQQQQ")
@@ -80,13 +83,16 @@ class Seal:
     def pack(self, footer: bytes) -> bytes:
         """``footer`` runs to the end of the file."""
         layout = self.layout
-        sizes = _SIZES.pack(layout.head_len, layout.num_layers, layout.message_len, layout.body_len, self.head_checksum)
+        sizes = _SIZES.pack(
+            layout.head_len, layout.num_layers, layout.message_len, layout.body_len, self.head_checksum
+        )
         fields = b"".join(map(_CHECKSUM.pack, self.layer_checksums)) + sizes
         return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields + footer)) + _mark(FORMAT_VERSION)
 
 
 def seal_of_tail(tail: bytes, size_bytes: int) -> tuple[Seal, int]:
-    """The seal in the last bytes of a file of ``size_bytes``, verified with the footer, and where in ``tail`` the footer begins.
+    """The seal in the last bytes of a file of ``size_bytes``, verified with the footer, and where in ``tail``
+    the footer begins.
 
     Raises:
         ShortTail: ``tail`` does not reach far enough back.
@@ -107,7 +113,10 @@ def seal_of_tail(tail: bytes, size_bytes: int) -> tuple[Seal, int]:
     packed = tail[footer_at - seal_bytes : footer_at]
     checksums = struct.unpack_from(f"<{layout.num_layers}Q", packed)
     seal = Seal(layout, checksums, head_checksum)
-    if seal.pack(tail[footer_at:]) != packed or tail[layout.tail_offset - size_bytes :][: len(END_OF_STREAM)] != END_OF_STREAM:
+    if (
+        seal.pack(tail[footer_at:]) != packed
+        or tail[layout.tail_offset - size_bytes :][: len(END_OF_STREAM)] != END_OF_STREAM
+    ):
         raise ValueError("seal or footer fail their checksum")
     return seal, footer_at
 
@@ -149,13 +158,18 @@ def _check_version(before_footer: bytes) -> None:
             raise _older(1)
         raise ValueError("it is not sealed")
     if version > FORMAT_VERSION:
-        raise NewerFormat(f"it has format version {version}, this program reads {FORMAT_VERSION}: run a newer kvquilt")
+        raise NewerFormat(
+            f"it has format version {version}, this program reads {FORMAT_VERSION}: run a newer kvquilt"
+        )
     if version < FORMAT_VERSION:
         raise _older(version)
 
 
 def _older(version: int) -> ValueError:
-    return ValueError(f"it has the older format version {version}, this program reads {FORMAT_VERSION} only; compute it again")
+    return ValueError(
+        f"it has the older format version {version}, this program reads {FORMAT_VERSION} only; compute "
+        "it again"
+    )
 
 
 def _mark(version: int) -> bytes:

@@ -1,9 +1,9 @@
 """How far a chunk's file has arrived: one byte per layer, in a small file beside it.
 
-The store gives the chunk's file its final size, writes parts as they arrive and marks them here; a reader on the same node waits
-for the layer that it needs next. Byte 0 stands for the frame (the file's tail: seal and footer), byte ``i + 1`` for layer ``i``
-(its whole record batch): 0 not yet, 1 there, 2 will never come. Both ends keep their descriptors, so neither file needs its name
-any more once it was opened.
+The store gives the chunk's file its final size, writes parts as they arrive and marks them here; a reader on
+the same node waits for the layer that it needs next. Byte 0 stands for the frame (the file's tail: seal and
+footer), byte ``i + 1`` for layer ``i`` (its whole record batch): 0 not yet, 1 there, 2 will never come. Both
+ends keep their descriptors, so neither file needs its name any more once it was opened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class ProgressWriter:
         os.pwrite(self._fd, _THERE, layer + 1)
 
     def close(self, complete: bool, keep: bool = False) -> None:
-        """Removes the file; ``keep``: leaves that to the caller. Not ``complete``: readers learn that the rest will never come."""
+        """Removes the file; ``keep``: leaves that to the caller. Not ``complete``: readers learn that the
+        rest will never come."""
         if self._fd >= 0:
             os.pwrite(self._fd, (_THERE if complete else _FAILED) * self._num_marks, 0)
             os.close(self._fd)
@@ -66,7 +67,8 @@ class ProgressReader:
         """Returns once the layer's bytes can be read.
 
         Raises:
-            Unavailable: it will never come, or nothing came for ``stalled_s`` (the store's process may have died).
+            Unavailable: it will never come, or nothing came for ``stalled_s`` (the store's process may have
+            died).
         """
         self._wait(layer + 1)
 

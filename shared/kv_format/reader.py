@@ -48,14 +48,14 @@ class ChunkFile:
         name: str = "",
         progress: str | Path = "",
     ) -> ChunkFile:
-        """``layers``: where the store says that the layers lie, if the caller knows. ``name``: what errors call the chunk; empty
-        means the file's name. ``progress``: the file is still arriving, this one beside it says how far it is.
+        """``layers``: where the store says that the layers lie, if the caller knows. ``name``: what errors
+        call the chunk; empty means the file's name. ``progress``: the file is still arriving, this one beside
+        it says how far it is.
 
         Raises:
-            NotFound: there is no such file (it may just have been deleted, or have arrived and moved: ask the store again).
-            CorruptData: not a whole, unchanged file of this format version, or its layers lie elsewhere.
-            NewerFormat: a later version wrote it.
-            Unavailable: it stopped arriving.
+            NotFound: there is no such file (it may just have been deleted, or have arrived and moved: ask the
+            store again). CorruptData: not a whole, unchanged file of this format version, or its layers lie
+            elsewhere. NewerFormat: a later version wrote it. Unavailable: it stopped arriving.
         """
         name = name or Path(path).stem
         fd = _open(path, name)
@@ -77,8 +77,8 @@ class ChunkFile:
         return self._frame.summary
 
     def read_layer(self, layer: int, *out: Array) -> None:
-        """Fills an array for each of ``header.buffers``: [kv_heads, *shape], contiguous, items of the size that it names. The bytes
-        go there directly. A layer that is still arriving is waited for.
+        """Fills an array for each of ``header.buffers``: [kv_heads, *shape], contiguous, items of the size
+        that it names. The bytes go there directly. A layer that is still arriving is waited for.
 
         Raises:
             ValueError: an array does not have the header's shape.
@@ -109,7 +109,9 @@ class ChunkFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -158,7 +160,10 @@ def _read_frame(fd: int, size: int, whole: bool) -> Frame:
         NewerFormat, ValueError, EOFError: says what is wrong.
     """
     frame = _frame_from_end(fd, size)
-    if whole and xxhash.xxh3_64_intdigest(_pread(fd, frame.seal.layout.head_len, 0)) != frame.seal.head_checksum:
+    if (
+        whole
+        and xxhash.xxh3_64_intdigest(_pread(fd, frame.seal.layout.head_len, 0)) != frame.seal.head_checksum
+    ):
         raise ValueError("its head fails its checksum")
     return frame
 

@@ -14,8 +14,8 @@ from shared.kv_format.reader import verify_chunk
 
 
 def rename_chunk(path: str | Path, chunk_id: str) -> None:
-    """Writes ``chunk_id``, of the length of the old one, into head and footer of a closed file, and seals it anew. Not durable, and
-    not in one step: for a copy that nobody reads yet.
+    """Writes ``chunk_id``, of the length of the old one, into head and footer of a closed file, and seals it
+    anew. Not durable, and not in one step: for a copy that nobody reads yet.
 
     Raises:
         CorruptData: not a whole file of this format version.

@@ -27,9 +27,9 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def write_chunk(path: str | Path, header: ChunkHeader, *buffers: Sequence[Array]) -> int:
     """Writes and fsyncs the file; its size in bytes. What could not be written whole is removed.
 
-    ``buffers``: for each of ``header.buffers``, its arrays, one per layer; [kv_heads, *shape] with items of the size that it
-    names, the type itself or a bit view of it, such as uint16 for bfloat16. The name is durable once the caller has fsynced the
-    directory, too.
+    ``buffers``: for each of ``header.buffers``, its arrays, one per layer; [kv_heads, *shape] with items of
+    the size that it names, the type itself or a bit view of it, such as uint16 for bfloat16. The name is
+    durable once the caller has fsynced the directory, too.
 
     Raises:
         ValueError: an array does not have the header's shape.
@@ -57,14 +57,19 @@ def storage_error(error: OSError) -> Exception:
 def _checked(header: ChunkHeader, buffers: Sequence[Sequence[Array]]) -> list[list[Array]]:
     """The arrays of each layer, contiguous."""
     if len(buffers) != len(header.buffers):
-        raise ValueError(f"{len(buffers)} buffers, but the header says {', '.join(spec.name for spec in header.buffers)}")
+        raise ValueError(
+            f"{len(buffers)} buffers, but the header says {', '.join(spec.name for spec in header.buffers)}"
+        )
     for spec, arrays in zip(header.buffers, buffers, strict=True):
         shape = (header.num_kv_heads, *spec.shape)
         if len(arrays) != header.num_layers:
             raise ValueError(f"{spec.name}: {len(arrays)} layers, but the header says {header.num_layers}")
         for i, array in enumerate(arrays):
             if array.shape != shape or array.dtype.itemsize != spec.item_bytes:
-                raise ValueError(f"{spec.name} of layer {i}: {array.dtype}{array.shape}, but the header says {spec.dtype}{shape}")
+                raise ValueError(
+                    f"{spec.name} of layer {i}: {array.dtype}{array.shape}, but the header says "
+                    f"{spec.dtype}{shape}"
+                )
     return [[np.ascontiguousarray(array) for array in layer] for layer in zip(*buffers, strict=True)]
 
 
@@ -74,16 +79,21 @@ def _write_arrow(path: str, header: ChunkHeader, layers: Sequence[Sequence[Array
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for arrays in layers:
             columns = [
-                pa.FixedSizeBinaryArray.from_buffers(field.type, header.num_kv_heads, [None, pa.py_buffer(array)])
+                pa.FixedSizeBinaryArray.from_buffers(
+                    field.type, header.num_kv_heads, [None, pa.py_buffer(array)]
+                )
                 for field, array in zip(schema, arrays, strict=True)
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
         layers_len = sink.tell() - head_len
-    return Layout(head_len, header.num_layers, layers_len // header.num_layers - header.body_bytes, header.body_bytes)
+    return Layout(
+        head_len, header.num_layers, layers_len // header.num_layers - header.body_bytes, header.body_bytes
+    )
 
 
 def _schema(header: ChunkHeader) -> tuple[pa.Schema, int]:
-    """The schema and the length of the file's head; padded so that bodies begin at multiples of 64 unless their shape is odd."""
+    """The schema and the length of the file's head; padded so that bodies begin at multiples of 64 unless
+    their shape is odd."""
     fields = [pa.field(spec.name, pa.binary(spec.row_bytes), nullable=False) for spec in header.buffers]
     metadata = to_metadata(header)
     schema = pa.schema(fields, metadata={**metadata, _PADDING_KEY: b""})
@@ -97,7 +107,8 @@ def _head_len(schema: pa.Schema) -> int:
 
 
 def _insert_seal(path: str | Path, layout: Layout, layers: Sequence[Sequence[Array]]) -> int:
-    """Puts the seal in front of the footer, which is found from the end of the file and refers to nothing behind the batches."""
+    """Puts the seal in front of the footer, which is found from the end of the file and refers to nothing
+    behind the batches."""
     with open(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         length = footer_of(os.pread(file.fileno(), CLOSING_BYTES, size - CLOSING_BYTES))
@@ -108,7 +119,9 @@ def _insert_seal(path: str | Path, layout: Layout, layers: Sequence[Sequence[Arr
             for (offset, _), arrays in zip(layout.layers(), layers, strict=True)
         )
         file.seek(layout.tail_offset)
-        file.write(END_OF_STREAM + Seal(layout, checksums, xxhash.xxh3_64_intdigest(head)).pack(footer) + footer)
+        file.write(
+            END_OF_STREAM + Seal(layout, checksums, xxhash.xxh3_64_intdigest(head)).pack(footer) + footer
+        )
         file.flush()
         os.fsync(file.fileno())
         return file.tell()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.model import load_model
-from shared.engine.packing import can_pack
+from shared.engine.model.model import load_model
+from shared.engine.model.packing import can_pack
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError, ModelUnsupported
 from shared.prompt import PromptTokenizer
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Auxiliary:
-    """``prompts``: its own prefix and its own template for questions. Chunks are the primary's: the same text for both."""
+    """``prompts``: its own prefix and its own template for questions. Chunks are the primary's: the same text
+    for both."""
 
     scorer: Scorer
     tokenizer: SpanTokenizer
@@ -30,8 +31,9 @@ class Auxiliary:
 
 
 def load_auxiliary(path: str, config: EngineConfig | None = None) -> Auxiliary:
-    """A model directory or hub id. ``config.dtype`` ``auto`` is bfloat16 where the processor computes it, else float32. A model
-    that the engine does not drive is read by its own code, chunk by chunk only; a line in the log says why.
+    """A model directory or hub id. ``config.dtype`` ``auto`` is bfloat16 where the processor computes it,
+    else float32. A model that the engine does not drive is read by its own code, chunk by chunk only; a line
+    in the log says why.
 
     Raises:
         ConfigError: the model has no tokenizer, or one that cannot be loaded.
@@ -41,7 +43,9 @@ def load_auxiliary(path: str, config: EngineConfig | None = None) -> Auxiliary:
     config = config or EngineConfig()
     prompts = PromptTokenizer.of_model(path)
     if prompts is None:
-        raise ConfigError(f"model: {path!r} has no tokenizer; an auxiliary model reads text, so it needs its own")
+        raise ConfigError(
+            f"model: {path!r} has no tokenizer; an auxiliary model reads text, so it needs its own"
+        )
     tokenizer = SpanTokenizer(prompts.tokenizer, path)
     return Auxiliary(_scorer(path, config, prompts.prefix_ids), tokenizer, prompts)
 

@@ -1,7 +1,9 @@
-"""From scores of tokens to the tokens that are worth recomputing: never single ones, whose neighbours would stay as they were.
+"""From scores of tokens to the tokens that are worth recomputing: never single ones, whose neighbours would
+stay as they were.
 
-All functions take the scores of all chunks in a row and the chunks' lengths; windows restart at every chunk. Equal scores (and
-windows of equal scores) go by position, the one in front first; what is no number goes last. Shapes: T tokens, C chunks, W windows.
+All functions take the scores of all chunks in a row and the chunks' lengths; windows restart at every chunk.
+Equal scores (and windows of equal scores) go by position, the one in front first; what is no number goes
+last. Shapes: T tokens, C chunks, W windows.
 
 ``paper``    of all tokens the best ones are picked, as many as the ratio says; of every window of 8 that restarts at the chunk, all
              tokens if at least 5 of them are picked, else none. A shorter window at a chunk's end needs the same share, rounded up.
@@ -10,7 +12,7 @@ windows of equal scores) go by position, the one in front first; what is no numb
              windows with at least 5 picks are taken (the second version of the paper). A chunk of fewer than 8 is one window.
 ``budget``   windows of 8 by their mean score, best first, until the ratio is met; so the tokens taken are less than one window
              more than were asked for, if there are so many.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.engine.selecting import num_selected
+from shared.engine.modes.selecting import num_selected
 from shared.errors import InvalidRequest
 
 Scores = NDArray[np.float32]
@@ -103,8 +105,8 @@ def window_ranks(scores_T: Scores, chunk_lens: Sequence[int], window: int = WIND
 
 
 def until(ranks_T: Ranks, num_tokens: int) -> Mask:
-    """All tokens of the first ranks, as few ranks as have at least ``num_tokens``. The largest rank there is, ``UNTOUCHED``, means
-    never."""
+    """All tokens of the first ranks, as few ranks as have at least ``num_tokens``. The largest rank there is,
+    ``UNTOUCHED``, means never."""
     never = np.iinfo(np.int64).max
     in_order = np.sort(ranks_T[ranks_T != never])
     if num_tokens <= 0 or not len(in_order):

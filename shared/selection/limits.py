@@ -52,11 +52,15 @@ class Limits:
 
     def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
         if any(not 0 <= token < self.vocab_size for token in token_ids):
-            raise InvalidRequest(f"{field}: a token id is outside the auxiliary model's vocabulary (0 to {self.vocab_size - 1})")
+            raise InvalidRequest(
+                f"{field}: a token id is outside the auxiliary model's vocabulary (0 to "
+                f"{self.vocab_size - 1})"
+            )
 
     def _check_len(self, what: str, num_tokens: int) -> None:
         if not self.fit(num_tokens):
             raise ContextTooLong(
-                f"{what} and the prefix ({self.prefix_len}) do not fit the auxiliary model's {self.max_positions} positions: "
+                f"{what} and the prefix ({self.prefix_len}) do not fit the auxiliary model's "
+                f"{self.max_positions} positions: "
                 "use shorter chunks"
             )

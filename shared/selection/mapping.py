@@ -1,9 +1,11 @@
-"""From the tokens of one tokenizer to those of another over the same text, by the characters that both stand for.
+"""From the tokens of one tokenizer to those of another over the same text, by the characters that both stand
+for.
 
-A token touches another iff their spans (``shared.selection.spans``) share a character. What is said of tokens is carried over by
-that alone, so a picked token picks every token that it touches and no other: all of them together pick all, none pick none, more
-never pick less, and over one and the same tokenizer a token picks itself and whatever shares a character with it.
-A text of which the first tokenizer makes no token at all (white space, for some) carries nothing.
+A token touches another iff their spans (``shared.selection.spans``) share a character. What is said of tokens
+is carried over by that alone, so a picked token picks every token that it touches and no other: all of them
+together pick all, none pick none, more never pick less, and over one and the same tokenizer a token picks
+itself and whatever shares a character with it. A text of which the first tokenizer makes no token at all
+(white space, for some) carries nothing.
 
 Shapes: S tokens of the source, T of the target, C characters.
 """
@@ -25,7 +27,8 @@ def carry_picks(picked_S: NDArray[np.bool_], source: TokenSpans, target: TokenSp
 
 
 def carry_ranks(ranks_S: NDArray[np.int64], source: TokenSpans, target: TokenSpans) -> NDArray[np.int64]:
-    """Of every token of ``target`` the smallest rank among the tokens of ``source`` that touch it; ``UNTOUCHED`` if none does."""
+    """Of every token of ``target`` the smallest rank among the tokens of ``source`` that touch it;
+    ``UNTOUCHED`` if none does."""
     rank_C = np.full(source.num_chars, UNTOUCHED)
     chars, tokens = _chars_of(source)
     np.minimum.at(rank_C, chars, np.asarray(ranks_S, dtype=np.int64)[tokens])
@@ -35,8 +38,11 @@ def carry_ranks(ranks_S: NDArray[np.int64], source: TokenSpans, target: TokenSpa
     return ranks_T
 
 
-def carry_scores(scores_S: NDArray[np.float32], source: TokenSpans, target: TokenSpans) -> NDArray[np.float32]:
-    """Of every token of ``target`` the largest score among the tokens of ``source`` that touch it; 0 if none does."""
+def carry_scores(
+    scores_S: NDArray[np.float32], source: TokenSpans, target: TokenSpans
+) -> NDArray[np.float32]:
+    """Of every token of ``target`` the largest score among the tokens of ``source`` that touch it; 0 if none
+    does."""
     best_first = np.argsort(-scores_S, kind="stable")
     ranks_T = carry_ranks(np.argsort(best_first), source, target)
     touched_T = ranks_T != UNTOUCHED

@@ -1,8 +1,9 @@
 """How much a question attends to every token of its context, by a small auxiliary model.
 
-A chunk is computed behind the prefix alone, once; its KV is a segment (``shared.engine.segment``) that can be stored and serves
-every question. Of a question only its own rows are computed. A token's score is the attention that it gets in the last layer from
-the question's tokens, averaged over them and over all heads. The paper leaves open over which context; both readings are here::
+A chunk is computed behind the prefix alone, once; its KV is a segment (``shared.engine.kv.segment``) that can
+be stored and serves every question. Of a question only its own rows are computed. A token's score is the
+attention that it gets in the last layer from the question's tokens, averaged over them and over all heads.
+The paper leaves open over which context; both readings are here::
 
     each       [prefix][chunk 0][question     one by one: every chunk has the question to itself, and its
                [prefix][chunk 1][question     scores share 1 with prefix and question alone
@@ -22,9 +23,9 @@ from numpy.typing import NDArray
 
 from shared.engine.attention import Lane
 from shared.engine.backends import backend_for
-from shared.engine.model import LoadedModel, ModelSpec
-from shared.engine.rope import Rotation
-from shared.engine.segment import Branch, Placement, Segment
+from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.model.model import LoadedModel, ModelSpec
+from shared.engine.model.rope import Rotation
 from shared.engine_config import EngineConfig
 from shared.selection.limits import Limits
 from shared.selection.watching import Watcher, run_watched
@@ -37,8 +38,9 @@ class Reading(enum.Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """Per chunk, one score per token. ``reading``: how they were really read; a context that is longer than the model's positions
-    or its sliding window is read chunk by chunk, and so is every context by a model whose positions cannot be moved."""
+    """Per chunk, one score per token. ``reading``: how they were really read; a context that is longer than
+    the model's positions or its sliding window is read chunk by chunk, and so is every context by a model
+    whose positions cannot be moved."""
 
     chunks: tuple[NDArray[np.float32], ...]
     reading: Reading
@@ -52,7 +54,8 @@ class Scorer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """By which stored KV knows the model: equal ones compute equal KV of equal ids behind an equal prefix."""
+        """By which stored KV knows the model: equal ones compute equal KV of equal ids behind an equal
+        prefix."""
         ...
 
     def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
@@ -64,7 +67,9 @@ class Scorer(Protocol):
         """
         ...
 
-    def score(self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED) -> Scores:
+    def score(
+        self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED
+    ) -> Scores:
         """
         Raises:
             InvalidRequest: the question is empty, or a token id of it is outside the vocabulary.
@@ -74,10 +79,12 @@ class Scorer(Protocol):
 
 
 class EngineScorer:
-    """By the engine: keys of segments stand at local positions, so a chunk's KV serves at any place of a stitched context, and of
-    the last layer only queries and keys are computed."""
+    """By the engine: keys of segments stand at local positions, so a chunk's KV serves at any place of a
+    stitched context, and of the last layer only queries and keys are computed."""
 
-    def __init__(self, model: LoadedModel, prefix_ids: Sequence[int] = (), config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, model: LoadedModel, prefix_ids: Sequence[int] = (), config: EngineConfig | None = None
+    ) -> None:
         """
         Raises:
             ConfigError: the backend that ``config`` names does not work here.
@@ -85,7 +92,11 @@ class EngineScorer:
         """
         self.model = model
         config, spec = config or EngineConfig(), model.spec
-        self._limits = Limits(spec.vocab_size, min(spec.max_positions, spec.sliding_window or spec.max_positions), len(prefix_ids))
+        self._limits = Limits(
+            spec.vocab_size,
+            min(spec.max_positions, spec.sliding_window or spec.max_positions),
+            len(prefix_ids),
+        )
         self._limits.check_prefix(prefix_ids)
         self._backend = backend_for(config, spec)
         self._rotation = Rotation(spec.rope, spec.device)
@@ -106,7 +117,9 @@ class EngineScorer:
         self._limits.check_chunks(chunks)
         return self._encode(chunks)
 
-    def score(self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED) -> Scores:
+    def score(
+        self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED
+    ) -> Scores:
         lens = [chunk.length for chunk in chunks]
         self._limits.check_question(question_ids, lens)
         if reading is Reading.STITCHED and not self._limits.fit(sum(lens) + len(question_ids)):
@@ -124,12 +137,18 @@ class EngineScorer:
         return [branch.segment for branch in branches]
 
     @torch.inference_mode()
-    def _ask(self, contexts: Sequence[Sequence[Segment]], question_ids: tuple[int, ...]) -> Iterator[list[torch.Tensor]]:
+    def _ask(
+        self, contexts: Sequence[Sequence[Segment]], question_ids: tuple[int, ...]
+    ) -> Iterator[list[torch.Tensor]]:
         """The question behind each context: the weights of that context's segments."""
         per_pass = max(1, self._max_rows // len(question_ids))
         for begin in range(0, len(contexts), per_pass):
-            branches = [self._question(context, question_ids) for context in contexts[begin : begin + per_pass]]
-            lanes = [Lane(branch, i * len(question_ids), len(question_ids)) for i, branch in enumerate(branches)]
+            branches = [
+                self._question(context, question_ids) for context in contexts[begin : begin + per_pass]
+            ]
+            lanes = [
+                Lane(branch, i * len(question_ids), len(question_ids)) for i, branch in enumerate(branches)
+            ]
             yield from (weights[len(self._prefix) :] for weights in self._run(lanes, wanted=True).weights)
 
     def _question(self, context: Sequence[Segment], question_ids: tuple[int, ...]) -> Branch:

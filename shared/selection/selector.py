@@ -5,8 +5,9 @@
     text of a chunk ──┬─ auxiliary's tokens ── scores ── picked ── grouped ──┐
                       └─ primary's tokens ───────────────────────────────── mapped
 
-Windows are runs of the auxiliary's tokens. Under ``budget`` windows are taken, best first, until the ratio of the **primary's**
-tokens is met; the other forms pick the ratio's share of the auxiliary's tokens, and what grouping leaves of them is what it is.
+Windows are runs of the auxiliary's tokens. Under ``budget`` windows are taken, best first, until the ratio of
+the **primary's** tokens is met; the other forms pick the ratio's share of the auxiliary's tokens, and what
+grouping leaves of them is what it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.engine.segment import Segment
+from shared.engine.kv.segment import Segment
 from shared.errors import InvalidRequest, ModelMismatch
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.grouping import Grouping, Mask, group, num_asked, until, window_ranks
@@ -42,8 +43,10 @@ class PairedChunk:
 class Selection:
     """
     chosen: per chunk, which of the primary's tokens to recompute.
-    scores: per chunk, of each of the primary's tokens the best score of the auxiliary's tokens that share a character with it.
-    reading: how the chunks were scored; None: they were not, since the ratio left nothing to choose. Scores are 0 then.
+    scores: per chunk, of each of the primary's tokens the best score of the auxiliary's tokens that share a
+    character with it.
+    reading: how the chunks were scored; None: they were not, since the ratio left nothing to choose. Scores
+    are 0 then.
     num_picked: the auxiliary's tokens that the ratio asked for.
     num_grouped: the auxiliary's tokens that grouping left of them, or took.
     """
@@ -72,8 +75,8 @@ class Selector:
         self._primary = primary
 
     def pair(self, text: str, token_ids: Sequence[int] | None = None) -> PairedChunk:
-        """``text``: exactly what the primary's tokens of the chunk were made of, its template included. ``token_ids``: these, to be
-        compared.
+        """``text``: exactly what the primary's tokens of the chunk were made of, its template included.
+        ``token_ids``: these, to be compared.
 
         Raises:
             InvalidRequest: the text is not Unicode.
@@ -82,7 +85,8 @@ class Selector:
         primary = self._primary.tokenize(text)
         if token_ids is not None and primary.token_ids != tuple(token_ids):
             raise ModelMismatch(
-                "chunks: the primary's tokenizer makes other token ids of a chunk's text than the chunk has, so its tokens cannot "
+                "chunks: the primary's tokenizer makes other token ids of a chunk's text than the "
+                "chunk has, so its tokens cannot "
                 "be found in the text; give the text as it was tokenized, template included"
             )
         return PairedChunk(self.auxiliary.tokenizer.tokenize(text), primary)
@@ -100,12 +104,12 @@ class Selector:
         grouping: Grouping = Grouping.BUDGET,
         reading: Reading = Reading.STITCHED,
     ) -> Selection:
-        """One selection for one question, or for several by the mean of their scores. ``segments``: the auxiliary's KV of the
-        chunks, one each; none are needed where ``is_open`` says so.
+        """One selection for one question, or for several by the mean of their scores. ``segments``: the
+        auxiliary's KV of the chunks, one each; none are needed where ``is_open`` says so.
 
         Raises:
-            InvalidRequest: the ratio is no number from 0 to 1, there is no question or an empty one, or a segment is not that of
-                its chunk.
+            InvalidRequest: the ratio is no number from 0 to 1, there is no question or an empty one, or a
+                segment is not that of its chunk.
             ContextTooLong: a single chunk with a question is longer than the auxiliary model can read.
         """
         asked = [questions] if isinstance(questions, str) else questions
@@ -118,7 +122,9 @@ class Selector:
             return self._unread(chunks, ratio == 1, num_picked)
         for index, (segment, length) in enumerate(zip(segments, lens, strict=True)):
             if segment.length != length:
-                raise InvalidRequest(f"segments[{index}]: holds {segment.length} tokens, but the chunk has {length}")
+                raise InvalidRequest(
+                    f"segments[{index}]: holds {segment.length} tokens, but the chunk has {length}"
+                )
         scores = self._scores(segments, questions_ids, reading)
         scores_T = np.concatenate(scores.chunks)
         if grouping is Grouping.BUDGET:
@@ -131,25 +137,35 @@ class Selector:
             )
         return Selection(
             chosen,
-            tuple(carry_scores(s, chunk.auxiliary, chunk.primary) for chunk, s in zip(chunks, scores.chunks, strict=True)),
+            tuple(
+                carry_scores(s, chunk.auxiliary, chunk.primary)
+                for chunk, s in zip(chunks, scores.chunks, strict=True)
+            ),
             scores.reading,
             num_picked,
             int(grouped_T.sum()),
         )
 
-    def _scores(self, segments: Sequence[Segment], questions_ids: Sequence[Sequence[int]], reading: Reading) -> Scores:
-        """The mean over the questions, which all see the context in the same way: if it is too long for one of them to be read at
-        once, all read it chunk by chunk."""
+    def _scores(
+        self, segments: Sequence[Segment], questions_ids: Sequence[Sequence[int]], reading: Reading
+    ) -> Scores:
+        """The mean over the questions, which all see the context in the same way: if it is too long for one
+        of them to be read at once, all read it chunk by chunk."""
         score = self.auxiliary.scorer.score
         per_question = [score(segments, ids, reading) for ids in questions_ids]
         if len({scores.reading for scores in per_question}) > 1:
             per_question = [score(segments, ids, Reading.EACH) for ids in questions_ids]
         of_chunks = zip(*(scores.chunks for scores in per_question), strict=True)
-        return Scores(tuple(np.mean(of_chunk, axis=0, dtype=np.float32) for of_chunk in of_chunks), per_question[0].reading)
+        return Scores(
+            tuple(np.mean(of_chunk, axis=0, dtype=np.float32) for of_chunk in of_chunks),
+            per_question[0].reading,
+        )
 
     def _unread(self, chunks: Sequence[PairedChunk], everything: bool, num_picked: int) -> Selection:
         chosen = tuple(np.full(len(chunk.primary), everything) for chunk in chunks)
-        return Selection(chosen, tuple(np.zeros(len(m), dtype=np.float32) for m in chosen), None, num_picked, num_picked)
+        return Selection(
+            chosen, tuple(np.zeros(len(m), dtype=np.float32) for m in chosen), None, num_picked, num_picked
+        )
 
 
 def is_open(chunks: Sequence[PairedChunk], ratio: float) -> bool:
@@ -161,11 +177,16 @@ def is_open(chunks: Sequence[PairedChunk], ratio: float) -> bool:
     return num_asked(ratio, sum(len(chunk.auxiliary) for chunk in chunks)) > 0 and ratio < 1
 
 
-def _within_budget(chunks: Sequence[PairedChunk], ranks_T: NDArray[np.int64], ratio: float) -> tuple[tuple[Mask, ...], Mask]:
-    """The primary's tokens of the best windows, and these windows. A token that two windows touch comes with the better one."""
+def _within_budget(
+    chunks: Sequence[PairedChunk], ranks_T: NDArray[np.int64], ratio: float
+) -> tuple[tuple[Mask, ...], Mask]:
+    """The primary's tokens of the best windows, and these windows. A token that two windows touch comes with
+    the better one."""
     ranks = _split(ranks_T, [len(chunk.auxiliary) for chunk in chunks])
     primary_lens = [len(chunk.primary) for chunk in chunks]
-    carried_T = np.concatenate([carry_ranks(r, chunk.auxiliary, chunk.primary) for chunk, r in zip(chunks, ranks, strict=True)])
+    carried_T = np.concatenate(
+        [carry_ranks(r, chunk.auxiliary, chunk.primary) for chunk, r in zip(chunks, ranks, strict=True)]
+    )
     chosen_T = until(carried_T, num_asked(ratio, len(carried_T)))
     last = carried_T[chosen_T].max(initial=-1)
     return tuple(_split(chosen_T, primary_lens)), ranks_T <= last

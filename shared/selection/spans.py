@@ -1,17 +1,18 @@
 """Which characters of a text each of its tokens stands for, by any tokenizer that can tell.
 
-The spans of a text's tokens leave no character out. What a tokenizer reports is taken as it is, before any post-processor trims it,
-and completed:
+The spans of a text's tokens leave no character out. What a tokenizer reports is taken as it is, before any
+post-processor trims it, and completed:
 
-* A **zero-width** span (a token that stands for nothing in the text) is given the character it stands in front of, at the end of
-  the text the last one.
-* **Characters of no token** (white space that a tokenizer drops, marks that its normaliser removes or composes) belong to the token
-  behind them, as a space does in most vocabularies; combining marks and joiners to the token in front, whose character they change;
-  at the end of the text to the last token.
-* **Pieces of one character** (bytes of an emoji, an expanded ligature, the space that some tokenizers put in front of a text) all
-  have that character's span, or that of the run of unknown characters of which they are bytes: they are touched together.
-* **Special tokens** are never added, and text that looks like one stays text. Added tokens that are not special have the span of
-  the text that they match.
+* A **zero-width** span (a token that stands for nothing in the text) is given the character it stands in
+  front of, at the end of the text the last one.
+* **Characters of no token** (white space that a tokenizer drops, marks that its normaliser removes or
+  composes) belong to the token behind them, as a space does in most vocabularies; combining marks and joiners
+  to the token in front, whose character they change; at the end of the text to the last token.
+* **Pieces of one character** (bytes of an emoji, an expanded ligature, the space that some tokenizers put in
+  front of a text) all have that character's span, or that of the run of unknown characters of which they are
+  bytes: they are touched together.
+* **Special tokens** are never added, and text that looks like one stays text. Added tokens that are not
+  special have the span of the text that they match.
 
     text     e ◌́ l a n ␣ ␣ v i t a l
     reports  e   l a n     v i t a l        a tokenizer that drops accents and spaces
@@ -36,9 +37,11 @@ _CHANGES_WHAT_IS_IN_FRONT = ("Mn", "Mc", "Me", "Cf")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSpans:
-    """Token ``i`` of a text stands for its characters [starts[i], ends[i]), at least one; spans may share characters.
+    """Token ``i`` of a text stands for its characters [starts[i], ends[i]), at least one; spans may share
+    characters.
 
-    ``num_chars`` is at least 1: an empty text has one character of nothing, should a tokenizer make tokens of it.
+    ``num_chars`` is at least 1: an empty text has one character of nothing, should a tokenizer make tokens of
+    it.
     """
 
     token_ids: tuple[int, ...]
@@ -60,17 +63,21 @@ class SpanTokenizer:
         Raises:
             ModelUnsupported: it cannot say where in the text its tokens are; names it.
         """
-        backend = tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
+        backend = (
+            tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
+        )
         if not isinstance(backend, Tokenizer):
             raise ModelUnsupported(
-                f"tokenizer of {name!r}: {type(tokenizer).__name__} gives no character offsets, so its tokens cannot be found in "
+                f"tokenizer of {name!r}: {type(tokenizer).__name__} gives no character offsets, so its "
+                "tokens cannot be found in "
                 "another model's; use a model whose tokenizer has a fast version (tokenizer.json)"
             )
         try:
             self._backend = copy.deepcopy(backend)
         except Exception as error:
             raise ModelUnsupported(
-                f"tokenizer of {name!r}: it cannot be copied, because a part of it is written in Python ({error})"
+                f"tokenizer of {name!r}: it cannot be copied, because a part of it is written in "
+                f"Python ({error})"
             ) from error
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -85,14 +92,18 @@ class SpanTokenizer:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidRequest("text: holds half of a surrogate pair, which is no character; remove it") from None
+            raise InvalidRequest(
+                "text: holds half of a surrogate pair, which is no character; remove it"
+            ) from None
         encoding = self._backend.encode(text, add_special_tokens=False)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         starts, ends = _complete(offsets[:, 0], offsets[:, 1], text)
         return TokenSpans(tuple(encoding.ids), starts, ends, max(1, len(text)))
 
 
-def _complete(starts: NDArray[np.int64], ends: NDArray[np.int64], text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _complete(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], text: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The rules at the top of this module, for spans in any order."""
     num_chars = max(1, len(text))
     starts = np.minimum(starts, num_chars - 1)
@@ -101,7 +112,9 @@ def _complete(starts: NDArray[np.int64], ends: NDArray[np.int64], text: str) -> 
         return starts, ends
     order = np.argsort(starts, kind="stable")
     start, end = starts[order], ends[order]
-    reach = np.maximum.accumulate(np.concatenate([[0], end]))  # [i]: how far the tokens in front of the i-th go
+    reach = np.maximum.accumulate(
+        np.concatenate([[0], end])
+    )  # [i]: how far the tokens in front of the i-th go
     for i in np.flatnonzero(start > reach[:-1]):
         border = _border(text, int(reach[i]), int(start[i])) if i else 0
         end[:i][end[:i] == reach[i]] = border

@@ -1,9 +1,10 @@
-"""Scores by a causal LM that the engine does not drive (learned positions, ALiBi, angles that depend on the length, …), through the
-cache and the attention maps that ``transformers`` has of it.
+"""Scores by a causal LM that the engine does not drive (learned positions, ALiBi, angles that depend on the
+length, …), through the cache and the attention maps that ``transformers`` has of it.
 
-Such a model's keys cannot be moved, so a chunk is only ever read where it was computed, right behind the prefix: every context is
-read chunk by chunk (``Reading.EACH``). Its segments hold keys and values as the model's cache does. Of a question only its own rows
-are computed, but all of every layer, and the attention of every layer is there for a moment.
+Such a model's keys cannot be moved, so a chunk is only ever read where it was computed, right behind the
+prefix: every context is read chunk by chunk (``Reading.EACH``). Its segments hold keys and values as the
+model's cache does. Of a question only its own rows are computed, but all of every layer, and the attention of
+every layer is there for a moment.
 
 Shapes: L layers, H query heads, K kv heads, R rows, T tokens, D head_dim.
 """
@@ -17,9 +18,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from shared.engine.model import ModelSpec, fingerprint_of
-from shared.engine.rope import RopeSpec
-from shared.engine.segment import Segment
+from shared.engine.kv.segment import Segment
+from shared.engine.model.model import ModelSpec, fingerprint_of
+from shared.engine.model.rope import RopeSpec
 from shared.errors import InvalidRequest, ModelUnsupported
 from shared.selection.limits import Limits
 from shared.selection.scoring import Reading, Scores
@@ -36,8 +37,8 @@ class StockScorer:
     def __init__(self, hf_model: Any, prefix_ids: Sequence[int] = ()) -> None:
         """
         Raises:
-            ModelUnsupported: the model tells no attention, or keeps no keys and values that it can go on from; says which.
-            InvalidRequest, ContextTooLong: the prefix is nothing that the model can read.
+            ModelUnsupported: the model tells no attention, or keeps no keys and values that it can go on
+            from; says which. InvalidRequest, ContextTooLong: the prefix is nothing that the model can read.
         """
         self._name = type(hf_model).__name__
         self._model = hf_model.eval().requires_grad_(False)
@@ -53,17 +54,21 @@ class StockScorer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of no model of the engine: keys are kept where the model computed them. All settings that are not their class's defaults
-        count, as nobody knows which of them decide the KV."""
+        """Of no model of the engine: keys are kept where the model computed them. All settings that are not
+        their class's defaults count, as nobody knows which of them decide the KV."""
         settings = self._model.config.to_diff_dict()
-        chosen = sorted((k, str(v)) for k, v in settings.items() if k not in _NOT_IN_KV and not k.startswith("_"))
+        chosen = sorted(
+            (k, str(v)) for k, v in settings.items() if k not in _NOT_IN_KV and not k.startswith("_")
+        )
         return fingerprint_of(self._model, f"stock {chosen}")
 
     def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
         self._limits.check_chunks(chunks)
         return [self._encode(ids, self._prefix) for ids in chunks]
 
-    def score(self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED) -> Scores:
+    def score(
+        self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED
+    ) -> Scores:
         self._limits.check_question(question_ids, [chunk.length for chunk in chunks])
         weights = [self._weights(chunk, question_ids) for chunk in chunks]
         return Scores(tuple(weight_T.float().cpu().numpy() for weight_T in weights), Reading.EACH)
@@ -113,8 +118,9 @@ class StockScorer:
 
     @torch.inference_mode()
     def _probe(self, token_ids: Sequence[int]) -> tuple[int, int, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Reads the tokens at once and in two parts, the second going on from the first's keys and values, and checks that this is
-        the same thing and that attention is told. Returns the numbers of heads and of logits, and keys and values per layer."""
+        """Reads the tokens at once and in two parts, the second going on from the first's keys and values,
+        and checks that this is the same thing and that attention is told. Returns the numbers of heads and of
+        logits, and keys and values per layer."""
         whole, parts, cut = DynamicCache(), DynamicCache(), len(token_ids) // 2
         try:
             self._model.set_attn_implementation("eager")
@@ -123,10 +129,18 @@ class StockScorer:
             out = self._forward(token_ids[cut:], parts, output_attentions=True)
             kv = _kv_of(parts)
         except Exception as error:
-            raise ModelUnsupported(f"{self._name} keeps no keys and values that a question could go on from ({error})") from error
+            raise ModelUnsupported(
+                f"{self._name} keeps no keys and values that a question could go on from ({error})"
+            ) from error
         maps = getattr(out, "attentions", None)
-        if not maps or maps[-1] is None or tuple(maps[-1].shape[2:]) != (len(token_ids) - cut, len(token_ids)):
-            raise ModelUnsupported(f"{self._name} does not tell the attention of its last layer, so it cannot score tokens")
+        if (
+            not maps
+            or maps[-1] is None
+            or tuple(maps[-1].shape[2:]) != (len(token_ids) - cut, len(token_ids))
+        ):
+            raise ModelUnsupported(
+                f"{self._name} does not tell the attention of its last layer, so it cannot score tokens"
+            )
         difference = float((out.logits[0].float() - whole_RV).norm() / whole_RV.norm().clamp_min(1e-12))
         if not difference < _TOLERANCE[self._model.dtype]:
             raise ModelUnsupported(
@@ -134,7 +148,9 @@ class StockScorer:
                 f"(relative error {difference:.2g})"
             )
         if len({tuple(x.shape) for of_layer in kv for x in of_layer}) != 1:
-            raise ModelUnsupported(f"{self._name} has keys and values of different shapes, which a segment cannot hold")
+            raise ModelUnsupported(
+                f"{self._name} has keys and values of different shapes, which a segment cannot hold"
+            )
         return maps[-1].shape[1], whole_RV.shape[1], kv
 
 

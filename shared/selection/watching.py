@@ -1,8 +1,9 @@
 """What rows attend to in the last layer, from queries and keys directly, and nothing behind that.
 
-A backend of attention (``shared.engine.attention``) around another one: the layers in front are the other one's, in the last layer
-the rows' keys and values are appended, the attention of the rows is kept as weights per token, and the pass ends: neither the
-layer's output nor its MLP is computed. Shapes: H query heads, K kv heads, S rows of a lane, T tokens of a segment, D head_dim.
+A backend of attention (``shared.engine.attention``) around another one: the layers in front are the other
+one's, in the last layer the rows' keys and values are appended, the attention of the rows is kept as weights
+per token, and the pass ends: neither the layer's output nor its MLP is computed. Shapes: H query heads, K kv
+heads, S rows of a lane, T tokens of a segment, D head_dim.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 
 from shared.engine.attention import Attention, Backend, Lane, StepPlan
 from shared.engine.backends.piecewise import append
-from shared.engine.model import LoadedModel
-from shared.engine.rope import Rotation
+from shared.engine.model.model import LoadedModel
+from shared.engine.model.rope import Rotation
 
 
 class _Enough(Exception):
@@ -23,8 +24,9 @@ class _Enough(Exception):
 
 
 class Watcher:
-    """Of one pass. ``weights``, if wanted: per lane, and per placement in the order of its branch's ``context``, the mean attention
-    [T] over the lane's rows and all heads, as float32. Rows stand behind everything in their context."""
+    """Of one pass. ``weights``, if wanted: per lane, and per placement in the order of its branch's
+    ``context``, the mean attention [T] over the lane's rows and all heads, as float32. Rows stand behind
+    everything in their context."""
 
     def __init__(self, backend: Backend, rotation: Rotation, last_layer: int, wanted: bool = True) -> None:
         self.weights: list[list[torch.Tensor]] = []
@@ -38,7 +40,9 @@ class Watcher:
         self._inner: Attention = self._backend.plan(lanes)
         return self
 
-    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+    def run(
+        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         if layer != self._last_layer:
             return self._inner.run(layer, q_HRD, k_KRD, v_KRD, scale)
         angles = self._rotation.angles([int(place) for lane in self._lanes for place in lane.places()])
@@ -52,7 +56,9 @@ class Watcher:
         branch, length = lane.branch, lane.branch.segment.length
         position_S = torch.arange(branch.computed, branch.computed + lane.num_rows)
         own_HST = self._scores(
-            q_HSD, position_S - branch.offset, branch.segment.k_LKTD[self._last_layer][:, : length + lane.num_rows]
+            q_HSD,
+            position_S - branch.offset,
+            branch.segment.k_LKTD[self._last_layer][:, : length + lane.num_rows],
         )
         ahead_ST = torch.ones(lane.num_rows, lane.num_rows, dtype=torch.bool, device=q_HSD.device).triu(1)
         own_HST[..., length:].masked_fill_(ahead_ST, float("-inf"))
@@ -72,7 +78,8 @@ class Watcher:
 
 
 def run_watched(model: LoadedModel, lanes: Sequence[Lane], watcher: Watcher) -> None:
-    """One pass over the next pending tokens of the lanes' branches, which are computed afterwards. Segments have room for them."""
+    """One pass over the next pending tokens of the lanes' branches, which are computed afterwards. Segments
+    have room for them."""
     ids = [token for lane in lanes for token in lane.branch.pending[: lane.num_rows]]
     with contextlib.suppress(_Enough):
         model.forward(torch.tensor(ids, device=model.spec.device), StepPlan(lanes, watcher))

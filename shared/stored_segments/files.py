@@ -14,15 +14,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from shared.engine.encodings import EXACT, Buffers, encoding_of
-from shared.engine.model import ModelSpec
-from shared.engine.rope import RopeSpec, Rotation
+from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
+from shared.engine.model.model import ModelSpec
+from shared.engine.model.rope import RopeSpec, Rotation
 from shared.errors import CorruptData
 from shared.identity import ids_hash
 from shared.kv_format import ChunkFile, ChunkHeader, write_chunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # numpy has no bfloat16: values travel as integers of their size
+_BITS = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+}  # numpy has no bfloat16: values travel as integers of their size
 _ALIGNMENT = 64
 
 
@@ -51,9 +55,13 @@ class KvShape:
     @classmethod
     def of_model(cls, model: FingerprintedModel, tokenizer_hash: str = "") -> KvShape:
         s = model.spec
-        return cls(model.fingerprint, s.num_layers, s.num_kv_heads, s.head_dim, s.dtype_name, s.rope, tokenizer_hash)
+        return cls(
+            model.fingerprint, s.num_layers, s.num_kv_heads, s.head_dim, s.dtype_name, s.rope, tokenizer_hash
+        )
 
-    def header(self, chunk_id: str, prefix_ids: Sequence[int], token_ids: Sequence[int], encoding: str = EXACT) -> ChunkHeader:
+    def header(
+        self, chunk_id: str, prefix_ids: Sequence[int], token_ids: Sequence[int], encoding: str = EXACT
+    ) -> ChunkHeader:
         return ChunkHeader(
             chunk_id=chunk_id,
             model_fingerprint=self.model_fingerprint,
@@ -71,7 +79,8 @@ class KvShape:
         )
 
     def check(self, header: ChunkHeader, chunk_id: str, num_tokens: int) -> None:
-        """The identity binds tenant, prefix and ids; what remains is that the file is the one that it is said to be.
+        """The identity binds tenant, prefix and ids; what remains is that the file is the one that it is said
+        to be.
 
         Raises:
             CorruptData: it is another chunk's, another model's, or of another shape.
@@ -83,7 +92,8 @@ class KvShape:
 
 
 class Scratch(threading.local):
-    """What a thread reuses from layer to layer: host memory, pinned where there is a GPU, and the tables of the rotation."""
+    """What a thread reuses from layer to layer: host memory, pinned where there is a GPU, and the tables of
+    the rotation."""
 
     def __init__(self, rope: RopeSpec) -> None:
         self._rope = rope
@@ -103,7 +113,9 @@ class Scratch(threading.local):
             starts.append(starts[-1] + -(-heads * spec.row_bytes // _ALIGNMENT) * _ALIGNMENT)
         memory = self._grown(starts[-1], pinned)
         return {
-            spec.name: memory[start : start + heads * spec.row_bytes].view(getattr(torch, spec.dtype)).view(heads, *spec.shape)
+            spec.name: memory[start : start + heads * spec.row_bytes]
+            .view(getattr(torch, spec.dtype))
+            .view(heads, *spec.shape)
             for spec, start in zip(header.buffers, starts, strict=False)
         }
 
@@ -114,7 +126,7 @@ class Scratch(threading.local):
 
 
 class FileSegment:
-    """``shared.engine.source.StoredSegment`` in an open file, which it closes."""
+    """``shared.engine.kv.source.StoredSegment`` in an open file, which it closes."""
 
     def __init__(self, file: ChunkFile, scratch: Scratch) -> None:
         self._file = file
@@ -129,7 +141,8 @@ class FileSegment:
         return self.header.encoding
 
     def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        """Exact KV goes from the file into host tensors directly. On the way to a GPU it stays encoded as far as the device."""
+        """Exact KV goes from the file into host tensors directly. On the way to a GPU it stays encoded as far
+        as the device."""
         device = k_out_HTD.device
         if self.encoding == EXACT and device.type == "cpu":
             self._file.read_layer(layer, array_of(k_out_HTD), array_of(v_out_HTD))
@@ -144,7 +157,9 @@ class FileSegment:
         self._file.close()
 
 
-def encode_layers(encoding: str, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], scratch: Scratch) -> list[Buffers]:
+def encode_layers(
+    encoding: str, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], scratch: Scratch
+) -> list[Buffers]:
     rotation = scratch.rotation(k_LHTD[0].device)
     return [encoding_of(encoding).encode(k, v, rotation) for k, v in zip(k_LHTD, v_LHTD, strict=True)]
 

@@ -1,7 +1,8 @@
-"""Stored KV for the engine: kv_store names files on this node, this module finds, converts and hands them over.
+"""Stored KV for the engine: kv_store names files on this node, this module finds, converts and hands them
+over.
 
-KV bytes never pass through the store's RPCs: ``Open`` answers paths, and ``Adopt`` takes over a file written here. The engine calls
-from its loader threads; the calls to the store run on the service's event loop.
+KV bytes never pass through the store's RPCs: ``Open`` answers paths, and ``Adopt`` takes over a file written
+here. The engine calls from its loader threads; the calls to the store run on the service's event loop.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from shared.engine.encodings import EXACT, Buffers, encoding_of
-from shared.engine.source import StoredSegment
+from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
+from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.kv_format import ChunkFile, ChunkHeader
 from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
-from shared.stored_segments.files import FileSegment, KvShape, Scratch, empty_layers, encode_layers, write_layers
+from shared.stored_segments.files import (
+    FileSegment,
+    KvShape,
+    Scratch,
+    empty_layers,
+    encode_layers,
+    write_layers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,22 +46,36 @@ _SAVE_DEADLINE_MS = 120_000
 class ChunkStore(Protocol):
     """What of ``shared.clients.kv_store.KvStoreClient`` is used here."""
 
-    async def open(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> list[OpenedChunk]: ...
+    async def open(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+    ) -> list[OpenedChunk]: ...
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None: ...
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
     async def adopt(
-        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        node_id: str,
+        path: str,
+        replace: bool = False,
+        behind: bool = False,
     ) -> bool: ...
 
 
 class StoreSegmentSource:
-    """``shared.engine.source.SegmentSource`` over kv_store, on node ``node_id``. ``loop`` is the one that ``store`` lives on.
+    """``shared.engine.kv.source.SegmentSource`` over kv_store, on node ``node_id``. ``loop`` is the one that
+    ``store`` lives on.
 
     New KV is stored in ``encoding``; what is stored is read in whatever encoding it has.
     """
 
     def __init__(
-        self, store: ChunkStore, node_id: str, loop: asyncio.AbstractEventLoop, shape: KvShape, encoding: str = EXACT
+        self,
+        store: ChunkStore,
+        node_id: str,
+        loop: asyncio.AbstractEventLoop,
+        shape: KvShape,
+        encoding: str = EXACT,
     ) -> None:
         self._store = store
         self._node_id = node_id
@@ -61,16 +83,19 @@ class StoreSegmentSource:
         self._shape = shape
         self._encoding = encoding
         self._scratch = Scratch(shape.rope)
-        # What ``as_stored`` made and ``save`` has not written yet, by the first layer's keys. Encoding the decoded values once more
-        # would not give the same bits.
+        # What ``as_stored`` made and ``save`` has not written yet, by the first layer's keys. Encoding the
+        # decoded values once more would not give the same bits.
         self._encoded: MutableMapping[torch.Tensor, list[Buffers]] = WeakTensorKeyDictionary()
 
     def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
-        """A file that cannot be read right is not absent: its segment raises when read, so that it will be replaced."""
+        """A file that cannot be read right is not absent: its segment raises when read, so that it will be
+        replaced."""
         found = self._find(chunk_lens)
         if not encoding:
             return found
-        converted = {chunk_id: self._converted(chunk_id, segment, encoding) for chunk_id, segment in found.items()}
+        converted = {
+            chunk_id: self._converted(chunk_id, segment, encoding) for chunk_id, segment in found.items()
+        }
         anew = [chunk_id for chunk_id, segment in converted.items() if segment is None]
         return {i: s for i, s in converted.items() if s} | self._find({i: chunk_lens[i] for i in anew})
 
@@ -106,10 +131,13 @@ class StoreSegmentSource:
         encoding = encoding or self._encoding
         layers = self._encoded.pop(k_LHTD[0], None) if encoding == self._encoding else None
         layers = layers or encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
-        self._hand_over(self._shape.header(chunk_id, prefix_ids, token_ids, encoding), layers, replace, behind)
+        self._hand_over(
+            self._shape.header(chunk_id, prefix_ids, token_ids, encoding), layers, replace, behind
+        )
 
     def _find(self, chunk_lens: Mapping[str, int]) -> dict[str, StoredSegment]:
-        """One that was not there any more is asked for once again: it may just have arrived, and so have moved."""
+        """One that was not there any more is asked for once again: it may just have arrived, and so have
+        moved."""
         if not chunk_lens:
             return {}
         segments = dict(self._opened(chunk_lens))
@@ -123,7 +151,9 @@ class StoreSegmentSource:
         try:
             opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id), ctx)
         except KvquiltError as error:
-            log.warning("kv_store does not answer, %d chunks are computed instead: %s", len(chunk_lens), error.detail)
+            log.warning(
+                "kv_store does not answer, %d chunks are computed instead: %s", len(chunk_lens), error.detail
+            )
             return
         for chunk in opened:
             if chunk.exists:
@@ -132,7 +162,11 @@ class StoreSegmentSource:
                 except NotFound:
                     yield chunk.chunk_id, None
                 except (NewerFormat, Unavailable) as error:
-                    log.warning("stored KV of chunk %s cannot be had (%s); it is recomputed", chunk.chunk_id, error.detail)
+                    log.warning(
+                        "stored KV of chunk %s cannot be had (%s); it is recomputed",
+                        chunk.chunk_id,
+                        error.detail,
+                    )
 
     def _segment(self, chunk: OpenedChunk, num_tokens: int) -> StoredSegment:
         """
@@ -153,8 +187,9 @@ class StoreSegmentSource:
         return FileSegment(file, self._scratch)
 
     def _converted(self, chunk_id: str, segment: StoredSegment, encoding: str) -> StoredSegment | None:
-        """The segment itself where it has ``encoding``; None where it was stored anew in it; else one that cannot be read, so that
-        the engine computes the chunk again and says so if that cannot be stored either."""
+        """The segment itself where it has ``encoding``; None where it was stored anew in it; else one that
+        cannot be read, so that the engine computes the chunk again and says so if that cannot be stored
+        either."""
         if not isinstance(segment, FileSegment) or segment.encoding == encoding:
             return segment
         try:
@@ -172,13 +207,17 @@ class StoreSegmentSource:
         for layer, (k_HTD, v_HTD) in enumerate(zip(k_LHTD, v_LHTD, strict=True)):
             segment.read_layer(layer, k_HTD, v_HTD)
         layers = encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
-        self._hand_over(dataclasses.replace(segment.header, encoding=encoding), layers, replace=True, behind=False)
+        self._hand_over(
+            dataclasses.replace(segment.header, encoding=encoding), layers, replace=True, behind=False
+        )
 
     def _hand_over(self, header: ChunkHeader, layers: Sequence[Buffers], replace: bool, behind: bool) -> None:
         ctx = RequestContext.create(deadline_ms=_SAVE_DEADLINE_MS)
         with self._staged(ctx, header.chunk_id) as path:
             write_layers(path, header, layers)
-            self._wait(self._store.adopt(ctx, header.chunk_id, self._node_id, str(path), replace, behind), ctx)
+            self._wait(
+                self._store.adopt(ctx, header.chunk_id, self._node_id, str(path), replace, behind), ctx
+            )
 
     @contextmanager
     def _staged(self, ctx: RequestContext, chunk_id: str) -> Iterator[Path]:
@@ -188,7 +227,9 @@ class StoreSegmentSource:
             yield path
         except OSError as error:
             log.exception("chunk %s cannot be written", chunk_id)
-            raise Unavailable(f"chunk {chunk_id}: its KV cannot be written: {os.strerror(error.errno or 0)}") from None
+            raise Unavailable(
+                f"chunk {chunk_id}: its KV cannot be written: {os.strerror(error.errno or 0)}"
+            ) from None
         finally:
             path.unlink(missing_ok=True)
 

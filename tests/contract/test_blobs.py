@@ -1,4 +1,5 @@
-"""What every keeper of blobs promises (``services.kv_store.blobs.Blobs``): memory, disk, a real S3 server."""
+"""What every keeper of blobs promises (``services.kv_store.blobs.protocol.Blobs``): memory, disk, a real S3
+server."""
 
 from __future__ import annotations
 
@@ -9,14 +10,25 @@ from pathlib import Path
 import pytest
 
 from load_tests.s3_server import S3Server
-from services.kv_store.blobs import WHOLE, Blobs, ByteRange, From, Last, Span
-from services.kv_store.object_blobs import ObjectBlobs
+from services.kv_store.blobs.protocol import WHOLE, Blobs, ByteRange, From, Last, Span
+from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import CorruptData, KvquiltError, NotFound
 from tests.blob_keepers import KEEPERS, keeper
 from tests.dict_blobs import Fill, fill_by_sink, fill_in_two, slice_of
 
 DATA = bytes(range(256)) * 20
-RANGES = [WHOLE, From(1), From(5119), From(5120), From(9999), Span(0, 1), Span(7, 300), Span(5000, 500), Span(6000, 5), Span(3, 0)]
+RANGES = [
+    WHOLE,
+    From(1),
+    From(5119),
+    From(5120),
+    From(9999),
+    Span(0, 1),
+    Span(7, 300),
+    Span(5000, 500),
+    Span(6000, 5),
+    Span(3, 0),
+]
 SUFFIXES = [Last(0), Last(1), Last(5120), Last(9999)]
 
 
@@ -135,7 +147,11 @@ def test_what_was_deleted_is_gone(blobs: Blobs) -> None:
 
 
 def test_listings_are_sorted_and_come_in_pages(blobs: Blobs) -> None:
-    expected = sorted(f"{folder}/{name}" for folder in ("a", "a-b", "b", "chunks/ab") for name in ("0", "A", "a", "b.json", "b_c"))
+    expected = sorted(
+        f"{folder}/{name}"
+        for folder in ("a", "a-b", "b", "chunks/ab")
+        for name in ("0", "A", "a", "b.json", "b_c")
+    )
     for name in reversed(expected):
         blobs.put(name, name.encode())
     assert names(blobs) == (expected, False)

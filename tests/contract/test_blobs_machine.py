@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from load_tests.s3_server import S3Server
-from services.kv_store.blobs import ByteRange, From, Last, Span
+from services.kv_store.blobs.protocol import ByteRange, From, Last, Span
 from shared.errors import CorruptData, NotFound
 from tests.blob_keepers import KEEPERS, keeper
 from tests.dict_blobs import DictBlobs, Fill, fill_by_sink, fill_in_two
@@ -63,15 +63,23 @@ class BlobMachine(RuleBasedStateMachine):
             fill(self.blobs, name, start, memoryview(found))
             assert found == expected
 
-    @rule(prefix=st.sampled_from(["", "b", "b/", "chunks/"]), start_after=st.just("") | NAMES, limit=st.integers(1, 7))
+    @rule(
+        prefix=st.sampled_from(["", "b", "b/", "chunks/"]),
+        start_after=st.just("") | NAMES,
+        limit=st.integers(1, 7),
+    )
     def list(self, prefix: str, start_after: str, limit: int) -> None:
         found, expected = (b.list(prefix, start_after, limit) for b in (self.blobs, self.model))
-        assert [(s.name, s.size_bytes) for s in found.blobs] == [(s.name, s.size_bytes) for s in expected.blobs]
+        assert [(s.name, s.size_bytes) for s in found.blobs] == [
+            (s.name, s.size_bytes) for s in expected.blobs
+        ]
         assert found.truncated == expected.truncated
 
     @invariant()
     def every_blob_has_its_size(self) -> None:
-        assert {s.name: s.size_bytes for s in self.blobs.list().blobs} == {n: len(d) for n, d in self.model.data.items()}
+        assert {s.name: s.size_bytes for s in self.blobs.list().blobs} == {
+            n: len(d) for n, d in self.model.data.items()
+        }
 
     def teardown(self) -> None:
         self.stack.close()
@@ -82,5 +90,7 @@ def test_a_keeper_of_blobs_behaves_like_a_dict(kind: str, s3_server: S3Server) -
     machine = type("Machine", (BlobMachine,), {"kind": kind, "endpoint": s3_server.endpoint})
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            max_examples=20, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
     )

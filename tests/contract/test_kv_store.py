@@ -1,4 +1,5 @@
-"""What every store keeps to: the domain object itself, an agent over gRPC, and a cluster of agents behind its front."""
+"""What every store keeps to: the domain object itself, an agent over gRPC, and a cluster of agents behind its
+front."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.blobs import Blobs
-from services.kv_store.object_blobs import ObjectBlobs
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, NotFound
 from shared.kv_format import ChunkFile, verify_chunk
 from shared.kv_types import DeletedChunks, KvStore, Manifest, ManifestChunk
@@ -24,7 +25,11 @@ CTX = RequestContext.create(tenant="acme", deadline_ms=3_600_000)
 
 
 STORES = [
-    *(f"{store}, {objects}" for objects in ("disks only", "object store", "S3 server") for store in ("one node", "a cluster")),
+    *(
+        f"{store}, {objects}"
+        for objects in ("disks only", "object store", "S3 server")
+        for store in ("one node", "a cluster")
+    ),
     "one node without room, object store",
     "one node over gRPC, disks only",
     "a cluster over gRPC, disks only",
@@ -36,14 +41,19 @@ STORES = [
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KvStore]:
     objects = objects_of(request)
     if "cluster" in request.param:
-        async with cluster(tmp_path, ["home", "other"], objects) as (front, agents, _), over_grpc(front) as client:
+        async with (
+            cluster(tmp_path, ["home", "other"], objects) as (front, agents, _),
+            over_grpc(front) as client,
+        ):
             yield client if "gRPC" in request.param else front
             for agent in agents.values():
                 agent.check_invariants()
         return
     tiers = None
     if "without room" in request.param:
-        tiers = tiers_in(tmp_path, None, objects, capacity_bytes=len(chunk_bytes(A)) + 1, memory_bytes=1, lease_s=0)
+        tiers = tiers_in(
+            tmp_path, None, objects, capacity_bytes=len(chunk_bytes(A)) + 1, memory_bytes=1, lease_s=0
+        )
     agent = agent_on(tmp_path, "home", KnownNodes(), objects=objects, tiers=tiers)
     async with over_grpc(agent) as client:
         yield client if "gRPC" in request.param else agent
@@ -79,11 +89,15 @@ async def stored(store: KvStore) -> list[str]:
 
 
 def document(document_id: str, *chunk_ids: str, collection: str = "books") -> Manifest:
-    return Manifest("acme", collection, document_id, chunks=tuple(ManifestChunk(c, (1, 2), text="t") for c in chunk_ids))
+    return Manifest(
+        "acme", collection, document_id, chunks=tuple(ManifestChunk(c, (1, 2), text="t") for c in chunk_ids)
+    )
 
 
 @pytest.mark.parametrize("give", [put, adopt])
-async def test_a_chunk_that_was_given_can_be_read_as_file_and_as_stream(store: KvStore, give: Callable[..., object]) -> None:
+async def test_a_chunk_that_was_given_can_be_read_as_file_and_as_stream(
+    store: KvStore, give: Callable[..., object]
+) -> None:
     assert await give(store, A) is False
     assert await give(store, A) is True
 
@@ -107,9 +121,12 @@ async def test_a_broken_file_is_replaced_on_demand(store: KvStore) -> None:
 @pytest.mark.parametrize("change", ["short", "long", "flipped", "another"])
 async def test_a_stream_that_is_not_the_chunk_leaves_nothing(store: KvStore, change: str) -> None:
     whole = chunk_bytes(A)
-    data = {"short": whole[:-9], "long": whole + b"x", "flipped": whole[:99] + b"x" + whole[100:], "another": chunk_bytes(B)}[
-        change
-    ]
+    data = {
+        "short": whole[:-9],
+        "long": whole + b"x",
+        "flipped": whole[:99] + b"x" + whole[100:],
+        "another": chunk_bytes(B),
+    }[change]
     with pytest.raises((CorruptData, InvalidRequest)):
         await store.put(CTX, A, len(whole), in_pieces(data))
     assert await stored(store) == []
@@ -188,7 +205,9 @@ async def test_a_documents_auxiliary_kv_stays_and_goes_with_it_as_its_chunks_do(
     with pytest.raises(FailedPrecondition, match="1 of 2 chunks"):
         await store.put_manifest(CTX, encoded)
     with pytest.raises(InvalidRequest):
-        await store.put_manifest(CTX, replace(encoded, chunks=(replace(bare.chunks[0], auxiliary_id="../x"),)))
+        await store.put_manifest(
+            CTX, replace(encoded, chunks=(replace(bare.chunks[0], auxiliary_id="../x"),))
+        )
     await put(store, B)
     assert await store.put_manifest(CTX, encoded) == []
     assert await store.get_manifest(CTX, "books", "1") == encoded
@@ -221,7 +240,11 @@ async def test_listings_come_in_pages(store: KvStore) -> None:
         await store.put_manifest(CTX, document(document_id, *ids, collection=collection))
     page = await store.manifest_page(CTX, limit=2, summary=True)
     last = await store.manifest_page(CTX, start_after=page.manifests[-1].cursor(""), limit=2)
-    assert [(m.collection, m.document_id) for m in (*page.manifests, *last.manifests)] == [("a", "1"), ("b", "1"), ("b", "2")]
+    assert [(m.collection, m.document_id) for m in (*page.manifests, *last.manifests)] == [
+        ("a", "1"),
+        ("b", "1"),
+        ("b", "2"),
+    ]
     assert (page.truncated, last.truncated) == (True, False)
     assert page.manifests[0].chunks[0].text == ""
 
@@ -231,4 +254,8 @@ async def test_health_counts(store: KvStore) -> None:
     await store.put_manifest(CTX, document("1", A))
     health = await store.health(CTX)
     assert health.ready
-    assert {"chunks": "1", "documents": "1", "bytes": str(len(chunk_bytes(A)))}.items() <= health.facts.items()
+    assert {
+        "chunks": "1",
+        "documents": "1",
+        "bytes": str(len(chunk_bytes(A))),
+    }.items() <= health.facts.items()

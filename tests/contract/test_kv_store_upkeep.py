@@ -1,4 +1,5 @@
-"""What keeps the store whole and small, held against every store: damage found and mended, garbage, pins, quotas, statistics."""
+"""What keeps the store whole and small, held against every store: damage found and mended, garbage, pins,
+quotas, statistics."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.agent import Agent
-from services.kv_store.chunk_names import blob_of
+from services.kv_store.node.agent import Agent
+from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import NotFound
 from shared.kv_types import (
     CollectedGarbage,
@@ -41,7 +42,9 @@ class World:
     async def put(self, chunk_id: str) -> None:
         await self.store.put(CTX, chunk_id, SIZE, in_pieces(chunk_bytes(chunk_id)))
 
-    async def document(self, document_id: str, *chunk_ids: str, tenant: str = "acme", collection: str = "books") -> None:
+    async def document(
+        self, document_id: str, *chunk_ids: str, tenant: str = "acme", collection: str = "books"
+    ) -> None:
         chunks = tuple(ManifestChunk(c, (1, 2), text="t") for c in chunk_ids)
         ctx = RequestContext.create(tenant=tenant)
         await self.store.put_manifest(ctx, Manifest(tenant, collection, document_id, chunks=chunks))
@@ -60,15 +63,22 @@ class World:
 
 SHAPES = ("one node", "one node over gRPC", "a cluster over gRPC")
 EVERYWHERE = [f"{shape}, {keeper}" for shape in SHAPES for keeper in ("disks only", "object store")]
-with_objects = pytest.mark.parametrize("world", [name for name in EVERYWHERE if "object store" in name], indirect=True)
-in_clusters = pytest.mark.parametrize("world", [name for name in EVERYWHERE if "cluster" in name], indirect=True)
+with_objects = pytest.mark.parametrize(
+    "world", [name for name in EVERYWHERE if "object store" in name], indirect=True
+)
+in_clusters = pytest.mark.parametrize(
+    "world", [name for name in EVERYWHERE if "cluster" in name], indirect=True
+)
 
 
 @pytest.fixture(params=EVERYWHERE)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     objects = DictBlobs() if "object store" in request.param else None
     if "cluster" in request.param:
-        async with cluster(tmp_path, ["home", "other"], objects) as (front, agents, _), over_grpc(front) as client:
+        async with (
+            cluster(tmp_path, ["home", "other"], objects) as (front, agents, _),
+            over_grpc(front) as client,
+        ):
             yield World(client, agents, tmp_path, objects)
             for agent in agents.values():
                 agent.check_invariants()
@@ -247,7 +257,10 @@ async def test_pins_are_told_with_their_bytes_and_taken_back(world: World) -> No
     await world.document("x", C, tenant="beta")
     assert await world.store.pin(CTX, "books", "1") == 2 * SIZE
     assert await world.store.pin(CTX, "books") == 3 * SIZE
-    assert await world.store.list_pins(CTX) == [PinnedDocuments("books", "", 3 * SIZE), PinnedDocuments("books", "1", 2 * SIZE)]
+    assert await world.store.list_pins(CTX) == [
+        PinnedDocuments("books", "", 3 * SIZE),
+        PinnedDocuments("books", "1", 2 * SIZE),
+    ]
     assert await world.store.list_pins(RequestContext.create(tenant="beta")) == []
     assert (await world.store.list_pinned_chunks(CTX)).chunk_ids == {A, B, C}
     assert await world.store.pin(CTX, "books", unpin=True) == 2 * SIZE

@@ -35,7 +35,9 @@ def collection() -> str:
 
 
 def _document(document_id: str, *texts: str, **metadata: str) -> IndexedDocument:
-    chunks = tuple(IndexedChunk(f"{document_id}-{i}", text, (i, 7), "H", i, i + 1) for i, text in enumerate(texts))
+    chunks = tuple(
+        IndexedChunk(f"{document_id}-{i}", text, (i, 7), "H", i, i + 1) for i, text in enumerate(texts)
+    )
     return IndexedDocument(document_id, f"Title of {document_id}", "model", chunks, metadata)
 
 
@@ -49,7 +51,9 @@ def _put(index: MilvusIndex, collection: str, *documents: IndexedDocument, tenan
         index.put(tenant, collection, document, _vectors(document))
 
 
-def _dense(index: MilvusIndex, collection: str, where: str = "", limit: int = 1000, tenant: str = "t") -> list[SearchHit]:
+def _dense(
+    index: MilvusIndex, collection: str, where: str = "", limit: int = 1000, tenant: str = "t"
+) -> list[SearchHit]:
     ranked = index.search_dense(tenant, collection, np.ones((1, DIM), np.float32), limit, where)[0]
     rows = index.fetch(tenant, collection, [key for key, _ in ranked])
     return [rows[key] for key, _ in ranked]
@@ -64,12 +68,21 @@ def _bm25(index: MilvusIndex, collection: str, query: str) -> list[str]:
 def test_what_was_put_is_found_whole(index: MilvusIndex, collection: str) -> None:
     document = _document('d"1\\', "one", "two", lang="en")
     _put(index, collection, document)
-    assert sorted((hit.chunk for hit in _dense(index, collection)), key=lambda c: c.chunk_id) == list(document.chunks)
+    assert sorted((hit.chunk for hit in _dense(index, collection)), key=lambda c: c.chunk_id) == list(
+        document.chunks
+    )
     hit = _dense(index, collection)[0]
-    assert (hit.document_id, hit.title, hit.metadata, hit.model_fingerprint) == ('d"1\\', document.title, {"lang": "en"}, "model")
+    assert (hit.document_id, hit.title, hit.metadata, hit.model_fingerprint) == (
+        'd"1\\',
+        document.title,
+        {"lang": "en"},
+        "model",
+    )
 
 
-def test_the_documents_of_a_collection_are_listed_whichever_embedder_indexed_them(index: MilvusIndex, collection: str) -> None:
+def test_the_documents_of_a_collection_are_listed_whichever_embedder_indexed_them(
+    index: MilvusIndex, collection: str
+) -> None:
     assert index.documents("t", collection) == IndexedIds()
     _put(index, collection, _document("b/ü", "one", "two"), _document("a", "three"))
     _put(index, collection, _document("theirs", "four"), tenant="u")
@@ -128,7 +141,11 @@ def test_only_an_equal_document_is_current(index: MilvusIndex, collection: str) 
 
 def test_a_rare_word_finds_its_chunk_however_late_it_came(index: MilvusIndex, collection: str) -> None:
     for i in range(12):
-        _put(index, collection, _document(f"d{i}", f"who founded the town of place{i} and when", "who founded what and when"))
+        _put(
+            index,
+            collection,
+            _document(f"d{i}", f"who founded the town of place{i} and when", "who founded what and when"),
+        )
     _put(index, collection, _document("last", "the town of Zorblatt", "another town"))
     assert _bm25(index, collection, "when and who founded Zorblatt")[0] == "the town of Zorblatt"
 
@@ -148,7 +165,9 @@ def test_tenants_do_not_see_each_other(index: MilvusIndex, collection: str) -> N
     _put(index, collection, _document("d", "mine"), tenant="a-tenant")
     _put(index, collection, _document("d", "theirs"), tenant="b-tenant")
     assert [hit.chunk.text for hit in _dense(index, collection, tenant="a-tenant")] == ["mine"]
-    theirs = [key for key, _ in index.search_dense("b-tenant", collection, np.ones((1, DIM), np.float32), 9, "")[0]]
+    theirs = [
+        key for key, _ in index.search_dense("b-tenant", collection, np.ones((1, DIM), np.float32), 9, "")[0]
+    ]
     assert index.fetch("a-tenant", collection, theirs) == {}
     assert index.remove("c-tenant", collection, ["d"]) == 0
     assert [(info.name, info.num_chunks) for info in index.collections("a-tenant")] == [(collection, 1)]
@@ -204,7 +223,12 @@ hostile = st.sampled_from(HOSTILE) | st.text(st.characters(codec="utf-8"), max_s
 
 @pytest.fixture(scope="module")
 def hostile_documents(index: MilvusIndex) -> str:
-    _put(index, "hostile", _document("without", "text"), *(_document(f"d{i}", "text", key=v) for i, v in enumerate(HOSTILE)))
+    _put(
+        index,
+        "hostile",
+        _document("without", "text"),
+        *(_document(f"d{i}", "text", key=v) for i, v in enumerate(HOSTILE)),
+    )
     return "hostile"
 
 
@@ -213,14 +237,29 @@ def hostile_documents(index: MilvusIndex) -> str:
 def test_filters_select_what_a_plain_comparison_selects(
     index: MilvusIndex, hostile_documents: str, wanted: str, op: FilterOp
 ) -> None:
-    found = {hit.document_id for hit in _dense(index, hostile_documents, expression([Filter("key", op, (wanted,))]))}
-    holds = {FilterOp.EQ: wanted.__eq__, FilterOp.NE: wanted.__ne__, FilterOp.PREFIX: lambda v: v.startswith(wanted)}[op]
-    expected = {f"d{i}" for i, value in enumerate(HOSTILE) if holds(value)} | ({"without"} if op is FilterOp.NE else set())
+    found = {
+        hit.document_id
+        for hit in _dense(index, hostile_documents, expression([Filter("key", op, (wanted,))]))
+    }
+    holds = {
+        FilterOp.EQ: wanted.__eq__,
+        FilterOp.NE: wanted.__ne__,
+        FilterOp.PREFIX: lambda v: v.startswith(wanted),
+    }[op]
+    expected = {f"d{i}" for i, value in enumerate(HOSTILE) if holds(value)} | (
+        {"without"} if op is FilterOp.NE else set()
+    )
     assert found == expected
 
 
 def test_filters_apply_to_built_in_fields_and_all_together(index: MilvusIndex, collection: str) -> None:
-    _put(index, collection, _document("a/1", "x", lang="en"), _document("a/2", "x", lang="de"), _document("b/1", "x", lang="en"))
+    _put(
+        index,
+        collection,
+        _document("a/1", "x", lang="en"),
+        _document("a/2", "x", lang="de"),
+        _document("b/1", "x", lang="en"),
+    )
     both = [Filter("document_id", FilterOp.PREFIX, ("a/",)), Filter("lang", FilterOp.IN, ("en", "fr"))]
     assert [hit.document_id for hit in _dense(index, collection, expression(both))] == ["a/1"]
     titled = [Filter("title", FilterOp.EQ, ("Title of b/1",))]
@@ -263,7 +302,9 @@ def test_a_bm25_function_of_the_server_is_used_where_there_is_one(tmp_path: Path
     index = MilvusIndex(milvus, "embedder", DIM)
     _put(index, "c", _document("d", "a red apple", "a blue whale"))
     assert _bm25(index, "c", "whale") == ["a blue whale"]
-    assert {f["name"] for f in milvus.client.describe_collection(milvus.client.list_collections()[0])["functions"]} == {"bm25"}
+    assert {
+        f["name"] for f in milvus.client.describe_collection(milvus.client.list_collections()[0])["functions"]
+    } == {"bm25"}
     index.close()
 
 

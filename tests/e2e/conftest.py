@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster import launcher
+from cluster.local import launcher
+from cluster.local.processes import session_members
 from cluster.paths import DEMO_ASSETS
-from cluster.processes import session_members
 from tests.e2e import stack as stacks
 from tests.e2e.stack import Stack
 from tests.generation_server import save_byte_tokenizer

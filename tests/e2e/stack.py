@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from cluster import launcher
 from cluster.config import load_quilt
+from cluster.local import launcher
+from cluster.local.processes import session_members
+from cluster.local.state import StackState
 from cluster.paths import PROJECT_ROOT
-from cluster.processes import session_members
-from cluster.state import StackState
 
 ResultT = TypeVar("ResultT")
 
@@ -36,7 +36,10 @@ class Stack:
 
     def replica_pid(self, application: str) -> int:
         """The process that serves ``application`` now."""
-        return wait_for(lambda: next(iter(self._pids(f"ray::ServeReplica:{application}:")), None), f"a replica of {application}")
+        return wait_for(
+            lambda: next(iter(self._pids(f"ray::ServeReplica:{application}:")), None),
+            f"a replica of {application}",
+        )
 
     def kill_replica(self, application: str) -> None:
         os.kill(self.replica_pid(application), signal.SIGKILL)
@@ -51,7 +54,9 @@ def start(data_dir: Path, **values: object) -> Stack:
     return Stack(data_dir, launcher.start(load_quilt({"data_dir": str(data_dir), **ports, **values}, {})))
 
 
-def cli(data_dir: Path, *args: str, timeout_s: float = 180.0, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def cli(
+    data_dir: Path, *args: str, timeout_s: float = 180.0, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
     """`kvquilt`, from a directory that has nothing to do with the project."""
     return subprocess.run(
         command(data_dir, *args),
@@ -66,7 +71,7 @@ def cli(data_dir: Path, *args: str, timeout_s: float = 180.0, stdin: str = "") -
 
 
 def command(data_dir: Path, *args: str) -> list[str]:
-    return [sys.executable, "-m", "cluster.cli", "--data-dir", str(data_dir), *args]
+    return [sys.executable, "-m", "cluster.cli.main", "--data-dir", str(data_dir), *args]
 
 
 def environment() -> dict[str, str]:

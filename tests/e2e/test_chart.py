@@ -1,4 +1,5 @@
-"""The Serve configuration that the chart renders, on a Ray of this machine, given to it as KubeRay does: by Ray's REST API."""
+"""The Serve configuration that the chart renders, on a Ray of this machine, given to it as KubeRay does: by
+Ray's REST API."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.launcher import free_port
+from cluster.local.launcher import free_port
+from cluster.local.processes import end_session, session_members
 from cluster.paths import PROJECT_ROOT
-from cluster.processes import end_session, session_members
 from load_tests.s3_server import S3Server
 from tests.e2e.stack import wait_for
 from tests.helm import CHART, Helm, only, profile, serve_config_of
@@ -41,7 +42,11 @@ class Cluster:
     log: Path
 
     def deploy(self, config: dict[str, Any]) -> None:
-        text = yaml.safe_dump(config).replace("/data", f"{self.directory}/data").replace("/index", f"{self.directory}/index")
+        text = (
+            yaml.safe_dump(config)
+            .replace("/data", f"{self.directory}/data")
+            .replace("/index", f"{self.directory}/index")
+        )
         adapted = yaml.safe_load(text)
         adapted["http_options"] = {"host": "127.0.0.1", "port": self.ports["http"]}
         adapted["grpc_options"]["port"] = self.ports["grpc"]
@@ -51,7 +56,9 @@ class Cluster:
 
     def states(self) -> dict[str, str]:
         applications = self._call("GET")["applications"]
-        failed = {name: app["message"] for name, app in applications.items() if app["status"] == "DEPLOY_FAILED"}
+        failed = {
+            name: app["message"] for name, app in applications.items() if app["status"] == "DEPLOY_FAILED"
+        }
         assert not failed, failed
         return {name: app["status"] for name, app in applications.items()}
 
@@ -72,17 +79,31 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server, helm: Helm) -> Iterator[Cluster]:
+def cluster(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server: S3Server, helm: Helm
+) -> Iterator[Cluster]:
     head = only(helm.render(profile("dev-cpu")), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]
     ports = {name: free_port() for name in ("gcs", "dashboard", "agent", "grpc", "http")}
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", *start_options(head, ports)]
-    command.append(f"--temp-dir={tmp_path_factory.mktemp('r')}")  # sockets lie there, so its path must be short
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        *start_options(head, ports),
+    ]
+    command.append(
+        f"--temp-dir={tmp_path_factory.mktemp('r')}"
+    )  # sockets lie there, so its path must be short
     token = secrets.token_hex(32)
-    variables = {e["name"]: e["value"] for e in head["template"]["spec"]["containers"][0]["env"] if "value" in e}
+    variables = {
+        e["name"]: e["value"] for e in head["template"]["spec"]["containers"][0]["env"] if "value" in e
+    }
     variables |= {"HOME": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     log = tmp_path / "ray.log"
     with open(log, "wb") as file:
-        ray = subprocess.Popen(command, env=environment() | variables, stdout=file, stderr=file, start_new_session=True)
+        ray = subprocess.Popen(
+            command, env=environment() | variables, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         running = Cluster(ray.pid, f"http://127.0.0.1:{ports['dashboard']}", ports, token, tmp_path, log)
         wait_for(lambda: _answers(running) or None, "dashboard", timeout_s=240)
@@ -97,7 +118,8 @@ def cluster(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, s3_server:
 
 
 def start_options(head: dict[str, Any], ports: dict[str, int]) -> list[str]:
-    """What KubeRay gives to ``ray start`` on the head, on ports of this test's own, with what the workers' pods offer."""
+    """What KubeRay gives to ``ray start`` on the head, on ports of this test's own, with what the workers'
+    pods offer."""
     options = head["rayStartParams"] | {
         "dashboard-host": "127.0.0.1",
         "port": ports["gcs"],
@@ -124,9 +146,16 @@ def _answers(cluster: Cluster) -> bool:
 
 
 @pytest.mark.timeout(1200)
-def test_a_rendered_configuration_answers_questions_and_scales_in_place(cluster: Cluster, helm: Helm, s3_server: S3Server) -> None:
+def test_a_rendered_configuration_answers_questions_and_scales_in_place(
+    cluster: Cluster, helm: Helm, s3_server: S3Server
+) -> None:
     def rendered(**values: Any) -> dict[str, Any]:
-        store = {"objects.endpoint": s3_server.endpoint, "objects.secure": False, "objects.bucket": bucket, "minio.enabled": False}
+        store = {
+            "objects.endpoint": s3_server.endpoint,
+            "objects.secure": False,
+            "objects.bucket": bucket,
+            "minio.enabled": False,
+        }
         return serve_config_of(helm.render(profile("dev-cpu"), **store, **values))
 
     bucket = new_bucket()
@@ -137,7 +166,11 @@ def test_a_rendered_configuration_answers_questions_and_scales_in_place(cluster:
 
     before = cluster.replicas()
     cluster.deploy(rendered(**{"generator.replicas": NUM_GENERATOR_PODS}))
-    wait_for(lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None, "second generator", timeout_s=300)
+    wait_for(
+        lambda: len(cluster.replicas()["generator"]) == NUM_GENERATOR_PODS or None,
+        "second generator",
+        timeout_s=300,
+    )
     after = cluster.replicas()
     assert before.pop("generator") < after.pop("generator")
     assert before == after
@@ -145,7 +178,9 @@ def test_a_rendered_configuration_answers_questions_and_scales_in_place(cluster:
     wrong = helm_test(cluster, ANSWER="Nobody at all")
     assert wrong.returncode != 0
     assert "does not hold 'Nobody at all'; test.question and test.answer say" in wrong.stderr
-    assert "agent of node" in cluster.log.read_text(errors="replace"), "what services log is not in the pod's log"
+    assert "agent of node" in cluster.log.read_text(errors="replace"), (
+        "what services log is not in the pod's log"
+    )
 
 
 def helm_test(cluster: Cluster, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -29,7 +29,9 @@ def test_asking_streams_an_answer_with_sources_usage_and_stages(stack: Stack) ->
 
 
 def test_asking_for_json_gives_one_object(stack: Stack) -> None:
-    shown = stack.cli("ask", "-q", QUESTION, "-q", "Who is the mayor of Almwick?", "-c", COLLECTION, "-k", K, "--json")
+    shown = stack.cli(
+        "ask", "-q", QUESTION, "-q", "Who is the mayor of Almwick?", "-c", COLLECTION, "-k", K, "--json"
+    )
     answer = json.loads(shown.stdout)
     assert [a["question"] for a in answer["answers"]] == [QUESTION, "Who is the mayor of Almwick?"]
     assert len(answer["hits"]) == int(K)
@@ -37,7 +39,20 @@ def test_asking_for_json_gives_one_object(stack: Stack) -> None:
 
 
 def test_cacheclip_computes_anew_what_the_selector_chose_and_explains_it(stack: Stack) -> None:
-    asked = ("ask", QUESTION, "-c", COLLECTION, "-k", K, "--max-tokens", "8", "--reuse", "cacheclip", "--recompute-ratio", "0.3")
+    asked = (
+        "ask",
+        QUESTION,
+        "-c",
+        COLLECTION,
+        "-k",
+        K,
+        "--max-tokens",
+        "8",
+        "--reuse",
+        "cacheclip",
+        "--recompute-ratio",
+        "0.3",
+    )
     answer = json.loads(stack.cli(*asked, "--explain", "--json").stdout)
     (selected,) = answer["selected"]
     usage = answer["usage"]
@@ -46,7 +61,11 @@ def test_cacheclip_computes_anew_what_the_selector_chose_and_explains_it(stack: 
     assert usage["recomputed_tokens"] >= usage["selected_tokens"] <= 0.4 * usage["prompt_tokens"]
     assert usage["grouped_tokens"] > 0
     assert len(selected["chunks"]) == len(answer["hits"])
-    told = [(span["text"], hit["text"]) for spans, hit in zip(selected["chunks"], answer["hits"], strict=True) for span in spans]
+    told = [
+        (span["text"], hit["text"])
+        for spans, hit in zip(selected["chunks"], answer["hits"], strict=True)
+        for span in spans
+    ]
     assert told
     assert all(part and part in text for part, text in told)
     assert answer["timings_ms"]["select"] > 0
@@ -67,17 +86,35 @@ def test_every_mode_answers_from_stored_kv(stack: Stack, mode: str) -> None:
 def test_a_ratio_out_of_range_is_named(stack: Stack) -> None:
     for ratio in ("1.5", "nan"):
         shown = stack.cli("ask", QUESTION, "-c", COLLECTION, "--reuse", "epic", "--recompute-ratio", ratio)
-        assert (shown.returncode, f"recompute.ratio: {ratio} is out of range" in shown.stderr) == (2, True), shown.stderr
+        assert (shown.returncode, f"recompute.ratio: {ratio} is out of range" in shown.stderr) == (2, True), (
+            shown.stderr
+        )
 
 
 def test_equal_seeds_sample_equally(stack: Stack) -> None:
-    options = ("-c", COLLECTION, "-k", K, "--json", "--temperature", "1", "--seed", "5", "--n", "2", "--max-tokens", "8")
+    options = (
+        "-c",
+        COLLECTION,
+        "-k",
+        K,
+        "--json",
+        "--temperature",
+        "1",
+        "--seed",
+        "5",
+        "--n",
+        "2",
+        "--max-tokens",
+        "8",
+    )
     first, second = (json.loads(stack.cli("ask", QUESTION, *options).stdout)["answers"] for _ in range(2))
     assert first == second
     assert len(first) == 2
 
 
-def test_ingesting_again_changes_nothing_and_a_changed_document_is_replaced(stack: Stack, tmp_path: Path) -> None:
+def test_ingesting_again_changes_nothing_and_a_changed_document_is_replaced(
+    stack: Stack, tmp_path: Path
+) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
     note = folder / "note.md"
@@ -87,7 +124,9 @@ def test_ingesting_again_changes_nothing_and_a_changed_document_is_replaced(stac
     assert "1 unchanged" in again
     note.write_text("# Note\n\nThe lamp of Orvale is violet.\n", encoding="utf-8")
     assert "1 stored" in stack.cli("ingest", str(folder), "-c", "notes").stdout
-    hits = json.loads(stack.cli("ask", "What colour is the lamp of Orvale?", "-c", "notes", "--json").stdout)["hits"]
+    hits = json.loads(stack.cli("ask", "What colour is the lamp of Orvale?", "-c", "notes", "--json").stdout)[
+        "hits"
+    ]
     assert [("violet" in h["text"], "green" in h["text"]) for h in hits] == [(True, False)]
 
 

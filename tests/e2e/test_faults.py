@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.cli.remote import ingest_client, rag_client
 from cluster.paths import DEMO_ASSETS
-from cluster.remote import ingest_client, rag_client
 from shared.answer import AnswerDone, AnswerEvent, RetrievalOptions
 from shared.clients.generation import GeneratedToken, Sampling
 from shared.errors import InternalError, KvquiltError, NotFound, Unavailable
@@ -29,7 +29,9 @@ async def ask(stack: Stack, max_tokens: int, on_token: object = None) -> list[An
     async with rag_client(stack.target) as client:
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
         ctx = RequestContext.create(deadline_ms=60_000)
-        async for event in client.answer(ctx, COLLECTION, QUESTION, sampling=sampling, retrieval=RetrievalOptions(k=3)):
+        async for event in client.answer(
+            ctx, COLLECTION, QUESTION, sampling=sampling, retrieval=RetrievalOptions(k=3)
+        ):
             seen.append(event)
             if isinstance(event, GeneratedToken) and callable(on_token):
                 on_token()
@@ -47,7 +49,9 @@ async def answers_again(stack: Stack) -> None:
                 await asyncio.sleep(0.5)
 
 
-async def test_a_generator_killed_while_answering_ends_the_stream_as_retryable_and_is_replaced(stack: Stack) -> None:
+async def test_a_generator_killed_while_answering_ends_the_stream_as_retryable_and_is_replaced(
+    stack: Stack,
+) -> None:
     with pytest.raises(Unavailable) as failure:
         await ask(stack, 600, on_token=lambda: stack.kill_replica("generator"))
     assert failure.value.retryable
@@ -60,7 +64,9 @@ async def test_a_gateway_killed_while_answering_is_replaced(stack: Stack) -> Non
     await answers_again(stack)
 
 
-async def test_ingestion_killed_in_mid_run_goes_on_with_the_same_command(stack: Stack, tmp_path: Path) -> None:
+async def test_ingestion_killed_in_mid_run_goes_on_with_the_same_command(
+    stack: Stack, tmp_path: Path
+) -> None:
     folder = tmp_path / "many"
     shutil.copytree(DEMO_ASSETS / "documents", folder)
     num_documents = sum(path.is_file() for path in folder.rglob("*"))
@@ -86,11 +92,15 @@ async def test_ingestion_killed_in_mid_run_goes_on_with_the_same_command(stack: 
         _, told = await asyncio.to_thread(run.communicate, timeout=60)
         assert run.returncode == 4, told
         async with asyncio.timeout(RECOVERY_S):
-            while (again := await asyncio.to_thread(stack.cli, "ingest", str(folder), "-c", "many")).returncode == 4:
+            while (
+                again := await asyncio.to_thread(stack.cli, "ingest", str(folder), "-c", "many")
+            ).returncode == 4:
                 await asyncio.sleep(0.5)
         assert again.returncode == 0, again.stdout + again.stderr
         assert await stored() == num_documents
-    hits = await asyncio.to_thread(stack.cli, "ask", QUESTION, "-c", "many", "-k", "5", "--json", "--max-tokens", "1")
+    hits = await asyncio.to_thread(
+        stack.cli, "ask", QUESTION, "-c", "many", "-k", "5", "--json", "--max-tokens", "1"
+    )
     assert hits.returncode == 0, hits.stderr
 
 
@@ -107,7 +117,9 @@ async def test_a_selector_that_is_killed_stops_no_answer(stack: Stack) -> None:
     stack.kill_replica("selector")
     told = await usage()
     assert told["generated_tokens"] == 4
-    assert (told["reuse"], bool(told["note"])) in [("epic", True), ("cacheclip", False)], "the fallback, if it is not back yet"
+    assert (told["reuse"], bool(told["note"])) in [("epic", True), ("cacheclip", False)], (
+        "the fallback, if it is not back yet"
+    )
     async with asyncio.timeout(RECOVERY_S):
         while (await usage())["reuse"] != "cacheclip":
             await asyncio.sleep(0.5)

@@ -1,4 +1,5 @@
-"""The kv_store application on a Ray cluster of two nodes: files on the reader's node, copies between nodes, an agent that dies."""
+"""The kv_store application on a Ray cluster of two nodes: files on the reader's node, copies between nodes,
+an agent that dies."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions, gRPCOptions
 
 from services.kv_store.app import DIRECTORY_VARIABLE, NAMESPACE, build
-from services.kv_store.memory_directory import memory_directory
+from services.kv_store.tiers.memory_directory import memory_directory
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.clients.serve_transport import ServeTransport
@@ -99,7 +100,9 @@ def large_chunk(path: Path, n: int) -> str:
     return header.chunk_id
 
 
-async def test_a_chunk_adopted_on_one_node_is_read_as_a_file_on_the_other(store: KvStoreClient, system: System) -> None:
+async def test_a_chunk_adopted_on_one_node_is_read_as_a_file_on_the_other(
+    store: KvStoreClient, system: System
+) -> None:
     head, worker = system.nodes
     staging = Path(await store.stage(ctx(), worker))
     assert staging == system.directories[worker] / "staging"
@@ -141,7 +144,9 @@ async def test_bytes_go_in_and_out_as_streams(store: KvStoreClient, tmp_path: Pa
     assert chunk_id in [c.chunk_id async for c in store.list_chunks(ctx())]
 
 
-async def test_a_document_takes_its_chunks_with_it_on_every_node(store: KvStoreClient, system: System, tmp_path: Path) -> None:
+async def test_a_document_takes_its_chunks_with_it_on_every_node(
+    store: KvStoreClient, system: System, tmp_path: Path
+) -> None:
     head, worker = system.nodes
     staging = Path(await store.stage(ctx(), worker))
     chunk_id = large_chunk(staging / "mine", 3)
@@ -168,7 +173,9 @@ async def test_other_services_reach_it_by_its_serve_handle(system: System) -> No
     assert (health.ready, health.facts["nodes"]) == (True, "2")
 
 
-async def test_an_agent_that_dies_is_started_again_and_has_everything(store: KvStoreClient, system: System) -> None:
+async def test_an_agent_that_dies_is_started_again_and_has_everything(
+    store: KvStoreClient, system: System
+) -> None:
     worker = system.nodes[1]
     staging = Path(await store.stage(ctx(), worker))
     chunk_id = large_chunk(staging / "mine", 4)

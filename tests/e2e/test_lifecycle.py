@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
-from cluster import launcher
+from cluster.local import launcher
+from cluster.local.processes import session_members
+from cluster.local.state import RunDirectory
 from cluster.paths import DEMO_MODEL
-from cluster.processes import session_members
-from cluster.state import RunDirectory
 from tests.e2e import stack as stacks
 from tests.e2e.stack import wait_for
 
@@ -34,7 +34,9 @@ def other_model(tmp_path: Path) -> Path:
         next(model.parameters()).view(-1)[0] += 1
     model.save_pretrained(path)
     AutoTokenizer.from_pretrained(DEMO_MODEL).save_pretrained(path)
-    (path / "kvquilt.json").write_text((DEMO_MODEL / "kvquilt.json").read_text(encoding="utf-8"), encoding="utf-8")
+    (path / "kvquilt.json").write_text(
+        (DEMO_MODEL / "kvquilt.json").read_text(encoding="utf-8"), encoding="utf-8"
+    )
     return path
 
 
@@ -80,10 +82,14 @@ def test_a_killed_supervisor_leaves_no_lock_and_the_next_up_clears_what_it_left(
         launcher.stop(data)
 
 
-def test_a_model_that_is_no_causal_lm_stops_the_start_with_its_reason_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_model_that_is_no_causal_lm_stops_the_start_with_its_reason_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     model = tmp_path / "bert"
     BertForMaskedLM(
-        BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+        BertConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        )
     ).save_pretrained(model)
     AutoTokenizer.from_pretrained(DEMO_MODEL).save_pretrained(model)
     data = tmp_path / "data"

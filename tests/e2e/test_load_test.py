@@ -17,12 +17,24 @@ pytestmark = pytest.mark.e2e
 
 
 def test_it_asks_the_whole_pipeline_and_leaves_a_report(stack: Stack, tmp_path: Path) -> None:
-    (tmp_path / "questions.txt").write_text("Which day is market day in Tambach?\nWho is the mayor of Almwick?\n")
-    options = f"--rate 2 --duration 3 --slo ttft:60s --reuse full,reordered --streams 2 --quality 1 --k {K} --generated 4"
+    (tmp_path / "questions.txt").write_text(
+        "Which day is market day in Tambach?\nWho is the mayor of Almwick?\n"
+    )
+    options = (
+        "--rate 2 --duration 3 --slo ttft:60s --reuse full,reordered --streams 2 --quality 1 "
+        f"--k {K} --generated 4"
+    )
     run = subprocess.run(
         [
             *(sys.executable, "-m", "load_tests.service", "--target", stack.target, *options.split()),
-            *("--tenant", "default", "--collection", COLLECTION, "--questions", str(tmp_path / "questions.txt")),
+            *(
+                "--tenant",
+                "default",
+                "--collection",
+                COLLECTION,
+                "--questions",
+                str(tmp_path / "questions.txt"),
+            ),
             *("--json", str(tmp_path / "report.json"), "--html", str(tmp_path / "report.html")),
         ],
         cwd=PROJECT_ROOT,
@@ -34,7 +46,9 @@ def test_it_asks_the_whole_pipeline_and_leaves_a_report(stack: Stack, tmp_path: 
     )
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert {"goodput_full", "goodput_reordered", "token_overhead_ms"} <= {m["name"] for m in report["measurements"]}
+    assert {"goodput_full", "goodput_reordered", "token_overhead_ms"} <= {
+        m["name"] for m in report["measurements"]
+    }
     assert [rate["statuses"] for rate in report["details"]["rates"]] == [{"OK": 6}] * 2
     assert "<svg" in (tmp_path / "report.html").read_text()
     documents = stack.cli("documents", "-c", COLLECTION)

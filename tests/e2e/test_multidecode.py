@@ -1,4 +1,5 @@
-"""Beams, thoughts, margins and live forests through the whole system: Ray Serve's proxy, the gateway, the command line."""
+"""Beams, thoughts, margins and live forests through the whole system: Ray Serve's proxy, the gateway, the
+command line."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster.remote import forest_client, rag_client
+from cluster.cli.remote import forest_client, rag_client
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, RetrievalOptions
 from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins
 from shared.clients.exploring import Applied, ForestCommand, Fork, Grow, Grown, Refused, Rewind, Start
@@ -26,7 +27,9 @@ QUESTION = "Which day is market day in Tambach?"
 async def ask(stack: Stack, decoding: Decoding, sampling: Sampling) -> list[AnswerEvent]:
     async with rag_client(stack.target) as client:
         ctx = RequestContext.create()
-        events = client.answer(ctx, COLLECTION, QUESTION, sampling=sampling, retrieval=RetrievalOptions(k=3), decoding=decoding)
+        events = client.answer(
+            ctx, COLLECTION, QUESTION, sampling=sampling, retrieval=RetrievalOptions(k=3), decoding=decoding
+        )
         async with aclosing(events):
             return [event async for event in events]
 
@@ -51,7 +54,12 @@ async def test_thoughts_and_margins(stack: Stack) -> None:
 
 async def test_a_live_forest_through_the_proxy(stack: Stack) -> None:
     async def commands() -> AsyncIterator[ForestCommand]:
-        for command in (Start(0, QUESTION), Fork(1, 0, 4), Rewind(0, 500), Grow(0, Sampling(3, ignore_eos=True))):
+        for command in (
+            Start(0, QUESTION),
+            Fork(1, 0, 4),
+            Rewind(0, 500),
+            Grow(0, Sampling(3, ignore_eos=True)),
+        ):
             yield command
 
     async with forest_client(stack.target) as client:
@@ -66,7 +74,9 @@ async def test_a_live_forest_through_the_proxy(stack: Stack) -> None:
 
 
 def test_the_command_line(stack: Stack) -> None:
-    beams = stack.cli("ask", QUESTION, "-c", COLLECTION, "-k", "3", "--beams", "3", "--samples", "2", "--json")
+    beams = stack.cli(
+        "ask", QUESTION, "-c", COLLECTION, "-k", "3", "--beams", "3", "--samples", "2", "--json"
+    )
     assert beams.returncode == 0, beams.stderr
     assert len(json.loads(beams.stdout)["answers"]) == 2
     thoughts = stack.cli("ask", QUESTION, "-c", COLLECTION, "-k", "3", "--thoughts", "3", "--margins")
@@ -79,7 +89,15 @@ def test_the_command_line(stack: Stack) -> None:
 
 
 def test_a_live_forest_on_the_command_line(stack: Stack) -> None:
-    said = [f"start a {QUESTION}", "grow a 6", "fork b a 5", "append b  Well,", "merge c a b", "grow c 3", "fork d nobody"]
+    said = [
+        f"start a {QUESTION}",
+        "grow a 6",
+        "fork b a 5",
+        "append b  Well,",
+        "merge c a b",
+        "grow c 3",
+        "fork d nobody",
+    ]
     told = stack.cli("explore", QUESTION, "-c", COLLECTION, "-k", "3", stdin="\n".join(said))
     assert told.returncode == 2, told.stderr
     assert told.stdout.startswith("[1] tambach")

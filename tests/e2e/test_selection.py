@@ -27,7 +27,10 @@ async def test_what_was_stored_at_ingestion_selects_tokens_later(stack: Stack) -
         manifest = (await store.manifest_page(ctx, COLLECTION)).manifests[0]
         assert manifest.auxiliary == described.identity
         assert described.primary_tokenizer_hash == model.tokenizer_hash
-        chunks = [SelectionChunk(model.chunk_template.replace("{text}", c.text), c.token_ids) for c in manifest.chunks]
+        chunks = [
+            SelectionChunk(model.chunk_template.replace("{text}", c.text), c.token_ids)
+            for c in manifest.chunks
+        ]
         before = (await selector.health(ctx)).facts
         selected = await selector.select(ctx, chunks, ["Which day is market day in Tambach?"], 0.2)
         after = (await selector.health(ctx)).facts

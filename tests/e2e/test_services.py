@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from cluster.cli.remote import ingest_client, rag_client
 from cluster.compose import APPLICATIONS
-from cluster.remote import ingest_client, rag_client
 from protos.kvquilt.v1 import common_pb2, rag_pb2, rag_pb2_grpc
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
 from shared.clients.generation import GeneratedToken, Sampling
@@ -36,7 +36,14 @@ SHORT = RetrievalOptions(k=3)
 async def ask(stack: Stack, question: str = QUESTION, **options: object) -> list[AnswerEvent]:
     sampling = Sampling(max_tokens=8, ignore_eos=True)
     async with rag_client(stack.target) as client:
-        events = client.answer(RequestContext.create("req-1"), COLLECTION, question, sampling=sampling, retrieval=SHORT, **options)  # type: ignore[arg-type]
+        events = client.answer(
+            RequestContext.create("req-1"),
+            COLLECTION,
+            question,
+            sampling=sampling,
+            retrieval=SHORT,
+            **options,
+        )  # type: ignore[arg-type]
         async with aclosing(events):
             return [event async for event in events]
 
@@ -60,7 +67,9 @@ def test_reflection_lists_every_service(stack: Stack) -> None:
 
 
 def test_a_plain_grpcio_client_gets_a_whole_answer(stack: Stack) -> None:
-    request = rag_pb2.AnswerRequest(collection=COLLECTION, question=QUESTION, sampling=common_pb2.Sampling(max_tokens=4))
+    request = rag_pb2.AnswerRequest(
+        collection=COLLECTION, question=QUESTION, sampling=common_pb2.Sampling(max_tokens=4)
+    )
     with grpc.insecure_channel(stack.target) as channel:
         events = list(rag_pb2_grpc.RagStub(channel).Answer(request, metadata=(("application", "gateway"),)))
     assert events[0].WhichOneof("event") == "retrieved"
@@ -83,7 +92,8 @@ async def test_an_answer_streams_context_tokens_text_cost_and_end(stack: Stack) 
 
 async def test_full_computes_what_reordered_reuses(stack: Stack) -> None:
     full, reordered = [
-        next(e.usage for e in await ask(stack, reuse=reuse) if isinstance(e, AnswerUsage)) for reuse in ("full", "reordered")
+        next(e.usage for e in await ask(stack, reuse=reuse) if isinstance(e, AnswerUsage))
+        for reuse in ("full", "reordered")
     ]
     assert full.prompt_tokens == reordered.prompt_tokens
     assert reordered.reused_tokens > reordered.recomputed_tokens
@@ -93,7 +103,9 @@ async def test_full_computes_what_reordered_reuses(stack: Stack) -> None:
 async def test_several_questions_share_one_context(stack: Stack) -> None:
     questions = [QUESTION, "Who is the mayor of Almwick?"]
     async with rag_client(stack.target) as client:
-        events = client.answer_many(RequestContext.create(), COLLECTION, questions, None, Sampling(max_tokens=6), SHORT)
+        events = client.answer_many(
+            RequestContext.create(), COLLECTION, questions, None, Sampling(max_tokens=6), SHORT
+        )
         collected = [event async for event in events]
     assert sum(isinstance(e, Retrieved) for e in collected) == 1
     assert {e.question for e in collected if isinstance(e, AnswerText)} == {0, 1}
@@ -133,7 +145,9 @@ async def test_an_error_names_its_reason_and_leaks_nothing(stack: Stack) -> None
 async def test_a_client_that_leaves_in_mid_answer_frees_the_generator(stack: Stack) -> None:
     async with rag_client(stack.target) as client:
         endless = Sampling(max_tokens=400, ignore_eos=True)
-        events = client.answer(RequestContext.create(), COLLECTION, QUESTION, sampling=endless, retrieval=SHORT)
+        events = client.answer(
+            RequestContext.create(), COLLECTION, QUESTION, sampling=endless, retrieval=SHORT
+        )
         async for event in events:
             if isinstance(event, GeneratedToken):
                 break

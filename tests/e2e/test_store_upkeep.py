@@ -1,4 +1,5 @@
-"""`kvquilt store` and `kvquilt retrieval` as an operator uses them, against a running stack: damage, loss, moving, encodings."""
+"""`kvquilt store` and `kvquilt retrieval` as an operator uses them, against a running stack: damage, loss,
+moving, encodings."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def test_damage_and_loss_are_found_and_mended(stack: Stack, collection: str) -> 
 
 def test_an_index_is_made_anew_from_the_documents(stack: Stack, collection: str) -> None:
     search_index(stack, "unindex", collection, ["orvale.md"])
-    stray = IndexedDocument("stray", "Stray", "f", (IndexedChunk("ab" * 20, "The lamp of Orvale is green.", (1, 2)),))
+    stray = IndexedDocument(
+        "stray", "Stray", "f", (IndexedChunk("ab" * 20, "The lamp of Orvale is green.", (1, 2)),)
+    )
     search_index(stack, "index", collection, stray)
     rebuilt = stack.cli("retrieval", "rebuild", "-c", collection)
     assert (rebuilt.returncode, rebuilt.stdout.strip()) == (
@@ -86,12 +89,16 @@ def test_an_index_is_made_anew_from_the_documents(stack: Stack, collection: str)
     assert search_index(stack, "list_indexed", collection) == IndexedIds(("orvale.md", "selm.txt"))
 
 
-def test_a_collection_moves_as_a_file_to_another_tenant_and_answers_there(stack: Stack, collection: str, tmp_path: Path) -> None:
+def test_a_collection_moves_as_a_file_to_another_tenant_and_answers_there(
+    stack: Stack, collection: str, tmp_path: Path
+) -> None:
     file = tmp_path / "upkeep.kvquilt"
     assert "2 documents" in stack.cli("store", "export", "-c", collection, str(file)).stdout
     brought = stack.cli("--tenant", "acme", "store", "import", str(file), "-c", "moved")
     assert (brought.returncode, "2 documents" in brought.stdout) == (0, True), brought.stderr
-    asked = stack.cli("--tenant", "acme", "ask", "What colour is the lamp?", "-c", "moved", "--json", "--max-tokens", "4")
+    asked = stack.cli(
+        "--tenant", "acme", "ask", "What colour is the lamp?", "-c", "moved", "--json", "--max-tokens", "4"
+    )
     answer = json.loads(asked.stdout)
     assert answer["usage"]["reused_tokens"] > 0
     assert not {h["chunk_id"] for h in answer["hits"]} & set(chunk_ids(stack, collection))
@@ -103,7 +110,9 @@ def test_a_collection_moves_as_a_file_to_another_tenant_and_answers_there(stack:
 
 def test_kv_changes_its_encoding_and_back_and_answers_all_the_time(stack: Stack, collection: str) -> None:
     exact = tenant_bytes(stack, "default")
-    assert "all their KV in int8" in stack.cli("store", "migrate", "-c", collection, "--encoding", "int8").stdout
+    assert (
+        "all their KV in int8" in stack.cli("store", "migrate", "-c", collection, "--encoding", "int8").stdout
+    )
     assert tenant_bytes(stack, "default") < exact
     asked = stack.cli("ask", "What colour is the lamp?", "-c", collection, "--json", "--max-tokens", "4")
     assert json.loads(asked.stdout)["usage"]["reused_tokens"] > 0

@@ -16,7 +16,16 @@ from shared.engine.backends import backend_for
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.tables import FIXED, Tiling
 from shared.engine.types import GenerateRequest, ReuseMode
-from tests.attention_steps import BranchCase, Case, PlacementCase, Shape, Step, assert_same_step, cases, spec_of
+from tests.attention_steps import (
+    BranchCase,
+    Case,
+    PlacementCase,
+    Shape,
+    Step,
+    assert_same_step,
+    cases,
+    spec_of,
+)
 from tests.engine_runs import Prompts, assert_alike, assert_equals_oracle, engine_of, run
 from tests.oracles import FAMILIES, VARIANTS, as_dtype, tiny_model
 
@@ -39,7 +48,10 @@ def check(case: Case, tiling: Tiling | None = None) -> None:
 
 class TestTriton:
     @PROPERTY
-    @given(case=cases(max_tokens=300, max_branches=6), tiling=st.sampled_from((Tiling(16, 64), FIXED, Tiling(128, 256), None)))
+    @given(
+        case=cases(max_tokens=300, max_branches=6),
+        tiling=st.sampled_from((Tiling(16, 64), FIXED, Tiling(128, 256), None)),
+    )
     def test_any_forest_of_branches_over_any_placements(self, case: Case, tiling: Tiling | None) -> None:
         check(case, tiling)
 
@@ -85,33 +97,43 @@ class TestOtherBackends:
     def test_piecewise_backends(self, name: Any, case: Case) -> None:
         if name == "flash_attn":
             pytest.importorskip("flash_attn")
-        ours = Step(case, CUDA).run(backend_for(EngineConfig(backend=name, device="cuda"), spec_of(case.shape, CUDA)))
+        ours = Step(case, CUDA).run(
+            backend_for(EngineConfig(backend=name, device="cuda"), spec_of(case.shape, CUDA))
+        )
         assert_same_step(ours, reference(case), case.shape.dtype)
 
 
 class TestLaws:
-    """The laws of ``tests/unit/test_engine_laws.py``; the oracles stay on the CPU."""
+    """The laws of ``tests/unit/engine/test_laws.py``; the oracles stay on the CPU."""
 
     def engine(self, family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Engine:
         torch.backends.cuda.matmul.allow_tf32 = False
-        return engine_of(hf_model=as_dtype(tiny_model(family), dtype).to(CUDA), device="cuda", backend="triton", **changes)
+        return engine_of(
+            hf_model=as_dtype(tiny_model(family), dtype).to(CUDA), device="cuda", backend="triton", **changes
+        )
 
     @pytest.mark.parametrize("mode", list(ReuseMode), ids=lambda m: m.value)
     @pytest.mark.parametrize("family", FAMILIES + VARIANTS)
     def test_every_family_in_every_mode(self, family: str, mode: ReuseMode) -> None:
         engine = self.engine(family)
-        request = Prompts(engine, seed=1).request(prefix=7, chunks=(20, 1, 64, 33), questions=(9, 30), reuse=mode)
+        request = Prompts(engine, seed=1).request(
+            prefix=7, chunks=(20, 1, 64, 33), questions=(9, 30), reuse=mode
+        )
         assert_equals_oracle(run(engine, request)[0], tiny_model(family))
 
     @pytest.mark.parametrize("mode", list(ReuseMode), ids=lambda m: m.value)
     def test_positions_far_beyond_float32_angles(self, mode: ReuseMode) -> None:
         engine = self.engine("llama_yarn")
-        request = Prompts(engine, seed=3).request(prefix=6, chunks=(700, 512, 640, 600), questions=(20,), reuse=mode, max_tokens=3)
+        request = Prompts(engine, seed=3).request(
+            prefix=6, chunks=(700, 512, 640, 600), questions=(20,), reuse=mode, max_tokens=3
+        )
         assert_equals_oracle(run(engine, request)[0], tiny_model("llama_yarn"))
 
     def test_a_forest_decodes_as_each_of_its_paths_alone(self) -> None:
         engine = self.engine("qwen2")
-        together = Prompts(engine, seed=9).request(questions=(9, 4), temperature=0.9, seed=7, n=3, max_tokens=8)
+        together = Prompts(engine, seed=9).request(
+            questions=(9, 4), temperature=0.9, seed=7, n=3, max_tokens=8
+        )
         (forest,) = run(engine, together)
         for index, question in enumerate(together.questions):
             (alone,) = run(engine, replace(together, request_id=f"alone-{index}", questions=(question,)))
@@ -121,11 +143,20 @@ class TestLaws:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     def test_batch_invariance_is_bitwise(self, dtype: torch.dtype) -> None:
         requests = self._requests(Prompts(self.engine("qwen2", dtype), seed=12))
-        truth = [run(self.engine("qwen2", dtype, batch_invariant=True), request)[0].branches() for request in requests]
+        truth = [
+            run(self.engine("qwen2", dtype, batch_invariant=True), request)[0].branches()
+            for request in requests
+        ]
         together = self.engine("qwen2", dtype, batch_invariant=True)
         assert [one.branches() for one in run(together, *requests)] == truth
         per_token = together.model.spec.kv_bytes_per_token
-        tight = self.engine("qwen2", dtype, batch_invariant=True, resident_bytes=140 * per_token, private_bytes=160 * per_token)
+        tight = self.engine(
+            "qwen2",
+            dtype,
+            batch_invariant=True,
+            resident_bytes=140 * per_token,
+            private_bytes=160 * per_token,
+        )
         assert [one.branches() for one in reversed(run(tight, *reversed(requests)))] == truth
 
     def _requests(self, prompts: Prompts) -> list[GenerateRequest]:

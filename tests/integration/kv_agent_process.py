@@ -1,5 +1,5 @@
-"""An agent in a process of its own: ``python -m tests.integration.kv_agent_process DIRECTORY [OBJECTS]`` prints its address and
-serves. With a second directory in the place of an object store."""
+"""An agent in a process of its own: ``python -m tests.integration.kv_agent_process DIRECTORY [OBJECTS]``
+prints its address and serves. With a second directory in the place of an object store."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from services.kv_store.blobs import Blobs
-from services.kv_store.directory_blobs import DirectoryBlobs
+from services.kv_store.blobs.directory import DirectoryBlobs
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.blobs.staging import Staging
 from services.kv_store.handlers import KvStoreHandlers, start_server
-from services.kv_store.staging import Staging
 from shared.request import RequestContext
 from tests.kv_stores import KnownNodes, agent_on
 

@@ -1,4 +1,5 @@
-"""cacheclip over gRPC: a selector chooses while KV is loaded, and whatever becomes of it, there is an answer."""
+"""cacheclip over gRPC: a selector chooses while KV is loaded, and whatever becomes of it, there is an
+answer."""
 
 from __future__ import annotations
 
@@ -55,8 +56,12 @@ class FakeSelector:
     tokens: tuple[int, ...] = TOKENS
     failure: Exception | None = None
     may_answer: asyncio.Event | None = None
-    scores: Callable[[int], tuple[float, ...]] = lambda num_tokens: tuple(i / num_tokens for i in range(num_tokens))
-    asked: list[tuple[tuple[SelectionChunk, ...], tuple[str, ...], float, Grouping, Reading]] = field(default_factory=list)
+    scores: Callable[[int], tuple[float, ...]] = lambda num_tokens: tuple(
+        i / num_tokens for i in range(num_tokens)
+    )
+    asked: list[tuple[tuple[SelectionChunk, ...], tuple[str, ...], float, Grouping, Reading]] = field(
+        default_factory=list
+    )
     contexts: list[RequestContext] = field(default_factory=list)
     num_given_up: int = 0
 
@@ -87,7 +92,9 @@ async def generate(served: Served, chunks: Sequence[Any] = TEXTS, **options: Any
     options = {"reuse": "cacheclip", "questions": [QUESTION], "deadline_ms": 60_000} | options
     ctx, questions = context(options.pop("deadline_ms")), options.pop("questions")
     sampling = Sampling(max_tokens=MAX_TOKENS, ignore_eos=True)
-    async with aclosing(served.client.generate(ctx, chunks, questions, sampling=sampling, **options)) as stream:
+    async with aclosing(
+        served.client.generate(ctx, chunks, questions, sampling=sampling, **options)
+    ) as stream:
         return [event async for event in stream]
 
 
@@ -112,11 +119,15 @@ def ids_of(model: Path, text: str) -> tuple[int, ...]:
 
 
 class TestChosen:
-    async def test_the_answer_is_that_of_the_listed_tokens_and_the_usage_says_how_they_came_about(self, model: Path) -> None:
+    async def test_the_answer_is_that_of_the_listed_tokens_and_the_usage_says_how_they_came_about(
+        self, model: Path
+    ) -> None:
         selector = FakeSelector()
         async with serving_with(model, selector) as served:
             await generate(served, reuse="reordered")  # brings the chunks' KV
-            events = await generate(served, recompute=Recompute(0.3, grouping="paper", reading="each"), explain=True)
+            events = await generate(
+                served, recompute=Recompute(0.3, grouping="paper", reading="each"), explain=True
+            )
             listed = await generate(served, reuse="tokens", recompute=Recompute(tokens=TOKENS))
         assert told(events) == told(listed)
         usage, timings = end_of(events).usage, end_of(events).timings
@@ -125,11 +136,17 @@ class TestChosen:
         assert usage.recomputed_tokens == end_of(listed).usage.recomputed_tokens
         assert timings.select_ms > 0
         selected = selected_of(events)
-        assert (selected.tokens, selected.reading, selected.timings) == (TOKENS, "each", SelectionTimings(1.0, 2.0, 3.0, 6.0))
+        assert (selected.tokens, selected.reading, selected.timings) == (
+            TOKENS,
+            "each",
+            SelectionTimings(1.0, 2.0, 3.0, 6.0),
+        )
         assert len(selected.scores) == DEFAULT_LEN
         assert [[(s.start, s.end) for s in spans] for spans in selected.chunks] == [[(3, 6)], [(11, 13)], []]
         ((chunks, questions, ratio, grouping, reading),) = selector.asked
-        assert [chunk.text for chunk in chunks] == [f"{text}\n\n" for text in TEXTS], "with the model's template"
+        assert [chunk.text for chunk in chunks] == [f"{text}\n\n" for text in TEXTS], (
+            "with the model's template"
+        )
         assert [chunk.token_ids for chunk in chunks] == [ids_of(model, text) for text in TEXTS]
         assert (questions, ratio, grouping, reading) == ((QUESTION,), 0.3, "paper", "each")
 
@@ -145,13 +162,21 @@ class TestChosen:
         selector = FakeSelector()
         async with serving_with(model, selector) as served:
             events = await generate(served, questions=[QUESTION, "When?"])
-            listed = await generate(served, questions=[QUESTION, "When?"], reuse="tokens", recompute=Recompute(tokens=TOKENS))
+            listed = await generate(
+                served, questions=[QUESTION, "When?"], reuse="tokens", recompute=Recompute(tokens=TOKENS)
+            )
         assert told(events) == told(listed)
         assert selector.asked[0][1] == (QUESTION, "When?")
 
-    async def test_chunks_given_by_ids_are_read_by_their_text_or_by_what_the_ids_say(self, model: Path) -> None:
+    async def test_chunks_given_by_ids_are_read_by_their_text_or_by_what_the_ids_say(
+        self, model: Path
+    ) -> None:
         selector = FakeSelector()
-        chunks = [ChunkRef("", ids_of(model, TEXTS[0]), TEXTS[0]), ChunkRef("", ids_of(model, TEXTS[1])), TEXTS[2]]
+        chunks = [
+            ChunkRef("", ids_of(model, TEXTS[0]), TEXTS[0]),
+            ChunkRef("", ids_of(model, TEXTS[1])),
+            TEXTS[2],
+        ]
         async with serving_with(model, selector) as served:
             by_ids = await generate(served, chunks, questions=[ids_of(model, QUESTION)], explain=True)
             by_text = await generate(served, questions=[ids_of(model, QUESTION)], explain=True)
@@ -197,12 +222,16 @@ class TestChosen:
             await until(lambda: selector.num_given_up == 1)
             await until(lambda: facts_of(served)["running_requests"] == "0")
 
-    async def test_margins_are_written_on_chunks_as_they_are_stored_and_the_answer_on_chosen_tokens(self, model: Path) -> None:
+    async def test_margins_are_written_on_chunks_as_they_are_stored_and_the_answer_on_chosen_tokens(
+        self, model: Path
+    ) -> None:
         selector = FakeSelector()
         async with serving_with(model, selector) as served:
             decoding = Decoding(margins=Margins(max_tokens=3))
             events = await generate(served, decoding=decoding)
-            listed = await generate(served, decoding=decoding, reuse="tokens", recompute=Recompute(tokens=TOKENS))
+            listed = await generate(
+                served, decoding=decoding, reuse="tokens", recompute=Recompute(tokens=TOKENS)
+            )
         assert told(events) == told(listed)
         assert [asked[1] for asked in selector.asked] == [(QUESTION,)], "one selection, for the answer"
         assert end_of(events).usage.selected_tokens == len(TOKENS)
@@ -219,7 +248,9 @@ class TestFallback:
             (RuntimeError("secret path /home"), "the selector failed; the generator's log has the reason"),
         ],
     )
-    async def test_a_selector_that_fails_stops_no_answer(self, model: Path, failure: Exception, why: str) -> None:
+    async def test_a_selector_that_fails_stops_no_answer(
+        self, model: Path, failure: Exception, why: str
+    ) -> None:
         async with serving_with(model, FakeSelector(failure=failure)) as served:
             events = await generate(served, recompute=Recompute(0.4))
             epic = await generate(served, reuse="epic", recompute=Recompute(0.4))
@@ -230,28 +261,42 @@ class TestFallback:
         assert (usage.picked_tokens, usage.grouped_tokens) == (0, 0)
         assert selected_of(events).timings is None
 
-    @pytest.mark.parametrize("fallback", ["full", "reordered", "composite", "random", "query_attention", "cacheblend", "ape"])
+    @pytest.mark.parametrize(
+        "fallback", ["full", "reordered", "composite", "random", "query_attention", "cacheblend", "ape"]
+    )
     async def test_the_fallback_is_configured(self, model: Path, fallback: Any) -> None:
-        async with serving_with(model, FakeSelector(failure=Unavailable("gone")), {"fallback": fallback}) as served:
+        async with serving_with(
+            model, FakeSelector(failure=Unavailable("gone")), {"fallback": fallback}
+        ) as served:
             events = await generate(served, recompute=Recompute(0.4, seed=3))
             by_ratio = fallback in ("random", "query_attention", "cacheblend")
-            plain = await generate(served, reuse=fallback, recompute=Recompute(0.4, seed=3) if by_ratio else None)
+            plain = await generate(
+                served, reuse=fallback, recompute=Recompute(0.4, seed=3) if by_ratio else None
+            )
         assert told(events) == told(plain)
         assert end_of(events).usage.reuse == fallback
 
     @pytest.mark.parametrize(
-        ("settings", "deadline_ms"), [({"timeout_s": 0.1}, 60_000), ({"deadline_share": 0.02}, 10_000)], ids=["timeout", "share"]
+        ("settings", "deadline_ms"),
+        [({"timeout_s": 0.1}, 60_000), ({"deadline_share": 0.02}, 10_000)],
+        ids=["timeout", "share"],
     )
-    async def test_a_slow_selector_stops_no_answer(self, model: Path, settings: dict[str, float], deadline_ms: int) -> None:
+    async def test_a_slow_selector_stops_no_answer(
+        self, model: Path, settings: dict[str, float], deadline_ms: int
+    ) -> None:
         selector = FakeSelector(may_answer=asyncio.Event())
         async with serving_with(model, selector, settings) as served:
             events = await generate(served, deadline_ms=deadline_ms)
-        assert end_of(events).usage.note.startswith("cacheclip became epic: the selector did not answer within 0.")
+        assert end_of(events).usage.note.startswith(
+            "cacheclip became epic: the selector did not answer within 0."
+        )
         assert selector.num_given_up == 1, "nobody waits for it any more"
         assert selector.contexts[0].remaining_s < 1, "it is told how long it has"
 
     @pytest.mark.parametrize("tokens", [(5, 4), (4, 4), (DEFAULT_LEN,)])
-    async def test_a_selector_that_chooses_what_is_not_there_is_not_believed(self, model: Path, tokens: tuple[int, ...]) -> None:
+    async def test_a_selector_that_chooses_what_is_not_there_is_not_believed(
+        self, model: Path, tokens: tuple[int, ...]
+    ) -> None:
         async with serving_with(model, FakeSelector(tokens)) as served:
             usage = end_of(await generate(served)).usage
         assert (usage.reuse, usage.generated_tokens) == ("epic", MAX_TOKENS)
@@ -259,13 +304,20 @@ class TestFallback:
 
     async def test_ids_that_no_text_gives_are_nothing_to_read(self, model: Path) -> None:
         selector = FakeSelector()
-        half = (ids_of(model, "ü")[0], *ids_of(model, "x"))  # a byte that begins a character, and another character
+        half = (
+            ids_of(model, "ü")[0],
+            *ids_of(model, "x"),
+        )  # a byte that begins a character, and another character
         async with serving_with(model, selector) as served:
             by_ids = end_of(await generate(served, [TEXTS[0], half])).usage
-            other_text = end_of(await generate(served, [ChunkRef("", ids_of(model, TEXTS[0]), "Something else")])).usage
+            other_text = end_of(
+                await generate(served, [ChunkRef("", ids_of(model, TEXTS[0]), "Something else")])
+            ).usage
             question = end_of(await generate(served, questions=[half])).usage
         assert selector.asked == []
-        reads = "cacheclip became epic: the selector reads text, and there is none that gives the token ids of"
+        reads = (
+            "cacheclip became epic: the selector reads text, and there is none that gives the token ids of"
+        )
         assert [u.note for u in (by_ids, other_text, question)] == [
             f"{reads} {f}" for f in ("chunks[1]", "chunks[0]", "questions[0]")
         ]
@@ -280,7 +332,9 @@ class TestFallback:
             ({"recompute": Recompute(tokens=(1,))}, "recompute.tokens: mode cacheclip"),
         ],
     )
-    async def test_a_callers_mistake_is_an_error_and_no_fallback(self, model: Path, options: dict[str, Any], says: str) -> None:
+    async def test_a_callers_mistake_is_an_error_and_no_fallback(
+        self, model: Path, options: dict[str, Any], says: str
+    ) -> None:
         async with serving_with(model, FakeSelector()) as served:
             with pytest.raises(KvquiltError) as refusal:
                 await generate(served, **options)
@@ -293,8 +347,12 @@ class TestFallback:
         assert (usage.reuse, usage.note, usage.selected_tokens) == ("cacheclip", "", 0)
 
 
-def serving_with(model: Path, selector: FakeSelector, settings: dict[str, Any] | None = None, **options: Any) -> Any:
-    return serving(model, options.pop("store", None), selector, selector=SELECTOR | (settings or {}), **options)
+def serving_with(
+    model: Path, selector: FakeSelector, settings: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    return serving(
+        model, options.pop("store", None), selector, selector=SELECTOR | (settings or {}), **options
+    )
 
 
 def facts_of(served: Served) -> dict[str, str]:

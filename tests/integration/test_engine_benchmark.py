@@ -13,7 +13,14 @@ from load_tests.engine import __main__ as command
 from load_tests.engine.batches import BatchEngine
 from load_tests.engine.case import Case
 from load_tests.engine.ceilings import ceiling_of
-from load_tests.engine.compare import Runs, compare, compare_batches, compare_branches, compare_invariant, compare_sharing
+from load_tests.engine.compare import (
+    Runs,
+    compare,
+    compare_batches,
+    compare_branches,
+    compare_invariant,
+    compare_sharing,
+)
 from load_tests.engine.sharing import Crowd
 from load_tests.engine.workers import Worker, WorkerFailed
 from load_tests.rates import Rates
@@ -63,7 +70,8 @@ def test_kernels_are_recorded_with_their_shapes_and_timed_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "setting"), [({"context": 100}, "--context"), ({"context": 0}, "--context"), ({"question": 0}, "--question")]
+    ("sizes", "setting"),
+    [({"context": 100}, "--context"), ({"context": 0}, "--context"), ({"question": 0}, "--question")],
 )
 def test_sizes_that_make_no_sense_are_refused_by_name(sizes: dict[str, int], setting: str) -> None:
     with pytest.raises(ValueError, match=setting):
@@ -117,7 +125,9 @@ def test_batches_are_measured_with_their_kv_there_and_to_be_brought() -> None:
 
 
 def test_requests_that_share_chunks_hold_each_chunk_once() -> None:
-    crowd = Crowd(TINY, num_requests=3, num_chunks=4, num_shared=3, chunk_len=8, question=4, decode=2, threads=1)
+    crowd = Crowd(
+        TINY, num_requests=3, num_chunks=4, num_shared=3, chunk_len=8, question=4, decode=2, threads=1
+    )
     throughput, held = compare_sharing(crowd, RATES, 1, silent)
     assert (throughput.name, held.name) == ("sharing_throughput", "sharing_bytes")
     private = held.value - crowd.bytes_of(3 + 3)

@@ -1,4 +1,5 @@
-"""The Generation service as its callers see it: over gRPC, with model directories that ``transformers`` wrote."""
+"""The Generation service as its callers see it: over gRPC, with model directories that ``transformers``
+wrote."""
 
 from __future__ import annotations
 
@@ -108,12 +109,18 @@ async def prefill(
 
 
 def tokens(events: Sequence[GenerationEvent], question: int = 0, sample: int = 0) -> Generated:
-    mine = [e for e in events if isinstance(e, GeneratedToken) and (e.question, e.sample) == (question, sample)]
-    return Generated(tuple(e.token_id for e in mine), tuple(e.logprob for e in mine), tuple(e.top_logprobs for e in mine))
+    mine = [
+        e for e in events if isinstance(e, GeneratedToken) and (e.question, e.sample) == (question, sample)
+    ]
+    return Generated(
+        tuple(e.token_id for e in mine), tuple(e.logprob for e in mine), tuple(e.top_logprobs for e in mine)
+    )
 
 
 def text(events: Sequence[GenerationEvent], question: int = 0) -> str:
-    return "".join(e.text for e in events if isinstance(e, (GeneratedToken, BranchDone)) and e.question == question)
+    return "".join(
+        e.text for e in events if isinstance(e, (GeneratedToken, BranchDone)) and e.question == question
+    )
 
 
 def done(events: Sequence[GenerationEvent]) -> GenerationDone:
@@ -123,13 +130,20 @@ def done(events: Sequence[GenerationEvent]) -> GenerationDone:
 
 
 def assert_oracle(
-    model: Any, mode: Reuse, events: Sequence[GenerationEvent], prefix: Ids, chunks: Sequence[Ids], questions: Sequence[Ids]
+    model: Any,
+    mode: Reuse,
+    events: Sequence[GenerationEvent],
+    prefix: Ids,
+    chunks: Sequence[Ids],
+    questions: Sequence[Ids],
 ) -> None:
     """Acceptance: greedy tokens until a near-tie, and top log-probabilities within 1e-3."""
     for index, question in enumerate(questions):
         ours = tokens(events, index)
         assert len(ours.token_ids) == 5
-        assert_same_generation(ours, ORACLES[mode](model, prefix, chunks, question, ours.token_ids), tolerance=1e-3)
+        assert_same_generation(
+            ours, ORACLES[mode](model, prefix, chunks, question, ours.token_ids), tolerance=1e-3
+        )
 
 
 class TestAnswersEqualTheOracles:
@@ -140,7 +154,15 @@ class TestAnswersEqualTheOracles:
     ) -> None:
         async with serving(models / name, store) as served:
             for case, (prefix_len, lengths) in enumerate(
-                [(0, ()), (9, ()), (0, (1,)), (4, (1, 1, 1)), (7, (700,)), (12, (512, 3, 129)), (5, tuple(range(1, 25)))]
+                [
+                    (0, ()),
+                    (9, ()),
+                    (0, (1,)),
+                    (4, (1, 1, 1)),
+                    (7, (700,)),
+                    (12, (512, 3, 129)),
+                    (5, tuple(range(1, 25))),
+                ]
             ):
                 prefix, question = ids(case, prefix_len), ids(case + 100, 11)
                 chunks = [ids(case * 50 + i + 200, n) for i, n in enumerate(lengths)]
@@ -148,7 +170,9 @@ class TestAnswersEqualTheOracles:
                 assert_oracle(stock[name], mode, events, prefix, chunks, [question])
 
     @pytest.mark.parametrize("mode", MODES)
-    async def test_many_long_chunks(self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: Reuse) -> None:
+    async def test_many_long_chunks(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: Reuse
+    ) -> None:
         prefix, question = ids(1, 20), ids(2, 30)
         chunks = [ids(10 + i, 1 + (i * 89) % 400) for i in range(24)]
         async with serving(models / "qwen2", store) as served:
@@ -193,7 +217,9 @@ class TestTextAndIds:
         async with serving(models / "talking", store) as served:
             model = await served.client.describe(context())
             stored = await prefill(served, ["The river rises.", "Bread is brown."], prefix=None)
-            by_text = await generate(served, ["The river rises.", "Bread is brown."], ["What rises?"], "reordered", prefix=None)
+            by_text = await generate(
+                served, ["The river rises.", "Bread is brown."], ["What rises?"], "reordered", prefix=None
+            )
             chunk_ids = [c.token_ids for c in stored]
             question_ids = tuple(_byte_ids(model.question_template.replace("{question}", "What rises?")))
             by_ids = await generate(served, chunk_ids, [question_ids], "reordered", prefix=model.prefix_ids)
@@ -203,18 +229,33 @@ class TestTextAndIds:
         assert model.prefix_ids[0] == 256, "the prefix begins with BOS"
         assert_oracle(stock["talking"], "reordered", by_text, model.prefix_ids, chunk_ids, [question_ids])
 
-    async def test_the_streamed_text_is_the_decoded_text_and_stop_strings_cut_it(self, models: Path, store: DirectoryStore) -> None:
+    async def test_the_streamed_text_is_the_decoded_text_and_stop_strings_cut_it(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
         async with serving(models / "talking", store) as served:
-            events = await generate(served, [], ["Say something."], prefix=None, max_tokens=40, temperature=1.0, seed=4)
+            events = await generate(
+                served, [], ["Say something."], prefix=None, max_tokens=40, temperature=1.0, seed=4
+            )
             whole = text(events)
             assert served.generator.tokenizer.decode(tokens(events).token_ids) == whole  # type: ignore[union-attr]
             stop = whole[8:10]
-            cut = await generate(served, [], ["Say something."], prefix=None, max_tokens=40, temperature=1.0, seed=4, stop=(stop,))
+            cut = await generate(
+                served,
+                [],
+                ["Say something."],
+                prefix=None,
+                max_tokens=40,
+                temperature=1.0,
+                seed=4,
+                stop=(stop,),
+            )
         assert text(cut) == whole[: whole.index(stop)]
         ends = [e for e in cut if isinstance(e, BranchDone)]
         assert [e.finish_reason for e in ends] == ["stop"]
 
-    async def test_a_model_without_a_tokenizer_serves_ids_and_refuses_text(self, models: Path, store: DirectoryStore) -> None:
+    async def test_a_model_without_a_tokenizer_serves_ids_and_refuses_text(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
         async with serving(models / "qwen2", store) as served:
             model = await served.client.describe(context())
             assert (model.tokenizer_hash, model.prefix_ids, model.question_template) == ("", (), "")
@@ -230,11 +271,20 @@ class TestTextAndIds:
         async with serving(models / "talking", store) as served:
             model = await served.client.describe(context())
             health = await served.client.health(context())
-        assert (model.model, model.dtype, model.device, model.max_positions) == (str(models / "talking"), "float32", "cpu", 20000)
+        assert (model.model, model.dtype, model.device, model.max_positions) == (
+            str(models / "talking"),
+            "float32",
+            "cpu",
+            20000,
+        )
         assert model.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
         assert len(model.tokenizer_hash) == 32
         assert model.eos_ids == (2,)
-        assert (health.service, health.ready, health.facts["fingerprint"]) == ("generator", True, model.fingerprint)
+        assert (health.service, health.ready, health.facts["fingerprint"]) == (
+            "generator",
+            True,
+            model.fingerprint,
+        )
 
 
 class TestChunkIdentity:
@@ -257,7 +307,9 @@ class TestChunkIdentity:
         header = inspect_chunk(store.path_of(stored_a.chunk_id)).header
         assert (header.token_ids, header.model_fingerprint) == (a, model.fingerprint)
 
-    async def test_a_prefill_answers_in_order_even_for_the_same_chunk_twice(self, models: Path, store: DirectoryStore) -> None:
+    async def test_a_prefill_answers_in_order_even_for_the_same_chunk_twice(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
         a, b = ids(1, 300), ids(2, 4)
         async with serving(models / "qwen2", store) as served:
             stored = await prefill(served, [a, b, a])
@@ -289,12 +341,18 @@ class TestFaults:
             assert tokens(after).token_ids == tokens(before).token_ids
             assert_oracle(stock["qwen2"], "reordered", after, prefix, chunks, [question])
             for _ in range(3000):  # written behind the answer
-                if path.exists() and path.stat().st_size == len(good) and path.read_bytes() != _damaged(good, damage):
+                if (
+                    path.exists()
+                    and path.stat().st_size == len(good)
+                    and path.read_bytes() != _damaged(good, damage)
+                ):
                     break
                 await asyncio.sleep(0.01)
         assert verify_chunk(path).header.token_ids == chunks[1]
 
-    async def test_prefill_finds_a_flipped_bit_and_writes_the_chunk_again(self, models: Path, store: DirectoryStore) -> None:
+    async def test_prefill_finds_a_flipped_bit_and_writes_the_chunk_again(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
         chunk = ids(3, 40)
         async with serving(models / "qwen2", store) as served:
             (stored,) = await prefill(served, [chunk])
@@ -319,10 +377,14 @@ class TestFaults:
             with pytest.raises(StorageFull):
                 await prefill(served, [ids(4, 40)])
 
-    async def test_a_client_that_goes_away_in_mid_stream_frees_what_it_held(self, models: Path, store: DirectoryStore) -> None:
+    async def test_a_client_that_goes_away_in_mid_stream_frees_what_it_held(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
         async with serving(models / "qwen2", store) as served:
             sampling = Sampling(max_tokens=8000, ignore_eos=True)
-            stream = served.client.generate(context(), [ids(1, 50)], [ids(2, 9), ids(3, 9)], "reordered", sampling, ())
+            stream = served.client.generate(
+                context(), [ids(1, 50)], [ids(2, 9), ids(3, 9)], "reordered", sampling, ()
+            )
             async for event in stream:
                 assert isinstance(event, GeneratedToken)
                 break
@@ -336,18 +398,24 @@ class TestFaults:
                 await asyncio.sleep(0.01)
             assert (facts["running_requests"], facts["private_bytes"]) == ("0", "0")
 
-    async def test_a_deadline_ends_an_answer_with_its_error(self, models: Path, store: DirectoryStore) -> None:
+    async def test_a_deadline_ends_an_answer_with_its_error(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
         async with serving(models / "qwen2", store) as served:
             with pytest.raises(DeadlineExceeded):
                 await generate(served, [], [ids(1, 9)], deadline_ms=300, max_tokens=8000)
             assert done(await generate(served, [], [ids(1, 9)]))
 
-    async def test_many_requests_at_once_answer_as_each_does_alone(self, models: Path, store: DirectoryStore) -> None:
+    async def test_many_requests_at_once_answer_as_each_does_alone(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
         prefix, shared_chunk = ids(1, 6), ids(2, 60)
         async with serving(models / "qwen2", store) as served:
 
             async def ask(i: int) -> list[GenerationEvent]:
-                return await generate(served, [shared_chunk, ids(10 + i, 5 + i)], [ids(40 + i, 9)], MODES[i % 3], prefix)
+                return await generate(
+                    served, [shared_chunk, ids(10 + i, 5 + i)], [ids(40 + i, 9)], MODES[i % 3], prefix
+                )
 
             alone = [await ask(i) for i in range(9)]
         async with serving(models / "qwen2", store) as served:
@@ -355,7 +423,9 @@ class TestFaults:
         assert [tokens(e).token_ids for e in together] == [tokens(e).token_ids for e in alone]
 
     @pytest.mark.parametrize("kind", ["absent", "not causal", "absolute positions", "not a model"])
-    async def test_a_model_that_cannot_be_served_is_explained_by_health_and_by_every_call(self, tmp_path: Path, kind: str) -> None:
+    async def test_a_model_that_cannot_be_served_is_explained_by_health_and_by_every_call(
+        self, tmp_path: Path, kind: str
+    ) -> None:
         path = tmp_path / "model"
         if kind == "not causal":
             tiny_model("qwen2").model.save_pretrained(path)
@@ -372,7 +442,12 @@ class TestFaults:
             with pytest.raises(KvquiltError) as refusal:
                 await generate(served, [], [ids(1, 5)])
             assert refusal.value.detail == health.detail
-            words = {"absent": "no directory", "not causal": "causal", "absolute positions": "gpt2", "not a model": "configuration"}
+            words = {
+                "absent": "no directory",
+                "not causal": "causal",
+                "absolute positions": "gpt2",
+                "not a model": "configuration",
+            }
             assert words[kind] in health.detail
 
 
@@ -381,7 +456,9 @@ _BAD = {
     "questions: at least one": {},
     "questions[0]: neither text nor token_ids": {"questions": [generation_pb2.Piece()]},
     "questions[0]: is empty": {"questions": [generation_pb2.Piece(token_ids=generation_pb2.TokenIds())]},
-    "questions[1].token_ids[0]: 257": {"questions": [_IDS, generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=[VOCAB]))]},
+    "questions[1].token_ids[0]: 257": {
+        "questions": [_IDS, generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=[VOCAB]))]
+    },
     "chunks[0].piece: neither": {"questions": [_IDS], "chunks": [generation_pb2.ChunkInput(chunk_id="x")]},
     "chunks: 5 are more than": {"questions": [_IDS], "chunks": [generation_pb2.ChunkInput(piece=_IDS)] * 5},
     "questions: 4 are more than": {"questions": [_IDS] * 4},
@@ -392,7 +469,11 @@ _BAD = {
         "reuse": "REUSE_MODE_EPIC",
         "recompute": Recompute(ratio=float("nan")),
     },
-    "recompute.ratio: 1.5": {"questions": [_IDS], "reuse": "REUSE_MODE_EPIC", "recompute": Recompute(ratio=1.5)},
+    "recompute.ratio: 1.5": {
+        "questions": [_IDS],
+        "reuse": "REUSE_MODE_EPIC",
+        "recompute": Recompute(ratio=1.5),
+    },
     "recompute.ratio: -0.1": {
         "questions": [_IDS],
         "reuse": "REUSE_MODE_CACHEBLEND",
@@ -411,7 +492,10 @@ _BAD = {
     },
     "recompute.grouping: 9 is not known": {"questions": [_IDS], "recompute": Recompute(grouping=9)},
     "recompute.reading: 9 is not known": {"questions": [_IDS], "recompute": Recompute(reading=9)},
-    "recompute.grouping: mode reordered": {"questions": [_IDS], "recompute": Recompute(grouping="GROUPING_PAPER")},
+    "recompute.grouping: mode reordered": {
+        "questions": [_IDS],
+        "recompute": Recompute(grouping="GROUPING_PAPER"),
+    },
     "recompute, ape: mode auto": {
         "questions": [_IDS],
         "reuse": "REUSE_MODE_AUTO",
@@ -419,7 +503,10 @@ _BAD = {
     },
     "ape.temperature: 0.0": {"questions": [_IDS], "reuse": "REUSE_MODE_APE", "ape": Ape(temperature=0)},
     "ape.scale: nan": {"questions": [_IDS], "reuse": "REUSE_MODE_APE", "ape": Ape(scale=float("nan"))},
-    "sampling.temperature: nan": {"questions": [_IDS], "sampling": common_pb2.Sampling(temperature=float("nan"))},
+    "sampling.temperature: nan": {
+        "questions": [_IDS],
+        "sampling": common_pb2.Sampling(temperature=float("nan")),
+    },
     "sampling.temperature: -1": {"questions": [_IDS], "sampling": common_pb2.Sampling(temperature=-1)},
     "sampling.top_p": {"questions": [_IDS], "sampling": common_pb2.Sampling(top_p=1.5)},
     "sampling.n": {"questions": [_IDS], "sampling": common_pb2.Sampling(n=65)},
@@ -432,7 +519,10 @@ _BAD = {
 class TestBadRequests:
     async def test_each_is_refused_with_the_name_of_the_field(self, models: Path) -> None:
         limits = {"max_chunks": 4, "max_questions": 3, "max_tokens_limit": 60, "max_tokens": 20}
-        async with serving(models / "qwen2", **limits) as served, grpc.aio.insecure_channel(served.address) as channel:
+        async with (
+            serving(models / "qwen2", **limits) as served,
+            grpc.aio.insecure_channel(served.address) as channel,
+        ):
             stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
             for words, fields in _BAD.items():
                 with pytest.raises(grpc.aio.AioRpcError) as refusal:

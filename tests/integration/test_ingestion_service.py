@@ -39,7 +39,11 @@ def client(channel: grpc.aio.Channel) -> IngestClient:
 
 
 async def test_documents_go_in_are_listed_and_go_out_again(client: IngestClient, world: World) -> None:
-    documents = [text("a.txt", "One.", lang="en"), SourceDocument("b", b"# Two", "text/markdown"), SourceDocument("c.pdf", b"no")]
+    documents = [
+        text("a.txt", "One.", lang="en"),
+        SourceDocument("b", b"# Two", "text/markdown"),
+        SourceDocument("c.pdf", b"no"),
+    ]
     events = [e async for e in client.upsert(context(), "c", documents)]
     assert outcome(events) == {"a.txt": Stage.STORED, "b": Stage.STORED, "c.pdf": Stage.FAILED}
     assert next(e for e in events if e.stage is Stage.FAILED).error_code == "DOCUMENT_UNREADABLE"
@@ -49,7 +53,10 @@ async def test_documents_go_in_are_listed_and_go_out_again(client: IngestClient,
         "b": Stage.UNCHANGED,
     }
     listed = [d async for d in client.list(context(), "c")]
-    assert [(d.document_id, d.title, d.num_chunks, d.current) for d in listed] == [("a.txt", "a", 1, True), ("b", "Two", 1, True)]
+    assert [(d.document_id, d.title, d.num_chunks, d.current) for d in listed] == [
+        ("a.txt", "a", 1, True),
+        ("b", "Two", 1, True),
+    ]
     deleted = await client.delete(context(), "c", ["a.txt", "x"])
     assert (deleted.num_documents, deleted.num_chunks, deleted.not_found) == (1, 1, ("x",))
     assert (await client.delete(context(), "c", everything=True)).num_documents == 1
@@ -78,7 +85,10 @@ async def test_an_index_is_rebuilt_and_kv_refreshed_over_the_wire(client: Ingest
         pass
     del world.indexed["default", "c", "a.txt"]
     del world.manifests["default", "c", "b.txt"]
-    assert outcome([e async for e in client.rebuild(context())]) == {"c/a.txt": Stage.STORED, "c/b.txt": Stage.REMOVED}
+    assert outcome([e async for e in client.rebuild(context())]) == {
+        "c/a.txt": Stage.STORED,
+        "c/b.txt": Stage.REMOVED,
+    }
     (chunk,) = world.manifests["default", "c", "a.txt"].chunks
     world.kv.clear()
     refreshed = client.refresh(context(), "c", [chunk.chunk_id], "int8")
@@ -99,7 +109,10 @@ async def test_errors_arrive_as_what_they_are(client: IngestClient, channel: grp
         async for _ in client.re_encode(context(), "nowhere"):
             pass
     both = ingest_pb2.UpsertRequest(
-        meta=meta_of(context()), collection="c", re_encode=True, documents=[ingest_pb2.SourceDocument(document_id="a.txt")]
+        meta=meta_of(context()),
+        collection="c",
+        re_encode=True,
+        documents=[ingest_pb2.SourceDocument(document_id="a.txt")],
     )
     stream = GrpcTransport(channel, SERVICE, APPLICATION).stream("Upsert", both, ingest_pb2.UpsertProgress, 5)
     with pytest.raises(InvalidRequest, match="must be empty with re_encode"):
@@ -115,7 +128,9 @@ async def test_health_says_why_it_is_not_ready(client: IngestClient, world: Worl
     assert "tokenizer" in health.detail
 
 
-@pytest.mark.parametrize("values", [{"chunk_tokens": 8}, {"chunk_tokens": 9000}, {"prefill_batch": 0}, {"step_timeout_s": 0.0}])
+@pytest.mark.parametrize(
+    "values", [{"chunk_tokens": 8}, {"chunk_tokens": 9000}, {"prefill_batch": 0}, {"step_timeout_s": 0.0}]
+)
 def test_settings_out_of_range_are_named(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(values))):
         config.load(IngestionConfig, {"model": "m", **values})

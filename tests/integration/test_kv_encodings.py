@@ -43,7 +43,9 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 async def ask(served: Served, passages: Sequence[str] = PASSAGES) -> list[GenerationEvent]:
     sampling = Sampling(max_tokens=24, top_logprobs=5)
-    async with aclosing(served.client.generate(context(), passages, [QUESTION], "reordered", sampling)) as events:
+    async with aclosing(
+        served.client.generate(context(), passages, [QUESTION], "reordered", sampling)
+    ) as events:
         return [event async for event in events]
 
 
@@ -56,11 +58,15 @@ def recomputed(events: Sequence[GenerationEvent]) -> int:
     return events[-1].usage.recomputed_tokens
 
 
-async def prefill(served: Served, encoding: str, passages: Sequence[str] = PASSAGES) -> list[generation_pb2.PrefillResponse]:
+async def prefill(
+    served: Served, encoding: str, passages: Sequence[str] = PASSAGES
+) -> list[generation_pb2.PrefillResponse]:
     chunks = [generation_pb2.ChunkInput(piece=generation_pb2.Piece(text=text)) for text in passages]
     async with grpc.aio.insecure_channel(served.address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-        return [r async for r in stub.Prefill(generation_pb2.PrefillRequest(chunks=chunks, encoding=encoding))]
+        return [
+            r async for r in stub.Prefill(generation_pb2.PrefillRequest(chunks=chunks, encoding=encoding))
+        ]
 
 
 def encodings_in(store: DirectoryStore) -> list[str]:
@@ -68,7 +74,9 @@ def encodings_in(store: DirectoryStore) -> list[str]:
 
 
 @pytest.mark.parametrize("encoding", ["int8", "int4"])
-async def test_the_answer_that_had_to_recompute_and_the_one_that_loads_are_the_same(store: DirectoryStore, encoding: str) -> None:
+async def test_the_answer_that_had_to_recompute_and_the_one_that_loads_are_the_same(
+    store: DirectoryStore, encoding: str
+) -> None:
     async with serving(DEMO_MODEL, store, kv_encoding=encoding) as served:
         first = await ask(served)
         while len(store.adopted) < len(PASSAGES):  # written behind the answer
@@ -111,19 +119,27 @@ async def test_a_prefill_brings_all_chunks_to_the_encoding_it_names(store: Direc
         assert encodings_in(store) == ["exact"] * 3
 
 
-async def test_the_models_description_says_how_kv_is_stored_and_files_name_the_tokenizer(store: DirectoryStore) -> None:
+async def test_the_models_description_says_how_kv_is_stored_and_files_name_the_tokenizer(
+    store: DirectoryStore,
+) -> None:
     async with serving(DEMO_MODEL, store, kv_encoding="int8") as served:
         async with grpc.aio.insecure_channel(served.address) as channel:
             stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
             described = await stub.DescribeModel(generation_pb2.DescribeModelRequest())
         (response,) = await prefill(served, "", PASSAGES[:1])
     assert described.kv_encoding == "int8"
-    assert inspect_chunk(store.path_of(response.chunk_id)).header.tokenizer_hash == described.tokenizer_hash != ""
+    assert (
+        inspect_chunk(store.path_of(response.chunk_id)).header.tokenizer_hash
+        == described.tokenizer_hash
+        != ""
+    )
 
 
 async def test_an_unknown_encoding_is_refused_by_name(store: DirectoryStore) -> None:
     async with serving(DEMO_MODEL, store) as served:
-        with pytest.raises(grpc.aio.AioRpcError, match="encoding: 'fp3' is not one of exact, int8, int4") as refused:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="encoding: 'fp3' is not one of exact, int8, int4"
+        ) as refused:
             await prefill(served, "fp3")
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
@@ -134,5 +150,7 @@ def test_top_tokens_agree_with_the_exact_encodings_on_the_demo_model() -> None:
     assert top1_agreement(agreements["int8"]) >= 0.99
     assert top1_agreement(agreements["int4"]) >= 0.97
     assert [a.tokens for a in agreements["int8"]] == [a.tokens for a in agreements["exact"]]
-    mean_kl = {e: sum(sum(a.kl) for a in of_e) / sum(len(a.kl) for a in of_e) for e, of_e in agreements.items()}
+    mean_kl = {
+        e: sum(sum(a.kl) for a in of_e) / sum(len(a.kl) for a in of_e) for e, of_e in agreements.items()
+    }
     assert 0 == mean_kl["exact"] < mean_kl["int8"] < mean_kl["int4"] < 0.01

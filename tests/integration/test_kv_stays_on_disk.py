@@ -10,9 +10,9 @@ import grpc
 from google.protobuf.message import Message
 
 from protos.kvquilt.v1 import kv_store_pb2_grpc
-from services.kv_store.agent import Agent
-from services.kv_store.documents import Documents
+from services.kv_store.documents.documents import Documents
 from services.kv_store.handlers import KvStoreHandlers
+from services.kv_store.node.agent import Agent
 from shared.clients import kv_store
 from shared.clients.generation import GeneratedToken, GenerationDone, Sampling
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
@@ -49,7 +49,9 @@ class CountingTransport:
         self.num_bytes = 0
         self.methods: list[str] = []
 
-    async def unary(self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float) -> ResponseT:
+    async def unary(
+        self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
+    ) -> ResponseT:
         response = await self._inner.unary(method, request, response_type, timeout_s)
         self.methods.append(method)
         self.num_bytes += request.ByteSize() + response.ByteSize()
@@ -93,12 +95,17 @@ async def test_answers_from_stored_kv_move_no_kv_over_the_wire(tmp_path: Path) -
         written, wire.num_bytes = wire.num_bytes, 0
         async with serving(tmp_path / "model", KvStoreClient(wire)) as served:
             events = [
-                e async for e in served.client.generate(context(), chunks, [question], "reordered", Sampling(max_tokens=3), prefix)
+                e
+                async for e in served.client.generate(
+                    context(), chunks, [question], "reordered", Sampling(max_tokens=3), prefix
+                )
             ]
     assert isinstance(events[-1], GenerationDone)
     assert events[-1].usage.reused_tokens >= 1200
     tokens = [e for e in events if isinstance(e, GeneratedToken)]
     ours = Generated(tuple(t.token_id for t in tokens), tuple(t.logprob for t in tokens))
-    assert_same_generation(ours, ORACLES["reordered"](tiny_model("qwen2"), prefix, chunks, question, ours.token_ids), 1e-3)
+    assert_same_generation(
+        ours, ORACLES["reordered"](tiny_model("qwen2"), prefix, chunks, question, ours.token_ids), 1e-3
+    )
     assert max(written, wire.num_bytes) < kv_bytes / 100
     assert set(wire.methods) == {"Open", "Stage", "Adopt"}

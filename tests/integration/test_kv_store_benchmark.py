@@ -17,17 +17,27 @@ from tests.minio_server import S3Server
 TINY_MODEL = Shape(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=16, mlp=96, vocab=300)
 
 
-def test_every_measurement_is_made_under_the_name_by_which_targets_go(tmp_path: Path, s3_server: S3Server) -> None:
-    plan = Plan(tmp_path, s3_server.endpoint, ChunkShape(3, 2, 16, 24), TINY_MODEL, Contexts(2, 24, 5, 6), runs=2)
+def test_every_measurement_is_made_under_the_name_by_which_targets_go(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
+    plan = Plan(
+        tmp_path, s3_server.endpoint, ChunkShape(3, 2, 16, 24), TINY_MODEL, Contexts(2, 24, 5, 6), runs=2
+    )
     by_name = {m.name: m for m in measure(plan)}
-    assert {"open_29mb", "load_29mb_memory", "load_29mb_object_store", "ttft_disk_over_resident"} <= set(by_name)
+    assert {"open_29mb", "load_29mb_memory", "load_29mb_object_store", "ttft_disk_over_resident"} <= set(
+        by_name
+    )
     assert {"ttft_cold_over_resident", "ttft_cold_over_resident_unpipelined"} <= set(by_name)
-    assert {f"peer_{way}_{streams}" for way in ("grpc", "flight", "socket") for streams in (1, 4)} <= set(by_name)
+    assert {f"peer_{way}_{streams}" for way in ("grpc", "flight", "socket") for streams in (1, 4)} <= set(
+        by_name
+    )
     for name in ("load_29mb_memory", "load_29mb_object_store"):
         assert by_name[name].baseline is not None
         assert by_name[name].ratio == pytest.approx(by_name[name].value / by_name[name].baseline)
     assert all(m.value > 0 and m.n == 2 for name, m in by_name.items() if not name.startswith("ttft"))
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("node-")], "what it stored is gone"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("node-")], (
+        "what it stored is gone"
+    )
     assert "AWS_ACCESS_KEY_ID" in os.environ  # the keys of the server that was given were left alone
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.kv_store.flight import FlightReader, FlightServer
+from services.kv_store.fetching.flight import FlightReader, FlightServer
 from shared.errors import CorruptData, NotFound, Unavailable
 
 HERE, GONE, FAILING = "a" * 40, "b" * 40, "c" * 40
@@ -49,8 +49,12 @@ def fetch(reader: FlightReader, server: FlightServer, chunk_id: str, start: int,
     return bytes(received[start : start + length])
 
 
-@pytest.mark.parametrize(("start", "length"), [(0, len(CHUNK)), (0, 1), (12_345, 1_500_000), (len(CHUNK) - 7, 7)])
-def test_any_range_arrives_as_it_is(reader: FlightReader, server: FlightServer, start: int, length: int) -> None:
+@pytest.mark.parametrize(
+    ("start", "length"), [(0, len(CHUNK)), (0, 1), (12_345, 1_500_000), (len(CHUNK) - 7, 7)]
+)
+def test_any_range_arrives_as_it_is(
+    reader: FlightReader, server: FlightServer, start: int, length: int
+) -> None:
     assert fetch(reader, server, HERE, start, length) == CHUNK[start : start + length]
 
 
@@ -64,7 +68,9 @@ def test_a_copy_that_is_too_short_is_corrupt(reader: FlightReader, server: Fligh
         fetch(reader, server, HERE, len(CHUNK) - 5, 10)
 
 
-def test_a_node_that_fails_in_the_middle_or_is_gone_is_unavailable(reader: FlightReader, server: FlightServer) -> None:
+def test_a_node_that_fails_in_the_middle_or_is_gone_is_unavailable(
+    reader: FlightReader, server: FlightServer
+) -> None:
     with pytest.raises(Unavailable):
         fetch(reader, server, FAILING, 0, 100)
     assert fetch(reader, server, HERE, 0, 5) == CHUNK[:5]

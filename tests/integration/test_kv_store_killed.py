@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from services.kv_store.documents import Documents
+from services.kv_store.documents.documents import Documents
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.errors import KvquiltError
@@ -43,7 +43,9 @@ async def test_an_agent_killed_in_the_middle_of_writing_keeps_what_it_acknowledg
     acknowledged = Acknowledged()
     directory, objects = tmp_path / "node", tmp_path / "objects" if with_objects else None
     for round in range(NUM_ROUNDS):
-        await _write_until_killed(directory, objects, acknowledged, kill_after=random.Random(round).randint(1, 25), round=round)
+        await _write_until_killed(
+            directory, objects, acknowledged, kill_after=random.Random(round).randint(1, 25), round=round
+        )
 
         for path in tmp_path.rglob("*.arrow"):
             assert verify_chunk(path).header.chunk_id == path.stem  # nothing torn, in any tier
@@ -61,7 +63,9 @@ async def test_an_agent_killed_in_the_middle_of_writing_keeps_what_it_acknowledg
     assert acknowledged.count >= NUM_ROUNDS
 
 
-async def test_what_waited_for_the_object_store_when_the_agent_was_killed_gets_there_in_its_next_life(tmp_path: Path) -> None:
+async def test_what_waited_for_the_object_store_when_the_agent_was_killed_gets_there_in_its_next_life(
+    tmp_path: Path,
+) -> None:
     acknowledged = Acknowledged()
     directory, objects = tmp_path / "node", tmp_path / "objects"
     await _write_until_killed(directory, objects, acknowledged, kill_after=20, round=0)
@@ -81,7 +85,10 @@ async def _write_until_killed(
     process, address = await _start(directory, objects)
     async with grpc.aio.insecure_channel(address) as channel:
         client = KvStoreClient(GrpcTransport(channel, SERVICE, APPLICATION))
-        writers = [asyncio.create_task(_write(client, acknowledged, round * NUM_WRITERS + w)) for w in range(NUM_WRITERS)]
+        writers = [
+            asyncio.create_task(_write(client, acknowledged, round * NUM_WRITERS + w))
+            for w in range(NUM_WRITERS)
+        ]
         already = acknowledged.count
         while acknowledged.count < already + kill_after:
             await asyncio.sleep(0.001)
@@ -91,7 +98,8 @@ async def _write_until_killed(
 
 
 async def _write(client: KvStoreClient, acknowledged: Acknowledged, writer: int) -> None:
-    """Chunks, through or behind, documents over them, and now and then the end of a document, until the agent is gone."""
+    """Chunks, through or behind, documents over them, and now and then the end of a document, until the agent
+    is gone."""
     ctx = RequestContext.create(deadline_ms=30_000)
     with suppress(KvquiltError):
         for n in range(10_000):
@@ -105,7 +113,9 @@ async def _write(client: KvStoreClient, acknowledged: Acknowledged, writer: int)
                 await client.adopt(ctx, chunk_id, "", str(path), behind=True)
             acknowledged.chunks.add(chunk_id)
             acknowledged.count += 1
-            await client.put_manifest(ctx, Manifest("default", "books", document_id, chunks=(ManifestChunk(chunk_id, (1,)),)))
+            await client.put_manifest(
+                ctx, Manifest("default", "books", document_id, chunks=(ManifestChunk(chunk_id, (1,)),))
+            )
             acknowledged.documents[document_id] = chunk_id
             if n % 3 == 2:
                 acknowledged.chunks.discard(chunk_id)

@@ -46,7 +46,12 @@ class LyingStore:
         self.fail_next = False
 
     async def put(
-        self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes], replace: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        size_bytes: int,
+        pieces: AsyncIterator[bytes],
+        replace: bool = False,
     ) -> bool:
         data = b"".join([piece async for piece in pieces])
         if self.fail_next:
@@ -61,7 +66,13 @@ class LyingStore:
         return str(self._directory)
 
     async def adopt(
-        self, ctx: RequestContext, chunk_id: str, node_id: str, path: str, replace: bool = False, behind: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        node_id: str,
+        path: str,
+        replace: bool = False,
+        behind: bool = False,
     ) -> bool:
         self.chunks[chunk_id] = Path(path).read_bytes()
         self._lie(self)

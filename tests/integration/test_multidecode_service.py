@@ -16,8 +16,29 @@ from tokenizers import pre_tokenizers
 from protos.kvquilt.v1 import generation_pb2, generation_pb2_grpc
 from services.generator.serving import Generator
 from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins, MarginToken
-from shared.clients.exploring import Append, Applied, ForestCommand, Fork, Grow, Grown, Merge, Prune, Refused, Rested, Rewind, Start
-from shared.clients.generation import BranchDone, GeneratedToken, GenerationDone, GenerationEvent, Piece, Reuse, Sampling
+from shared.clients.exploring import (
+    Append,
+    Applied,
+    ForestCommand,
+    Fork,
+    Grow,
+    Grown,
+    Merge,
+    Prune,
+    Refused,
+    Rested,
+    Rewind,
+    Start,
+)
+from shared.clients.generation import (
+    BranchDone,
+    GeneratedToken,
+    GenerationDone,
+    GenerationEvent,
+    Piece,
+    Reuse,
+    Sampling,
+)
 from shared.engine import Beams as EngineBeams
 from shared.engine import EarlyStopping
 from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, NotFound
@@ -59,34 +80,48 @@ async def generate(
 
 
 def ids(events: Sequence[GenerationEvent], question: int = 0, sample: int = 0) -> tuple[int, ...]:
-    return tuple(e.token_id for e in events if isinstance(e, GeneratedToken) and (e.question, e.sample) == (question, sample))
+    return tuple(
+        e.token_id
+        for e in events
+        if isinstance(e, GeneratedToken) and (e.question, e.sample) == (question, sample)
+    )
 
 
 async def test_the_best_beams_of_the_textbook_with_their_scores(talking: Path) -> None:
     model = tiny_model("qwen2", seed=5, vocab_size=300)
     beams = EngineBeams(4, 0.5, EarlyStopping.NEVER)
     found = beam_search(
-        lambda tokens: ORACLES["reordered"](model, PREFIX, CHUNKS, QUESTION, [*tokens, 0])[-1], beams, max_tokens=5, eos_ids=()
+        lambda tokens: ORACLES["reordered"](model, PREFIX, CHUNKS, QUESTION, [*tokens, 0])[-1],
+        beams,
+        max_tokens=5,
+        eos_ids=(),
     )
     async with serving(talking, kv_store="") as served:
         events = await generate(served, CHUNKS, [QUESTION], Decoding(beams=Beams(4, 0.5, "never")), n=3)
     ends = {e.sample: e for e in events if isinstance(e, BranchDone)}
     assert sorted(ends) == [0, 1, 2]
     for rank in range(3):
-        assert (ids(events, 0, rank), ends[rank].score) == (found.answers[rank][0], pytest.approx(found.answers[rank][1], abs=1e-4))
+        assert (ids(events, 0, rank), ends[rank].score) == (
+            found.answers[rank][0],
+            pytest.approx(found.answers[rank][1], abs=1e-4),
+        )
 
 
 async def test_one_thought_of_each_question_is_chosen(talking: Path) -> None:
     async with serving(talking, kv_store="") as served:
         decoding = Decoding(choose=Choice("mean-logprob"))
-        events = await generate(served, ["The river rises."], ["What?", "Why?"], decoding, None, n=3, temperature=0.8, seed=2)
+        events = await generate(
+            served, ["The river rises."], ["What?", "Why?"], decoding, None, n=3, temperature=0.8, seed=2
+        )
         chosen = {e.question: e for e in events if isinstance(e, Chosen)}
         for question in range(2):
             scores = [e.score for e in events if isinstance(e, BranchDone) and e.question == question]
             ends = {e.sample: e.score for e in events if isinstance(e, BranchDone) and e.question == question}
             assert ends[chosen[question].sample] == max(scores)
         majority = Decoding(choose=Choice("majority"))
-        events = await generate(served, [], ["What?"], majority, None, n=3, temperature=0.8, seed=2, max_tokens=1)
+        events = await generate(
+            served, [], ["What?"], majority, None, n=3, temperature=0.8, seed=2, max_tokens=1
+        )
         assert [e.votes >= 1 for e in events if isinstance(e, Chosen)] == [True]
         assert isinstance(events[-1], GenerationDone)
 
@@ -102,7 +137,9 @@ async def test_one_thought_of_each_question_is_chosen(talking: Path) -> None:
         (Decoding(beams=Beams(2), choose=Choice("majority")), {}, "choose"),
     ],
 )
-async def test_bad_input_names_the_field(talking: Path, decoding: Decoding, sampling: dict[str, Any], field: str) -> None:
+async def test_bad_input_names_the_field(
+    talking: Path, decoding: Decoding, sampling: dict[str, Any], field: str
+) -> None:
     async with serving(talking, kv_store="") as served:
         with pytest.raises(InvalidRequest, match=field):
             await generate(served, CHUNKS, [QUESTION], decoding, **sampling)
@@ -111,7 +148,12 @@ async def test_bad_input_names_the_field(talking: Path, decoding: Decoding, samp
 def encode(text: str) -> tuple[int, ...]:
     """As the byte tokenizer of ``save_byte_tokenizer`` does."""
     order = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    return tuple(order[c] for c in pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][0])
+    return tuple(
+        order[c]
+        for c in pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][
+            0
+        ]
+    )
 
 
 class TestMargins:
@@ -121,12 +163,22 @@ class TestMargins:
     QUESTION = "What rises?"
 
     @pytest.mark.parametrize("reuse", ["reordered", "full"])
-    async def test_margins_judgements_and_answer_are_those_of_the_stock_model(self, talking: Path, reuse: Reuse) -> None:
-        margins = Margins("Note on {question}", "Is “{margin}” of help for {question}", " ja", " jein", max_tokens=6)
+    async def test_margins_judgements_and_answer_are_those_of_the_stock_model(
+        self, talking: Path, reuse: Reuse
+    ) -> None:
+        margins = Margins(
+            "Note on {question}", "Is “{margin}” of help for {question}", " ja", " jein", max_tokens=6
+        )
         async with serving(talking, kv_store="") as served:
             model = await served.client.describe(context())
             stream = served.client.generate(
-                context(), self.TEXTS, [self.QUESTION], reuse, Sampling(4, ignore_eos=True), None, Decoding(margins=margins)
+                context(),
+                self.TEXTS,
+                [self.QUESTION],
+                reuse,
+                Sampling(4, ignore_eos=True),
+                None,
+                Decoding(margins=margins),
             )
             async with aclosing(stream):
                 events = [event async for event in stream]
@@ -137,7 +189,9 @@ class TestMargins:
         def ask(text: str) -> tuple[int, ...]:
             return encode(model.question_template.replace("{question}", text))
 
-        def oracle(chunks: Sequence[tuple[int, ...]], question: tuple[int, ...], generated: Sequence[int]) -> torch.Tensor:
+        def oracle(
+            chunks: Sequence[tuple[int, ...]], question: tuple[int, ...], generated: Sequence[int]
+        ) -> torch.Tensor:
             return ORACLES[reuse](stock, model.prefix_ids, chunks, question, generated)
 
         chunks = [encode(model.chunk_template.replace("{text}", text)) for text in self.TEXTS]
@@ -151,24 +205,40 @@ class TestMargins:
             judged = (*ask(f"Is “{note.text.strip()}” of help for What rises?"), *encode(" j"))
             logprobs = oracle([chunks[i]], judged, [0])[0].log_softmax(-1)
             yes, no = logprobs[encode("a")[0]].item(), logprobs[encode("e")[0]].item()
-            assert (note.yes_logprob, note.no_logprob) == (pytest.approx(yes, abs=1e-4), pytest.approx(no, abs=1e-4))
+            assert (note.yes_logprob, note.no_logprob) == (
+                pytest.approx(yes, abs=1e-4),
+                pytest.approx(no, abs=1e-4),
+            )
             assert note.kept == (yes > no)
-        kept = [encode(model.chunk_template.replace("{text}", notes[i].text.strip())) for i in range(3) if notes[i].kept]
+        kept = [
+            encode(model.chunk_template.replace("{text}", notes[i].text.strip()))
+            for i in range(3)
+            if notes[i].kept
+        ]
         answer = ids(events)
         final = (*(t for note in kept for t in note), *ask(self.QUESTION))
         assert list(answer) == oracle(chunks, final, answer).argmax(-1).tolist()
-        assert [type(e) for e in events].index(GeneratedToken) > max(i for i, e in enumerate(events) if isinstance(e, Margin))
+        assert [type(e) for e in events].index(GeneratedToken) > max(
+            i for i, e in enumerate(events) if isinstance(e, Margin)
+        )
         usage = events[-1].usage  # type: ignore[union-attr]
         assert usage.prompt_tokens == usage.reused_tokens + usage.recomputed_tokens
-        assert usage.generated_tokens == 4 + 3 + sum(isinstance(e, MarginToken) for e in events), "answer, judgements, margins"
+        assert usage.generated_tokens == 4 + 3 + sum(isinstance(e, MarginToken) for e in events), (
+            "answer, judgements, margins"
+        )
 
-    async def test_kept_and_left_out_margins_both_occur_and_only_kept_ones_are_seen(self, talking: Path) -> None:
-        """The same with yes and no exchanged: what was kept is left out, and the answer's prompt is as long as it says."""
+    async def test_kept_and_left_out_margins_both_occur_and_only_kept_ones_are_seen(
+        self, talking: Path
+    ) -> None:
+        """The same with yes and no exchanged: what was kept is left out, and the answer's prompt is as long
+        as it says."""
         async with serving(talking, kv_store="") as served:
             told = []
             for yes, no in ((" a", " e"), (" e", " a")):
                 margins = Margins(yes=yes, no=no, max_tokens=5)
-                told.append(await generate(served, self.TEXTS, [self.QUESTION], Decoding(margins=margins), None))
+                told.append(
+                    await generate(served, self.TEXTS, [self.QUESTION], Decoding(margins=margins), None)
+                )
         one, other = ([e for e in events if isinstance(e, Margin)] for events in told)
         assert {m.chunk: m.kept for m in one} == {m.chunk: not m.kept for m in other}
         assert {m.chunk: m.text for m in one} == {m.chunk: m.text for m in other}
@@ -183,7 +253,9 @@ class TestMargins:
         async with serving(talking, kv_store="") as served:
             sampling = Sampling(500, ignore_eos=True)
             decoding = Decoding(margins=Margins(max_tokens=500))
-            stream = served.client.generate(context(), self.TEXTS, [self.QUESTION], "reordered", sampling, None, decoding)
+            stream = served.client.generate(
+                context(), self.TEXTS, [self.QUESTION], "reordered", sampling, None, decoding
+            )
             async with aclosing(stream):
                 async for _ in stream:
                     break
@@ -198,7 +270,12 @@ class TestMargins:
             (Margins(), ["x"], ["a", "b"], "one question"),
             (Margins(), ["x"], [(5, 6)], "one question, as text"),
             (Margins(), [], ["a"], "no chunks"),
-            (Margins(instruction="note"), ["x"], ["a"], r"decoding\.margins\.instruction: must contain {question}"),
+            (
+                Margins(instruction="note"),
+                ["x"],
+                ["a"],
+                r"decoding\.margins\.instruction: must contain {question}",
+            ),
             (Margins(relevance="note"), ["x"], ["a"], r"decoding\.margins\.relevance: must contain {margin}"),
             (Margins(yes=" y", no=" yes"), ["x"], ["a"], r"decoding\.margins\.yes, no"),
             (Margins(max_tokens=10_000), ["x"], ["a"], r"decoding\.margins\.max_tokens"),
@@ -218,7 +295,9 @@ class Talk:
     def __init__(self, served: Served, **opened: Any) -> None:
         self._commands: asyncio.Queue[ForestCommand | None] = asyncio.Queue()
         opened = {"chunks": CHUNKS, "reuse": "reordered", "prefix": PREFIX, "ctx": context()} | opened
-        self.stream = served.forests.explore(opened["ctx"], opened["chunks"], self._given(), opened["reuse"], opened["prefix"])
+        self.stream = served.forests.explore(
+            opened["ctx"], opened["chunks"], self._given(), opened["reuse"], opened["prefix"]
+        )
 
     async def _given(self) -> AsyncIterator[ForestCommand]:
         while (command := await self._commands.get()) is not None:
@@ -236,12 +315,16 @@ class Talk:
 
 
 class TestExplore:
-    async def test_commands_follow_what_was_seen_and_every_branch_is_the_stock_models(self, talking: Path) -> None:
+    async def test_commands_follow_what_was_seen_and_every_branch_is_the_stock_models(
+        self, talking: Path
+    ) -> None:
         stock = tiny_model("qwen2", seed=5, vocab_size=300)
         greedy = Sampling(4, ignore_eos=True)
 
         def oracle(question: Sequence[int], generated: Sequence[int]) -> list[int]:
-            best: list[int] = ORACLES["reordered"](stock, PREFIX, CHUNKS, question, generated).argmax(-1).tolist()
+            best: list[int] = (
+                ORACLES["reordered"](stock, PREFIX, CHUNKS, question, generated).argmax(-1).tolist()
+            )
             return best
 
         async with serving(talking, kv_store="") as served:
@@ -254,11 +337,20 @@ class TestExplore:
                 assert first == oracle(QUESTION, first)
                 talk.give(Fork(2, 1, 5), Append(2, (50, 51)), Rewind(1, 1), Grow(1, greedy), Grow(2, greedy))
                 events = await talk.until(Rested, 2)
-                one, two = ([e.token_id for e in events if isinstance(e, Grown) and e.branch == b] for b in (1, 2))
+                one, two = (
+                    [e.token_id for e in events if isinstance(e, Grown) and e.branch == b] for b in (1, 2)
+                )
                 assert one == oracle((*QUESTION, *first[:3]), one)
                 assert one[0] == first[3]
                 assert two == oracle((*QUESTION, *first[:2], 50, 51), two)
-                talk.give(Merge(3, (1, 2), 5), Merge(4, (1, 2), placed=True), Prune(1), Prune(2), Fork(5, 4), Rewind(5, 7))
+                talk.give(
+                    Merge(3, (1, 2), 5),
+                    Merge(4, (1, 2), placed=True),
+                    Prune(1),
+                    Prune(2),
+                    Fork(5, 4),
+                    Rewind(5, 7),
+                )
                 events = await talk.until(Applied, 6)
                 applied = [e for e in events if isinstance(e, Applied)]
                 assert [e.approximate for e in applied] == [False, True, False, False, True, False]
@@ -277,14 +369,28 @@ class TestExplore:
         async with serving(talking, kv_store="") as served:
             talk = Talk(served)
             async with aclosing(talk.stream):
-                talk.give(Start(1, QUESTION), Fork(2, 7), Rewind(1, 3), Start(1, QUESTION), Grow(1, Sampling(4)), Append(1, (5,)))
+                talk.give(
+                    Start(1, QUESTION),
+                    Fork(2, 7),
+                    Rewind(1, 3),
+                    Start(1, QUESTION),
+                    Grow(1, Sampling(4)),
+                    Append(1, (5,)),
+                )
                 refused = {e.command: e.error for e in await talk.until(Refused, 4) if isinstance(e, Refused)}
-                assert [type(refused[i]) for i in (1, 2, 3, 5)] == [NotFound, InvalidRequest, InvalidRequest, FailedPrecondition]
+                assert [type(refused[i]) for i in (1, 2, 3, 5)] == [
+                    NotFound,
+                    InvalidRequest,
+                    InvalidRequest,
+                    FailedPrecondition,
+                ]
                 assert refused[1].detail.startswith("fork.source: there is no branch 7")
                 assert refused[2].detail.startswith("rewind.num_tokens: 3 is out of range")
                 talk.give(Prune(1), Grow(1), None)
                 events = await talk.until(GenerationDone)
-                assert [type(e.error) for e in events if isinstance(e, Refused)] == [NotFound], "it was pruned"
+                assert [type(e.error) for e in events if isinstance(e, Refused)] == [NotFound], (
+                    "it was pruned"
+                )
 
     async def test_text_is_asked_through_the_template_and_appended_as_it_is(self, talking: Path) -> None:
         async with serving(talking, kv_store="") as served:
@@ -296,7 +402,9 @@ class TestExplore:
         asked = len(encode(model.question_template.replace("{question}", "Why?")))
         assert lengths == [asked, asked + 6]
 
-    @pytest.mark.parametrize("wrong", [None, Append(1, ""), Grow(2, Sampling(9000))], ids=["leaves", "empty", "too much"])
+    @pytest.mark.parametrize(
+        "wrong", [None, Append(1, ""), Grow(2, Sampling(9000))], ids=["leaves", "empty", "too much"]
+    )
     async def test_a_caller_that_leaves_or_cannot_be_understood_ends_the_forest(
         self, talking: Path, wrong: ForestCommand | None
     ) -> None:
@@ -308,7 +416,10 @@ class TestExplore:
                 await talk.stream.aclose()
             else:
                 talk.give(wrong)
-                with pytest.raises(InvalidRequest, match=r"append\.piece: is empty|grow\.sampling\.max_tokens: 9000 is more than"):
+                with pytest.raises(
+                    InvalidRequest,
+                    match=r"append\.piece: is empty|grow\.sampling\.max_tokens: 9000 is more than",
+                ):
                     await talk.until(GenerationDone)
             assert isinstance(served.generator, Generator)
             while served.generator.facts()["running_requests"] != "0":
@@ -325,6 +436,8 @@ class TestExplore:
                 await Talk(served, prefix=(999,)).until(GenerationDone)
             async with grpc.aio.insecure_channel(served.address) as channel:
                 stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-                call = stub.Explore(iter([generation_pb2.ExploreRequest(prune=generation_pb2.ForestPrune(branch=1))]))
+                call = stub.Explore(
+                    iter([generation_pb2.ExploreRequest(prune=generation_pb2.ForestPrune(branch=1))])
+                )
                 with pytest.raises(grpc.aio.AioRpcError, match="open: must be the first message"):
                     await call.read()

@@ -17,9 +17,9 @@ from cryptography.x509.oid import NameOID
 from minio import Minio
 
 from load_tests.s3_server import S3Server
-from services.kv_store.blobs import Blobs, Last
-from services.kv_store.documents import Documents
-from services.kv_store.object_blobs import ObjectBlobs
+from services.kv_store.blobs.protocol import Blobs, Last
+from services.kv_store.documents.documents import Documents
+from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import ConfigError, FailedPrecondition, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.kv_types import Manifest, ManifestChunk
 from tests.dict_blobs import fill_by_sink
@@ -175,7 +175,12 @@ def test_failures_that_stay_end_with_unavailable(proxy: FaultyS3, s3_server: S3S
     blobs = impatient(proxy.endpoint)
     blobs.put("a", DATA)
     proxy.plan = lambda request: fault
-    for call in (lambda: blobs.put("b", b"x"), lambda: whole(blobs, "a"), lambda: loaded(blobs, "a"), lambda: blobs.list()):
+    for call in (
+        lambda: blobs.put("b", b"x"),
+        lambda: whole(blobs, "a"),
+        lambda: loaded(blobs, "a"),
+        lambda: blobs.list(),
+    ):
         with pytest.raises(Unavailable) as raised:
             call()
         assert_no_secret_in(raised.value, s3_server, proxy.endpoint)
@@ -203,7 +208,9 @@ def test_a_server_that_hangs_is_given_up(proxy: FaultyS3) -> None:
 
 @pytest.mark.parametrize("keep_bytes", [0, 1, 1000, len(DATA) - 1])
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_body_that_is_cut_off_is_continued_where_it_broke(proxy: FaultyS3, keep_bytes: int, reset: bool) -> None:
+def test_a_body_that_is_cut_off_is_continued_where_it_broke(
+    proxy: FaultyS3, keep_bytes: int, reset: bool
+) -> None:
     blobs = impatient(proxy.endpoint)
     blobs.put("a", DATA)
     for read in (loaded, whole):
@@ -259,24 +266,34 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed_with_the_other
 # ---- refused
 
 
-def test_wrong_keys_are_refused_with_what_to_set(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_keys_are_refused_with_what_to_set(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         with monkeypatch.context() as patch:
             patch.setenv(name, "somethingelse")
             blobs = impatient(s3_server.endpoint)
-            for call in (lambda b=blobs: b.check(), lambda b=blobs: b.put("a", b"x"), lambda b=blobs: b.list()):
+            for call in (
+                lambda b=blobs: b.check(),
+                lambda b=blobs: b.put("a", b"x"),
+                lambda b=blobs: b.list(),
+            ):
                 with pytest.raises(FailedPrecondition, match="AWS_ACCESS_KEY_ID") as raised:
                     call()
                 assert_no_secret_in(raised.value, s3_server)
 
 
-def test_no_keys_at_all_are_noticed_with_the_first_call(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_keys_at_all_are_noticed_with_the_first_call(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(FailedPrecondition, match="AWS_ACCESS_KEY_ID"):
         impatient(s3_server.endpoint).check()
 
 
-def test_keys_that_are_changed_in_their_file_are_used_without_a_restart(s3_server: S3Server, tmp_path: Path) -> None:
+def test_keys_that_are_changed_in_their_file_are_used_without_a_restart(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
     path = tmp_path / "keys.json"
     path.write_text('{"access_key": "wrong", "secret_key": "wrongwrong"}')
     blobs = impatient(s3_server.endpoint, credentials_file=str(path))
@@ -293,7 +310,9 @@ def test_a_missing_bucket_is_created(s3_server: S3Server) -> None:
     assert whole(ObjectBlobs(settings), "a") == b"x"
 
 
-def test_a_missing_bucket_that_may_not_be_created_is_a_clear_error(proxy: FaultyS3, s3_server: S3Server) -> None:
+def test_a_missing_bucket_that_may_not_be_created_is_a_clear_error(
+    proxy: FaultyS3, s3_server: S3Server
+) -> None:
     blobs = impatient(s3_server.endpoint, create_bucket=False)
     with pytest.raises(FailedPrecondition, match=r"objects\.bucket.*objects\.create_bucket"):
         blobs.put("a", b"x")
@@ -327,7 +346,9 @@ def test_a_bucket_that_is_removed_meanwhile_is_reported_and_then_created_again(s
     blobs = ObjectBlobs(settings)
     blobs.put("a", b"x")
     blobs.delete("a")
-    Minio(s3_server.endpoint, s3_server.access_key, s3_server.secret_key, secure=False).remove_bucket(settings.bucket)
+    Minio(s3_server.endpoint, s3_server.access_key, s3_server.secret_key, secure=False).remove_bucket(
+        settings.bucket
+    )
     with pytest.raises((FailedPrecondition, NotFound)):
         whole(blobs, "a")
     blobs.check()
@@ -336,7 +357,9 @@ def test_a_bucket_that_is_removed_meanwhile_is_reported_and_then_created_again(s
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault(status=507, code="XMinioStorageFull"), Fault(status=400, code="XMinioAdminBucketQuotaExceeded")], ids=str
+    "fault",
+    [Fault(status=507, code="XMinioStorageFull"), Fault(status=400, code="XMinioAdminBucketQuotaExceeded")],
+    ids=str,
 )
 def test_a_full_server_is_said_to_be_full(proxy: FaultyS3, fault: Fault) -> None:
     blobs = impatient(proxy.endpoint)
@@ -390,7 +413,10 @@ def test_a_server_with_tls_is_used_when_its_authority_is_known(s3_server: S3Serv
         blobs = impatient(server.endpoint, secure=True, ca_file=str(certs / "public.crt"), **chosen)
         blobs.put("a", DATA)
         assert loaded(blobs, "a") == whole(blobs, "a") == DATA
-        for settings, said in (({"secure": True}, r"objects\.ca_file"), ({"secure": False}, r"objects\.secure")):
+        for settings, said in (
+            ({"secure": True}, r"objects\.ca_file"),
+            ({"secure": False}, r"objects\.secure"),
+        ):
             with pytest.raises(FailedPrecondition, match=said):
                 impatient(server.endpoint, **settings, **chosen).check()
     finally:
@@ -414,18 +440,24 @@ def self_signed(directory: Path) -> Path:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
     (directory / "public.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     (directory / "private.key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
     )
     return directory
 
 
-def test_documents_wait_for_a_server_that_is_down_and_come_back_with_it(own_server: S3Server, tmp_path: Path) -> None:
+def test_documents_wait_for_a_server_that_is_down_and_come_back_with_it(
+    own_server: S3Server, tmp_path: Path
+) -> None:
     blobs = impatient(own_server.endpoint)
     manifest = Manifest("acme", "books", "1", chunks=(ManifestChunk(chunk_id_of(1), (1, 2)),))
     Documents(tmp_path / "old", objects=blobs).put(manifest)

@@ -38,18 +38,26 @@ def silent(step: str) -> None: ...
 
 def test_text_has_the_wanted_number_of_tokens_and_both_tokenizers_stay_in_their_vocabularies() -> None:
     speech = Speech(600, 500)
-    primary, auxiliary = SpanTokenizer(speech.primary, "primary"), SpanTokenizer(speech.auxiliary, "auxiliary")
+    primary, auxiliary = (
+        SpanTokenizer(speech.primary, "primary"),
+        SpanTokenizer(speech.auxiliary, "auxiliary"),
+    )
     texts = [speech.text(num_tokens) for num_tokens in (1, 2, 7, 32, 32)]
     assert [len(primary.tokenize(text)) for text in texts] == [1, 2, 7, 32, 32]
     assert len(set(texts)) == 5
     assert all(0 <= token < 600 for text in texts for token in primary.tokenize(text).token_ids)
-    assert all(0 < token < 500 for text in texts for token in auxiliary.tokenize(text).token_ids)  # 0 is what it does not know
+    assert all(
+        0 < token < 500 for text in texts for token in auxiliary.tokenize(text).token_ids
+    )  # 0 is what it does not know
     assert any(set(primary.tokenize(text).starts) - set(auxiliary.tokenize(text).starts) for text in texts)
     assert Speech(600, 500).text(32) == Speech(600, 500).text(32)
 
 
 def test_the_limit_of_a_prefill_counts_the_rows_and_what_each_of_them_sees() -> None:
-    weights, per_key = 2 * PRIMARY.layers * PRIMARY.layer_weights, 4 * PRIMARY.layers * PRIMARY.heads * PRIMARY.head_dim
+    weights, per_key = (
+        2 * PRIMARY.layers * PRIMARY.layer_weights,
+        4 * PRIMARY.layers * PRIMARY.heads * PRIMARY.head_dim,
+    )
     head = 2 * PRIMARY.hidden * PRIMARY.vocab
     assert prefill_limit_s(PRIMARY, [3, 10], 9, ARITHMETIC) == 2 * weights + (4 + 11) * per_key + head
     assert prefill_limit_s(PRIMARY, [3, 10], 9, MEMORY) == PRIMARY.bytes_read(9)
@@ -64,7 +72,8 @@ def test_the_limit_of_a_scoring_leaves_out_what_the_last_layer_need_not_give() -
 
 
 @pytest.mark.parametrize(
-    ("setting", "changes"), [("--ratios", {"percents": (20, 101)}), ("--ratios", {"percents": ()}), ("--runs", {"runs": 0})]
+    ("setting", "changes"),
+    [("--ratios", {"percents": (20, 101)}), ("--ratios", {"percents": ()}), ("--runs", {"runs": 0})],
 )
 def test_plans_that_make_no_sense_are_refused_by_name(setting: str, changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=setting):
@@ -72,7 +81,9 @@ def test_plans_that_make_no_sense_are_refused_by_name(setting: str, changes: dic
 
 
 @pytest.mark.parametrize(("percents", "looked_at"), [((0, 10, 20), 20), ((0, 10, 40), 10), ((0, 100), None)])
-def test_what_leaves_something_to_choose_is_looked_at(percents: tuple[int, ...], looked_at: int | None) -> None:
+def test_what_leaves_something_to_choose_is_looked_at(
+    percents: tuple[int, ...], looked_at: int | None
+) -> None:
     assert Plan(SMALL, AUXILIARY, percents).looked_at == looked_at
 
 
@@ -80,7 +91,10 @@ def test_what_leaves_something_to_choose_is_looked_at(percents: tuple[int, ...],
 def clipper(tmp_path: Path) -> Iterator[Clipper]:
     model, speech = build_model(AUXILIARY), Speech(PRIMARY.vocab, AUXILIARY.vocab)
     texts = [speech.text(SMALL.chunk_len) for _ in range(3)]
-    with stored_source(tmp_path, model) as (source, _), closing(Clipper(model, source, speech, texts, speech.text(5))) as clipper:
+    with (
+        stored_source(tmp_path, model) as (source, _),
+        closing(Clipper(model, source, speech, texts, speech.text(5))) as clipper,
+    ):
         yield clipper
 
 
@@ -100,7 +114,9 @@ def test_what_is_read_back_from_the_store_scores_like_what_was_computed(clipper:
 
 
 @pytest.mark.parametrize(("ratio", "tokens"), [(0.0, ()), (1.0, tuple(range(96)))])
-def test_ratios_that_leave_nothing_to_choose_ask_no_model(clipper: Clipper, ratio: float, tokens: tuple[int, ...]) -> None:
+def test_ratios_that_leave_nothing_to_choose_ask_no_model(
+    clipper: Clipper, ratio: float, tokens: tuple[int, ...]
+) -> None:
     clip = clipper.clip(ratio, Grouping.BUDGET, Reading.STITCHED)
     assert (clip.tokens, clip.score_s) == (tokens, 0.0)
 

@@ -1,4 +1,5 @@
-"""A client that asks again: only while nothing has come back, only where that changes nothing, only as long as there is time."""
+"""A client that asks again: only while nothing has come back, only where that changes nothing, only as long
+as there is time."""
 
 from __future__ import annotations
 
@@ -24,11 +25,15 @@ class Server:
         self.failures, self.after, self.details = list(codes), after, details
         self.num_calls = 0
 
-    async def health(self, request: common_pb2.HealthRequest, context: grpc.aio.ServicerContext) -> common_pb2.HealthResponse:
+    async def health(
+        self, request: common_pb2.HealthRequest, context: grpc.aio.ServicerContext
+    ) -> common_pb2.HealthResponse:
         await self._fail(context)
         return common_pb2.HealthResponse(service="gateway", ready=True)
 
-    async def answer(self, request: rag_pb2.AnswerRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[rag_pb2.AnswerEvent]:
+    async def answer(
+        self, request: rag_pb2.AnswerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rag_pb2.AnswerEvent]:
         for n in range(3):
             if n == self.after:
                 await self._fail(context)
@@ -60,7 +65,9 @@ async def connected(server: Server, pauses_s: tuple[float, ...] = PAUSES_S) -> A
 
 
 async def health(transport: GrpcTransport, timeout_s: float = 10.0) -> bool:
-    return (await transport.unary("Health", common_pb2.HealthRequest(), common_pb2.HealthResponse, timeout_s)).ready
+    return (
+        await transport.unary("Health", common_pb2.HealthRequest(), common_pb2.HealthResponse, timeout_s)
+    ).ready
 
 
 async def tokens(transport: GrpcTransport, timeout_s: float = 10.0) -> list[int]:
@@ -78,7 +85,9 @@ async def test_a_call_that_found_nobody_is_made_again() -> None:
 
 
 async def test_a_proxy_that_lost_its_replica_before_the_first_message_counts_as_nobody() -> None:
-    async with connected(Server(grpc.StatusCode.INTERNAL, details="The actor died unexpectedly before finishing.")) as transport:
+    async with connected(
+        Server(grpc.StatusCode.INTERNAL, details="The actor died unexpectedly before finishing.")
+    ) as transport:
         assert await tokens(transport) == [0, 1, 2]
 
 
@@ -103,7 +112,8 @@ async def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "error"), [(grpc.StatusCode.INTERNAL, InternalError), (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded)]
+    ("code", "error"),
+    [(grpc.StatusCode.INTERNAL, InternalError), (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded)],
 )
 async def test_other_failures_are_told_at_once(code: grpc.StatusCode, error: type[KvquiltError]) -> None:
     server = Server(code)

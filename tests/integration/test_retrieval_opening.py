@@ -28,7 +28,10 @@ async def test_it_starts_to_work_when_its_milvus_does(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     replica = Retrieval(args(f"http://127.0.0.1:{port}"))
-    assert await health(replica) == (False, "the Milvus server at milvus_uri does not answer, or refuses milvus_token")
+    assert await health(replica) == (
+        False,
+        "the Milvus server at milvus_uri does not answer, or refuses milvus_token",
+    )
     with pytest.raises(Unavailable, match="milvus_uri does not answer"):
         await replica.ListCollections(retrieval_pb2.ListCollectionsRequest())
 

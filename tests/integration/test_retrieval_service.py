@@ -85,11 +85,16 @@ def ctx(request: pytest.FixtureRequest) -> RequestContext:
 
 
 def _document(document_id: str, *texts: str, **metadata: str) -> IndexedDocument:
-    chunks = tuple(IndexedChunk(f"{document_id}-{i}", text, (i, 2**31), "Head", i, i + len(text)) for i, text in enumerate(texts))
+    chunks = tuple(
+        IndexedChunk(f"{document_id}-{i}", text, (i, 2**31), "Head", i, i + len(text))
+        for i, text in enumerate(texts)
+    )
     return IndexedDocument(document_id, f"About {document_id}", "model", chunks, metadata)
 
 
-async def test_indexed_documents_are_listed_over_the_wire(client: RetrievalClient, ctx: RequestContext) -> None:
+async def test_indexed_documents_are_listed_over_the_wire(
+    client: RetrievalClient, ctx: RequestContext
+) -> None:
     assert await client.list_indexed(ctx, "c") == IndexedIds()
     for name in ("b", "a"):
         await client.index(ctx, "c", _document(name, "text"))
@@ -102,13 +107,22 @@ async def test_a_hit_is_what_was_indexed(client: RetrievalClient, ctx: RequestCo
     result = await client.search(ctx, "c", ["fox"])
     (hit,) = result.rankings[0]
     assert hit.chunk == document.chunks[0]
-    assert (hit.document_id, hit.title, hit.model_fingerprint, hit.metadata) == ("d", "About d", "model", {"lang": "en"})
+    assert (hit.document_id, hit.title, hit.model_fingerprint, hit.metadata) == (
+        "d",
+        "About d",
+        "model",
+        {"lang": "en"},
+    )
     assert result.mode is SearchMode.HYBRID
 
 
 @pytest.mark.parametrize("mode", [SearchMode.DENSE, SearchMode.BM25, SearchMode.HYBRID])
-async def test_every_mode_ranks_the_matching_chunk_first(client: RetrievalClient, ctx: RequestContext, mode: SearchMode) -> None:
-    await client.index(ctx, "c", _document("d", "a red apple falls", "a blue whale swims", "a green frog jumps"))
+async def test_every_mode_ranks_the_matching_chunk_first(
+    client: RetrievalClient, ctx: RequestContext, mode: SearchMode
+) -> None:
+    await client.index(
+        ctx, "c", _document("d", "a red apple falls", "a blue whale swims", "a green frog jumps")
+    )
     result = await client.search(ctx, "c", ["blue whale", "green frog", "red apple"], k=3, mode=mode)
     assert [ranking[0].chunk.text for ranking in result.rankings] == [
         "a blue whale swims",
@@ -121,18 +135,24 @@ async def test_every_mode_ranks_the_matching_chunk_first(client: RetrievalClient
 
 
 async def test_hybrid_finds_what_only_one_half_finds(client: RetrievalClient, ctx: RequestContext) -> None:
-    await client.index(ctx, "c", _document("d", *(f"filler text number {i}" for i in range(20)), "the code is XK-4471"))
+    await client.index(
+        ctx, "c", _document("d", *(f"filler text number {i}" for i in range(20)), "the code is XK-4471")
+    )
     result = await client.search(ctx, "c", ["XK-4471"], k=1)
     assert result.rankings[0][0].chunk.text == "the code is XK-4471"
 
 
-async def test_k_limits_each_ranking_and_may_exceed_the_collection(client: RetrievalClient, ctx: RequestContext) -> None:
+async def test_k_limits_each_ranking_and_may_exceed_the_collection(
+    client: RetrievalClient, ctx: RequestContext
+) -> None:
     await client.index(ctx, "c", _document("d", *(f"text {i}" for i in range(5))))
     assert [len(r) for r in (await client.search(ctx, "c", ["text", "text 1"])).rankings] == [2, 2]
     assert [len(r) for r in (await client.search(ctx, "c", ["text"], k=10_000)).rankings] == [5]
 
 
-async def test_indexing_the_same_again_embeds_nothing(client: RetrievalClient, embedder: WordEmbedder, ctx: RequestContext) -> None:
+async def test_indexing_the_same_again_embeds_nothing(
+    client: RetrievalClient, embedder: WordEmbedder, ctx: RequestContext
+) -> None:
     assert await client.index(ctx, "c", _document("d", "one", "two"))
     assert not await client.index(ctx, "c", _document("d", "one", "two"))
     assert embedder.num_embedded == 2
@@ -156,7 +176,9 @@ async def test_collections_are_listed_and_emptied(client: RetrievalClient, ctx: 
     assert await client.list_collections(ctx) == []
 
 
-async def test_unknown_collections_and_other_tenants_are_not_found(client: RetrievalClient, ctx: RequestContext) -> None:
+async def test_unknown_collections_and_other_tenants_are_not_found(
+    client: RetrievalClient, ctx: RequestContext
+) -> None:
     await client.index(ctx, "mine", _document("d", "one"))
     with pytest.raises(NotFound, match="'other' does not exist; there are: mine"):
         await client.search(ctx, "other", ["one"])
@@ -182,7 +204,9 @@ async def test_searches_that_cannot_be_are_refused_by_name(
         await client.search(ctx, collection, queries, k)
 
 
-async def test_documents_that_cannot_be_are_refused_by_name(client: RetrievalClient, ctx: RequestContext) -> None:
+async def test_documents_that_cannot_be_are_refused_by_name(
+    client: RetrievalClient, ctx: RequestContext
+) -> None:
     for document, names in (
         (_document("", "x"), "document_id"),
         (_document("d"), "chunks"),
@@ -195,7 +219,9 @@ async def test_documents_that_cannot_be_are_refused_by_name(client: RetrievalCli
         await client.search(ctx, "c", ["x"])
 
 
-async def test_without_bm25_searches_are_dense_and_say_so(embedder: WordEmbedder, milvus: Milvus, ctx: RequestContext) -> None:
+async def test_without_bm25_searches_are_dense_and_say_so(
+    embedder: WordEmbedder, milvus: Milvus, ctx: RequestContext
+) -> None:
     old_server = Milvus(milvus.client, "2.3.5", milvus.embedded, Lexical.NONE, lambda: None)
     async with _serving(embedder, old_server) as client:
         await client.index(ctx, "c", _document("d", "one", "two"))
@@ -218,26 +244,42 @@ async def test_health_tells_what_is_served(client: RetrievalClient, ctx: Request
     assert "milvus_lite" in health.facts["milvus"]
 
 
-async def test_minilm_finds_by_meaning_and_reads_to_the_end_of_long_text(milvus: Milvus, ctx: RequestContext) -> None:
+async def test_minilm_finds_by_meaning_and_reads_to_the_end_of_long_text(
+    milvus: Milvus, ctx: RequestContext
+) -> None:
     embedder = load_embedder("minilm", num_threads=1)
-    one, long = embedder.embed_documents(["The harbour master keeps the keys."]), "The river is wide and slow. " * 60
+    one, long = (
+        embedder.embed_documents(["The harbour master keeps the keys."]),
+        "The river is wide and slow. " * 60,
+    )
     assert one.shape == (1, 384)
     assert np.linalg.norm(one[0]) == pytest.approx(1, abs=1e-3)
     padded = embedder.embed_documents(["short", "The harbour master keeps the keys.", long])
     assert float(padded[1] @ one[0]) > 0.999
-    assert float(embedder.embed_documents([long + "Zinc mines paid for the opera house."])[0] @ padded[2]) < 0.995
+    assert (
+        float(embedder.embed_documents([long + "Zinc mines paid for the opera house."])[0] @ padded[2])
+        < 0.995
+    )
     async with _serving(embedder, milvus) as client:
         await client.index(
-            ctx, "c", _document("d", "A feline rested on the rug.", "Shares fell sharply on Monday.", "Rain is expected.")
+            ctx,
+            "c",
+            _document(
+                "d", "A feline rested on the rug.", "Shares fell sharply on Monday.", "Rain is expected."
+            ),
         )
-        result = await client.search(ctx, "c", ["Where is the cat?", "stock market", "weather"], k=1, mode=SearchMode.DENSE)
+        result = await client.search(
+            ctx, "c", ["Where is the cat?", "stock market", "weather"], k=1, mode=SearchMode.DENSE
+        )
         assert [hits[0].chunk.chunk_id for hits in result.rankings] == ["d-0", "d-1", "d-2"]
 
 
 def test_a_path_without_a_model_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="embedder"):
         TransformerEmbedder(tmp_path / "nothing")
-    (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]')
+    (tmp_path / "modules.json").write_text(
+        '[{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]'
+    )
     with pytest.raises(ConfigError, match=r"Dense of .* is not supported"):
         TransformerEmbedder(tmp_path)
 
@@ -245,5 +287,7 @@ def test_a_path_without_a_model_is_a_configuration_error(tmp_path: Path) -> None
 def test_the_embedded_milvus_has_one_replica() -> None:
     with pytest.raises(ConfigError, match=r"deployment\.num_replicas"):
         config.load(RetrievalConfig, {"milvus_uri": "/data/index", "deployment": {"num_replicas": 2}})
-    loaded = config.load(RetrievalConfig, {"milvus_uri": "http://milvus:19530", "deployment": {"num_replicas": 2}})
+    loaded = config.load(
+        RetrievalConfig, {"milvus_uri": "http://milvus:19530", "deployment": {"num_replicas": 2}}
+    )
     assert config.load(RetrievalConfig, config.to_dict(loaded)) == loaded

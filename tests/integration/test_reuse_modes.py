@@ -58,9 +58,13 @@ def some_ids(draw: random.Random, num_tokens: int) -> Ids:
     return tuple(draw.randrange(3, VOCAB) for _ in range(num_tokens))
 
 
-async def generate(served: Served, chunks: Sequence[Any], questions: Sequence[Any], **options: Any) -> list[GenerationEvent]:
+async def generate(
+    served: Served, chunks: Sequence[Any], questions: Sequence[Any], **options: Any
+) -> list[GenerationEvent]:
     sampling = Sampling(max_tokens=MAX_TOKENS, ignore_eos=True)
-    async with aclosing(served.client.generate(context(), chunks, questions, sampling=sampling, **options)) as stream:
+    async with aclosing(
+        served.client.generate(context(), chunks, questions, sampling=sampling, **options)
+    ) as stream:
         return [event async for event in stream]
 
 
@@ -91,7 +95,9 @@ OPTIONS: dict[Reuse, list[tuple[Recompute, Ape]]] = {
 CASES = [(mode, *options) for mode, variants in OPTIONS.items() for options in variants]
 
 
-@pytest.mark.parametrize(("mode", "recompute", "ape"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("mode", "recompute", "ape"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
 async def test_an_answer_over_the_wire_is_the_engines(
     models: Path, engine: e.Engine, mode: Reuse, recompute: Recompute, ape: Ape
 ) -> None:
@@ -102,13 +108,21 @@ async def test_an_answer_over_the_wire_is_the_engines(
             chunks = [some_ids(draw, n) for n in (20, 1, draw.randrange(10, 40))]
             questions = [some_ids(draw, draw.randrange(1, 12)) for _ in range(num_questions)]
             events = await generate(
-                served, chunks, questions, reuse=mode, prefix=prefix, recompute=recompute, ape=ape, explain=True
+                served,
+                chunks,
+                questions,
+                reuse=mode,
+                prefix=prefix,
+                recompute=recompute,
+                ape=ape,
+                explain=True,
             )
             request = e.GenerateRequest(
                 request_id="r",
                 prefix_ids=prefix,
                 chunks=tuple(
-                    e.Chunk(chunk_identity("default", engine.model.fingerprint, prefix, chunk), chunk) for chunk in chunks
+                    e.Chunk(chunk_identity("default", engine.model.fingerprint, prefix, chunk), chunk)
+                    for chunk in chunks
                 ),
                 questions=tuple(questions),
                 reuse=e.ReuseMode(mode),
@@ -119,12 +133,18 @@ async def test_an_answer_over_the_wire_is_the_engines(
             theirs = list(engine.generate(request))
             assert tokens_of(events, GeneratedToken) == tokens_of(theirs, e.TokenEvent)
             logprobs = [event.logprob for event in theirs if isinstance(event, e.TokenEvent)]
-            assert [event.logprob for event in events if isinstance(event, GeneratedToken)] == pytest.approx(logprobs, abs=1e-5)
+            assert [event.logprob for event in events if isinstance(event, GeneratedToken)] == pytest.approx(
+                logprobs, abs=1e-5
+            )
             chosen = [event for event in theirs if isinstance(event, e.SelectedEvent)]
             told = selections_of(events)
-            assert [(s.tokens, s.question, s.layers) for s in told] == [(s.tokens, s.question, s.layers) for s in chosen]
+            assert [(s.tokens, s.question, s.layers) for s in told] == [
+                (s.tokens, s.question, s.layers) for s in chosen
+            ]
             assert [s.scores for s in told] == [pytest.approx(s.scores, rel=1e-4, abs=1e-6) for s in chosen]
-            assert not any(spans for s in told for spans in s.chunks), "without a tokenizer nothing is known of text"
+            assert not any(spans for s in told for spans in s.chunks), (
+                "without a tokenizer nothing is known of text"
+            )
             usage, done = end_of(events).usage, theirs[-1]
             assert isinstance(done, e.DoneEvent)
             assert usage.reuse == mode
@@ -136,7 +156,9 @@ async def test_an_answer_over_the_wire_is_the_engines(
 async def test_scores_and_spans_are_told_to_those_who_ask_for_an_explanation(models: Path) -> None:
     async with serving(models / "talking", kv_store="") as served:
         silent = await generate(served, TEXTS, [QUESTION], reuse="query_attention")
-        (told,) = selections_of(await generate(served, TEXTS, [QUESTION], reuse="query_attention", explain=True))
+        (told,) = selections_of(
+            await generate(served, TEXTS, [QUESTION], reuse="query_attention", explain=True)
+        )
     assert selections_of(silent) == [replace(told, scores=(), chunks=())]
     assert len(told.scores) == sum(len(f"{text}\n\n".encode()) for text in TEXTS)
     assert len(told.chunks) == len(TEXTS)
@@ -151,9 +173,15 @@ async def test_spans_are_the_characters_of_the_listed_tokens(models: Path) -> No
     first = len(TEXTS[0].encode()) + len("\n\n")
     one_byte = first + len(text[:before].encode()) + 1  # the second of the four bytes of the bridge
     async with serving(models / "talking", kv_store="") as served:
-        asked = {"reuse": "tokens", "recompute": Recompute(tokens=(0, 1, 2, 5, first - 1, one_byte)), "explain": True}
+        asked = {
+            "reuse": "tokens",
+            "recompute": Recompute(tokens=(0, 1, 2, 5, first - 1, one_byte)),
+            "explain": True,
+        }
         (told,) = selections_of(await generate(served, TEXTS[:2], [QUESTION], **asked))
-    assert told.chunks == ((TextSpan(0, 3), TextSpan(5, 6)), (TextSpan(before, before + 1),)), "the template is nobody's text"
+    assert told.chunks == ((TextSpan(0, 3), TextSpan(5, 6)), (TextSpan(before, before + 1),)), (
+        "the template is nobody's text"
+    )
 
 
 async def test_without_a_prefix_none_stands_in_front_of_the_chunks(models: Path) -> None:
@@ -228,9 +256,14 @@ class TestAuto:
         assert end_of(auto).usage.reuse == "full"
         assert end_of(auto).usage.note.startswith(note)
 
-    async def test_without_one_it_is_full_and_with_another_prefix_too(self, models: Path, tmp_path: Path) -> None:
+    async def test_without_one_it_is_full_and_with_another_prefix_too(
+        self, models: Path, tmp_path: Path
+    ) -> None:
         usage = end_of(await self.ask(models, "")).usage
-        assert (usage.reuse, usage.note) == ("full", "auto is full: the model has no verdict (quilt.verdict.json)")
+        assert (usage.reuse, usage.note) == (
+            "full",
+            "auto is full: the model has no verdict (quilt.verdict.json)",
+        )
         async with serving(models / "talking", kv_store="") as served:
             (await self.verdict_of(served)).write(tmp_path / "verdict.json")
         other = end_of(await self.ask(models, tmp_path / "verdict.json", prefix="Read this.")).usage

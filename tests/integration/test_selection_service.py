@@ -1,5 +1,5 @@
-"""The Selection service as its callers see it: over gRPC, with model directories that ``transformers`` wrote, and beside the other
-services, with a real store of one node."""
+"""The Selection service as its callers see it: over gRPC, with model directories that ``transformers`` wrote,
+and beside the other services, with a real store of one node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.ingestion.config import IngestionConfig
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
-from services.kv_store.agent import Agent
+from services.kv_store.node.agent import Agent
 from services.selector.config import SelectorConfig
 from services.selector.handlers import SelectionServicer
 from services.selector.loading import load_selector
@@ -93,7 +93,9 @@ async def selecting(models: Path, store: ChunkStore | None, **settings: Any) -> 
     paths = {"model": str(models / "auxiliary"), "primary": str(models / "primary"), "dtype": "float32"}
     service: SelectorService | KvquiltError
     try:
-        service = load_selector(load(SelectorConfig, paths | settings), store, "node", asyncio.get_running_loop())
+        service = load_selector(
+            load(SelectorConfig, paths | settings), store, "node", asyncio.get_running_loop()
+        )
     except KvquiltError as error:
         service = error
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
@@ -115,7 +117,9 @@ def chunks_of(models: Path, *texts: str) -> list[SelectionChunk]:
     """As the primary's prompts have them."""
     prompts = PromptTokenizer.of_model(str(models / "primary"))
     assert prompts is not None
-    return [SelectionChunk(prompts.template.chunk.replace("{text}", t), prompts.encode_chunk(t)) for t in texts]
+    return [
+        SelectionChunk(prompts.template.chunk.replace("{text}", t), prompts.encode_chunk(t)) for t in texts
+    ]
 
 
 def library(models: Path) -> Selector:
@@ -132,18 +136,28 @@ async def encode(client: SelectionClient, chunks: list[SelectionChunk]) -> list[
 
 @pytest.mark.parametrize("grouping", ["budget", "paper", "sliding"])
 @pytest.mark.parametrize("reading", ["stitched", "each"])
-async def test_what_comes_back_is_what_the_library_says(models: Path, store: DirectoryStore, grouping: Any, reading: Any) -> None:
+async def test_what_comes_back_is_what_the_library_says(
+    models: Path, store: DirectoryStore, grouping: Any, reading: Any
+) -> None:
     chunks, selector = chunks_of(models, *PASSAGES), library(models)
     paired = [selector.pair(chunk.text, chunk.token_ids) for chunk in chunks]
     segments = [selector.encode([chunk])[0] for chunk in paired]
     ratio = 0.5
-    expected = selector.select(paired, segments, [QUESTION, "where?"], ratio, Grouping(grouping), Reading(reading))
+    expected = selector.select(
+        paired, segments, [QUESTION, "where?"], ratio, Grouping(grouping), Reading(reading)
+    )
     async with selecting(models, store) as served:
-        selected = await served.client.select(context(), chunks, [QUESTION, "where?"], ratio, grouping, reading)
+        selected = await served.client.select(
+            context(), chunks, [QUESTION, "where?"], ratio, grouping, reading
+        )
     flat = [chosen for mask in expected.chosen for chosen in mask.tolist()]
     assert selected.tokens == tuple(i for i, chosen in enumerate(flat) if chosen)
     assert selected.scores == tuple(score for scores in expected.scores for score in scores.tolist())
-    assert (selected.reading, selected.num_picked, selected.num_grouped) == (reading, expected.num_picked, expected.num_grouped)
+    assert (selected.reading, selected.num_picked, selected.num_grouped) == (
+        reading,
+        expected.num_picked,
+        expected.num_grouped,
+    )
     assert len(selected.tokens) > 0 < selected.timings.encode_ms
 
 
@@ -170,8 +184,14 @@ async def test_it_says_what_it_is(models: Path, store: DirectoryStore) -> None:
     assert auxiliary is not None
     assert primary is not None
     assert (described.tokenizer_hash, described.primary_tokenizer_hash) == (auxiliary.hash, primary.hash)
-    assert (described.prefix_ids, described.dtype, described.device) == (auxiliary.prefix_ids, "float32", "cpu")
-    assert described.fingerprint == library(models).auxiliary.scorer.fingerprint == health.facts["fingerprint"]
+    assert (described.prefix_ids, described.dtype, described.device) == (
+        auxiliary.prefix_ids,
+        "float32",
+        "cpu",
+    )
+    assert (
+        described.fingerprint == library(models).auxiliary.scorer.fingerprint == health.facts["fingerprint"]
+    )
     assert described.kv_bytes_per_token > 0 < described.max_positions
     assert (health.service, health.ready) == ("selector", True)
 
@@ -193,13 +213,17 @@ async def test_errors_cross_the_wire(models: Path, store: DirectoryStore) -> Non
             await served.client.select(RequestContext("r", "t", 0.0), [chunk], [QUESTION], 0.2)
 
 
-async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(models: Path, store: DirectoryStore) -> None:
+async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(
+    models: Path, store: DirectoryStore
+) -> None:
     (chunk,) = chunks_of(models, PASSAGES[0])
     async with selecting(models, store) as served:
         named = await served.client.select(context(), [chunk], [QUESTION], 0.2, "budget", "stitched")
         for fields in ({}, {"grouping": 77, "reading": 77}):
             pb_chunk = selection_pb2.SelectionChunk(text=chunk.text, token_ids=chunk.token_ids)
-            request = selection_pb2.SelectRequest(chunks=[pb_chunk], questions=[QUESTION], ratio=0.2, **fields)  # type: ignore[arg-type]
+            request = selection_pb2.SelectRequest(
+                chunks=[pb_chunk], questions=[QUESTION], ratio=0.2, **fields
+            )  # type: ignore[arg-type]
             response = await served.stub.Select(request)
             assert tuple(response.tokens) == named.tokens
             assert response.reading == selection_pb2.READING_STITCHED
@@ -214,7 +238,9 @@ async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(models: 
         ({"primary": "mute"}, "has no tokenizer"),
     ],
 )
-async def test_a_model_that_cannot_be_used_is_told_by_every_call(models: Path, settings: dict[str, str], reason: str) -> None:
+async def test_a_model_that_cannot_be_used_is_told_by_every_call(
+    models: Path, settings: dict[str, str], reason: str
+) -> None:
     settings = {name: str(models / value) if value == "mute" else value for name, value in settings.items()}
     async with selecting(models, None, **settings) as served:
         health = await served.client.health(context())
@@ -238,7 +264,9 @@ class Ingesting:
         tokenizer = PromptTokenizer.of_model(settings.model)
         assert tokenizer is not None
         async with serving(self.models / "primary", self.agent) as generating:
-            store = DocumentStore(generating.client, self.agent, self.world, CallPolicy(), settings.prefill_batch, selector)
+            store = DocumentStore(
+                generating.client, self.agent, self.world, CallPolicy(), settings.prefill_batch, selector
+            )
             service = IngestionService(settings, Recipe(tokenizer, settings.chunk_tokens), store)
             try:
                 yield service
@@ -257,7 +285,9 @@ async def ingesting(models: Path, tmp_path: Path) -> AsyncIterator[Ingesting]:
     await agent.close()
 
 
-async def test_a_document_comes_with_its_auxiliary_kv_keeps_it_and_takes_it_along(models: Path, ingesting: Ingesting) -> None:
+async def test_a_document_comes_with_its_auxiliary_kv_keeps_it_and_takes_it_along(
+    models: Path, ingesting: Ingesting
+) -> None:
     async with selecting(models, ingesting.agent) as served, ingesting.running(served.client) as service:
         assert outcome(await upsert(service, text("a.txt", LONG))) == {"a.txt": Stage.STORED}
         manifest = await ingesting.agent.get_manifest(context(), "c", "a.txt")
@@ -266,7 +296,9 @@ async def test_a_document_comes_with_its_auxiliary_kv_keeps_it_and_takes_it_alon
         assert len(manifest.kv_ids) == 2 * len(manifest.chunks) > 4
         assert (await ingesting.agent.collect_garbage(context(), grace_s=0)).num_chunks == 0
     async with selecting(models, ingesting.agent) as served, ingesting.running(served.client) as service:
-        selected = await served.client.select(context(), chunks_of(models, *(c.text for c in manifest.chunks)), [QUESTION], 0.2)
+        selected = await served.client.select(
+            context(), chunks_of(models, *(c.text for c in manifest.chunks)), [QUESTION], 0.2
+        )
         assert isinstance(served.service, SelectorService)
         counts = served.service.kv.counts
         assert (counts.encoded, counts.loaded, len(selected.tokens) > 0) == (0, len(manifest.chunks), True)
@@ -275,7 +307,9 @@ async def test_a_document_comes_with_its_auxiliary_kv_keeps_it_and_takes_it_alon
         assert await ingesting.kv_ids() == set()
 
 
-async def test_a_document_of_before_gets_it_by_a_question_or_when_it_is_ingested_again(models: Path, ingesting: Ingesting) -> None:
+async def test_a_document_of_before_gets_it_by_a_question_or_when_it_is_ingested_again(
+    models: Path, ingesting: Ingesting
+) -> None:
     async with ingesting.running() as service:
         await upsert(service, text("a.txt", LONG))
     manifest = await ingesting.agent.get_manifest(context(), "c", "a.txt")

@@ -26,8 +26,8 @@ NUM_UNLOADED = 16  # five to warm up, the same five timed, three rounds of two s
 
 @dataclass
 class PromptGenerator(generation_pb2_grpc.GenerationServicer):
-    """Answers every request after a moment. Under load every ``overloaded``-th is refused; with ``breaks`` streams end without
-    ``done``."""
+    """Answers every request after a moment. Under load every ``overloaded``-th is refused; with ``breaks``
+    streams end without ``done``."""
 
     overloaded: int = 0
     breaks: bool = False
@@ -41,7 +41,9 @@ class PromptGenerator(generation_pb2_grpc.GenerationServicer):
         return generation_pb2.DescribeModelResponse(model="prompt")
 
     @unary(common_pb2.HealthResponse)
-    async def Health(self, request: common_pb2.HealthRequest, ctx: RequestContext) -> common_pb2.HealthResponse:
+    async def Health(
+        self, request: common_pb2.HealthRequest, ctx: RequestContext
+    ) -> common_pb2.HealthResponse:
         return common_pb2.HealthResponse(service="generator", ready=True)
 
     @server_stream
@@ -63,10 +65,14 @@ class PromptGenerator(generation_pb2_grpc.GenerationServicer):
         await asyncio.sleep(0.001)
         for question in range(len(request.questions)):
             for token in range(request.sampling.max_tokens):
-                yield generation_pb2.GenerateResponse(token=generation_pb2.GeneratedToken(question=question, token_id=token))
+                yield generation_pb2.GenerateResponse(
+                    token=generation_pb2.GeneratedToken(question=question, token_id=token)
+                )
         if number > 0 and self.breaks:
             return
-        usage = common_pb2.Usage(prompt_tokens=30, reused_tokens=20, recomputed_tokens=10, generated_tokens=6, loaded_tokens=5)
+        usage = common_pb2.Usage(
+            prompt_tokens=30, reused_tokens=20, recomputed_tokens=10, generated_tokens=6, loaded_tokens=5
+        )
         timings = common_pb2.Timings(prefill_ms=1.0, engine_ttft_ms=1.0, total_ms=1.0)
         yield generation_pb2.GenerateResponse(done=generation_pb2.GenerateDone(usage=usage, timings=timings))
 
@@ -84,17 +90,27 @@ async def serving(generator: PromptGenerator) -> AsyncIterator[str]:
 
 
 async def load_test(generator: PromptGenerator, options: str) -> Outcome:
-    fixed = "--duration 2 --warmup 0 --corpus 10 --k 3 --chunk-tokens 12 --question-tokens 4 --generated 3 --streams 2"
+    fixed = (
+        "--duration 2 --warmup 0 --corpus 10 --k 3 --chunk-tokens 12 --question-tokens 4 "
+        "--generated 3 --streams 2"
+    )
     args = _parser().parse_args([*fixed.split(), *options.split()])
     async with serving(generator) as target:
-        return await run_against(target, Setting.of_options(args), plan_of(args), Console(file=io.StringIO()), args.slo)
+        return await run_against(
+            target, Setting.of_options(args), plan_of(args), Console(file=io.StringIO()), args.slo
+        )
 
 
 async def test_every_request_arrives_as_it_was_planned_and_is_counted() -> None:
     generator = PromptGenerator()
-    outcome = await load_test(generator, "--rate 20 --slo ttft:5s --reuse full,reordered --questions-per-request 2")
+    outcome = await load_test(
+        generator, "--rate 20 --slo ttft:5s --reuse full,reordered --questions-per-request 2"
+    )
     assert outcome.level == "generate", "the model has no tokenizer"
-    assert [(r.reuse, r.statuses, r.holds) for r in outcome.rates] == [("full", {"OK": 40}, True), ("reordered", {"OK": 40}, True)]
+    assert [(r.reuse, r.statuses, r.holds) for r in outcome.rates] == [
+        ("full", {"OK": 40}, True),
+        ("reordered", {"OK": 40}, True),
+    ]
     assert len(generator.prefilled) == len(set(generator.prefilled)) == 10
     for request in generator.requests:
         chunks = [tuple(chunk.piece.token_ids.ids) for chunk in request.chunks]
@@ -112,9 +128,14 @@ async def test_every_request_arrives_as_it_was_planned_and_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("generator", "status", "num_bad"),
-    [(PromptGenerator(overloaded=4), "RESOURCE_EXHAUSTED", 10), (PromptGenerator(breaks=True), "UNAVAILABLE", 40)],
+    [
+        (PromptGenerator(overloaded=4), "RESOURCE_EXHAUSTED", 10),
+        (PromptGenerator(breaks=True), "UNAVAILABLE", 40),
+    ],
 )
-async def test_failures_are_counted_by_status_and_miss_the_slo(generator: PromptGenerator, status: str, num_bad: int) -> None:
+async def test_failures_are_counted_by_status_and_miss_the_slo(
+    generator: PromptGenerator, status: str, num_bad: int
+) -> None:
     (result,) = (await load_test(generator, "--rate 20 --slo ttft:5s --quality 0")).rates
     assert result.statuses[status] == num_bad
     assert sum(result.statuses.values()) == result.num_requests == 40
@@ -125,4 +146,6 @@ async def test_failures_are_counted_by_status_and_miss_the_slo(generator: Prompt
 async def test_an_unreachable_target_is_an_error_that_says_so() -> None:
     args = _parser().parse_args(["--rate", "1"])
     with pytest.raises(Unavailable, match="connect"):
-        await run_against("127.0.0.1:1", Setting.of_options(args), plan_of(args), Console(file=io.StringIO()), args.slo)
+        await run_against(
+            "127.0.0.1:1", Setting.of_options(args), plan_of(args), Console(file=io.StringIO()), args.slo
+        )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from load_tests.s3_server import S3Server
-from services.kv_store.cluster_store import ClusterStore
-from services.kv_store.object_blobs import ObjectBlobs
+from services.kv_store.node.cluster_store import ClusterStore
+from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 from tests.kv_stores import KnownNodes, agent_on
@@ -19,7 +19,9 @@ CTX = RequestContext.create(deadline_ms=60_000)
 
 
 async def cluster_of_one(directory: Path, endpoint: str) -> ClusterStore:
-    agent = agent_on(directory, "home", KnownNodes(), objects=ObjectBlobs(settings_for(endpoint, retry_s=0.1)))
+    agent = agent_on(
+        directory, "home", KnownNodes(), objects=ObjectBlobs(settings_for(endpoint, retry_s=0.1))
+    )
     with contextlib.suppress(KvquiltError):  # it will try again
         await agent.recover(CTX)
     return ClusterStore(KnownNodes({"home": agent}), "home")
@@ -35,7 +37,9 @@ async def test_keys_that_are_refused_make_it_not_ready(
     assert "refuses these credentials: set AWS_ACCESS_KEY_ID" in health.detail
 
 
-async def test_an_outage_is_told_and_leaves_it_ready_for_what_needs_no_objects(tmp_path: Path, s3_server: S3Server) -> None:
+async def test_an_outage_is_told_and_leaves_it_ready_for_what_needs_no_objects(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
     health = await (await cluster_of_one(tmp_path, "127.0.0.1:9")).health(CTX)
     assert (health.ready, health.detail) == (True, "the object store cannot be reached; retry")
 

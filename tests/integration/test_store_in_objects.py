@@ -1,4 +1,5 @@
-"""A home agent whose truth is a real S3 server: it restarts, moves, and the server goes away and comes back."""
+"""A home agent whose truth is a real S3 server: it restarts, moves, and the server goes away and comes
+back."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from load_tests.s3_server import S3Server
-from services.kv_store.agent import Agent
-from services.kv_store.object_blobs import ObjectBlobs
+from services.kv_store.node.agent import Agent
+from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import Unavailable
 from shared.kv_format import verify_chunk
 from shared.kv_types import Manifest, ManifestChunk
@@ -48,7 +49,9 @@ async def put(agent: Agent, chunk_id: str) -> None:
 
 
 def document(document_id: str, *chunk_ids: str) -> Manifest:
-    return Manifest("acme", "books", document_id, chunks=tuple(ManifestChunk(c, (1, 2), text="t") for c in chunk_ids))
+    return Manifest(
+        "acme", "books", document_id, chunks=tuple(ManifestChunk(c, (1, 2), text="t") for c in chunk_ids)
+    )
 
 
 async def document_ids(agent: Agent) -> list[str]:
@@ -61,7 +64,9 @@ async def readable(agent: Agent, chunk_ids: list[str]) -> list[str]:
     return [o.chunk_id for o in opened if o.exists and verify_chunk(o.path, o.chunk_id)]
 
 
-async def test_a_home_that_moves_to_an_empty_directory_has_everything(objects: ObjectBlobs, tmp_path: Path) -> None:
+async def test_a_home_that_moves_to_an_empty_directory_has_everything(
+    objects: ObjectBlobs, tmp_path: Path
+) -> None:
     old = home_on(tmp_path / "old", objects)
     for chunk_id in IDS:
         await put(old, chunk_id)
@@ -80,7 +85,9 @@ async def test_a_home_that_moves_to_an_empty_directory_has_everything(objects: O
     await new.close()
 
 
-async def test_a_store_that_gets_an_object_store_later_brings_everything_there(objects: ObjectBlobs, tmp_path: Path) -> None:
+async def test_a_store_that_gets_an_object_store_later_brings_everything_there(
+    objects: ObjectBlobs, tmp_path: Path
+) -> None:
     alone = home_on(tmp_path / "alone", None)
     await put(alone, IDS[0])
     await alone.put_manifest(CTX, document("1", IDS[0]))

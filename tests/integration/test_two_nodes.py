@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from load_tests.s3_server import S3Server
-from services.kv_store.agent import Agent
-from services.kv_store.blobs import Blobs
-from services.kv_store.fetch import FetchConfig
-from services.kv_store.object_blobs import ObjectBlobs
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.node.agent import Agent
+from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import Unavailable
 from shared.kv_format import verify_chunk, write_chunk
 from shared.kv_types import KvStore, OpenedChunk
@@ -96,7 +96,9 @@ async def two(tmp_path: Path, objects: Blobs | None) -> AsyncIterator[TwoNodes]:
         yield two
 
 
-async def test_a_chunk_written_on_one_is_loaded_on_the_other_once_for_eight_askers(two: TwoNodes, objects: Blobs | None) -> None:
+async def test_a_chunk_written_on_one_is_loaded_on_the_other_once_for_eight_askers(
+    two: TwoNodes, objects: Blobs | None
+) -> None:
     size = await write(two.there)
     opened = await asyncio.gather(*(two.here.open(ctx(), [CHUNK]) for _ in range(8)))
     assert all(o.exists for (o,) in opened)

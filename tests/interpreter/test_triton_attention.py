@@ -14,7 +14,16 @@ from shared.engine.backends import backend_for
 from shared.engine.backends.check import check_backend
 from shared.engine.backends.tables import FIXED, Tiling
 from shared.engine.backends.triton import TritonBackend
-from tests.attention_steps import BranchCase, Case, PlacementCase, Shape, Step, assert_same_step, cases, spec_of
+from tests.attention_steps import (
+    BranchCase,
+    Case,
+    PlacementCase,
+    Shape,
+    Step,
+    assert_same_step,
+    cases,
+    spec_of,
+)
 
 PROPERTY = settings(
     max_examples=15,
@@ -41,7 +50,10 @@ CUT_OFF = {torch.bfloat16: 5e-2}
 def check(case: Case, tiling: Tiling | None) -> None:
     theirs = Step(case).run(backend_for(EngineConfig(backend="reference"), spec_of(case.shape)))
     assert_same_step(
-        Step(case).run(TritonBackend(spec_of(case.shape), tiling)), theirs, case.shape.dtype, CUT_OFF.get(case.shape.dtype)
+        Step(case).run(TritonBackend(spec_of(case.shape), tiling)),
+        theirs,
+        case.shape.dtype,
+        CUT_OFF.get(case.shape.dtype),
     )
 
 
@@ -53,11 +65,20 @@ def test_any_forest_of_branches_over_any_placements(case: Case, tiling: Tiling |
 
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "rotated"),
-    [(torch.float32, 128, 1.0), (torch.bfloat16, 96, 0.5), (torch.float16, 64, 1.0), (torch.bfloat16, 128, 1.0)],
+    [
+        (torch.float32, 128, 1.0),
+        (torch.bfloat16, 96, 0.5),
+        (torch.float16, 64, 1.0),
+        (torch.bfloat16, 128, 1.0),
+    ],
 )
 def test_every_type_at_common_head_sizes(dtype: torch.dtype, head_dim: int, rotated: float) -> None:
     placed = (PlacementCase(0, 5), PlacementCase(1, 95, 0.3), PlacementCase(0, 165))
-    branches = (BranchCase(255, 0, 11, placed), BranchCase(400, 33, 1, placed[1:]), BranchCase(0, 3, 2, parent=1, forked=20))
+    branches = (
+        BranchCase(255, 0, 11, placed),
+        BranchCase(400, 33, 1, placed[1:]),
+        BranchCase(0, 3, 2, parent=1, forked=20),
+    )
     check(Case(Shape(dtype, 2, 3, head_dim, rotated), (90, 70), branches), SMALL)
 
 
@@ -84,4 +105,6 @@ def test_with_fixed_tiles_company_does_not_change_a_bit(case: Case) -> None:
 
 def test_the_check_at_start_passes() -> None:
     for tiling in (None, FIXED):
-        check_backend(TritonBackend(spec_of(Shape(torch.bfloat16, 2, 7)), tiling), spec_of(Shape(torch.bfloat16, 2, 7)))
+        check_backend(
+            TritonBackend(spec_of(Shape(torch.bfloat16, 2, 7)), tiling), spec_of(Shape(torch.bfloat16, 2, 7))
+        )

@@ -1,4 +1,5 @@
-"""The exactness laws with the Triton kernels in the place of torch's: a few of ``tests/unit/test_engine_laws.py``, in small."""
+"""The exactness laws with the Triton kernels in the place of torch's: a few of
+``tests/unit/engine/test_laws.py``, in small."""
 
 from __future__ import annotations
 
@@ -20,18 +21,25 @@ def engine(family: str = "qwen2", dtype: torch.dtype = torch.float32, **changes:
 
 @pytest.mark.parametrize(
     ("family", "mode"),
-    [*(("llama_yarn", mode) for mode in ReuseMode if mode.value in ORACLES), ("phi3_partial", ReuseMode.REORDERED)],
+    [
+        *(("llama_yarn", mode) for mode in ReuseMode if mode.value in ORACLES),
+        ("phi3_partial", ReuseMode.REORDERED),
+    ],
     ids=str,
 )
 def test_every_mode_equals_its_oracle(family: str, mode: ReuseMode) -> None:
     triton = engine(family)
-    request = Prompts(triton, seed=1).request(prefix=7, chunks=(20, 1, 33), questions=(9,), reuse=mode, max_tokens=2)
+    request = Prompts(triton, seed=1).request(
+        prefix=7, chunks=(20, 1, 33), questions=(9,), reuse=mode, max_tokens=2
+    )
     assert_equals_oracle(run(triton, request)[0], tiny_model(family))
 
 
 def test_a_forest_decodes_as_each_of_its_paths_alone() -> None:
     triton = engine()
-    together = Prompts(triton, seed=9).request(chunks=(20, 33), questions=(9, 4), temperature=0.9, seed=7, n=2, max_tokens=3)
+    together = Prompts(triton, seed=9).request(
+        chunks=(20, 33), questions=(9, 4), temperature=0.9, seed=7, n=2, max_tokens=3
+    )
     (forest,) = run(triton, together)
     assert_equals_oracle(forest, tiny_model("qwen2"))
     question = together.questions[1]
@@ -41,7 +49,7 @@ def test_a_forest_decodes_as_each_of_its_paths_alone() -> None:
 
 
 def test_batch_invariance_is_bitwise() -> None:
-    """Company and preemption; with torch's kernel ``tests/unit/test_engine_fuzz.py`` says much more."""
+    """Company and preemption; with torch's kernel ``tests/unit/engine/test_fuzz.py`` says much more."""
     settings = {"dtype": torch.bfloat16, "batch_invariant": True}
     alone = engine(**settings)
     prompts = Prompts(alone, seed=12)

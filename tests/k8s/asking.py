@@ -1,4 +1,5 @@
-"""Questions from outside the cluster: one, or one after the other for as long as something is being changed."""
+"""Questions from outside the cluster: one, or one after the other for as long as something is being
+changed."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from cluster.cli.remote import rag_client
 from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
-from cluster.remote import rag_client
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions
 from shared.clients.generation import Reuse, Sampling, Usage
 from shared.errors import KvquiltError
@@ -35,7 +36,8 @@ class Answered:
 
     @property
     def work(self) -> Usage:
-        """Without where the KV lay that was not computed: a generator that has just begun must load what others hold."""
+        """Without where the KV lay that was not computed: a generator that has just begun must load what
+        others hold."""
         return replace(self.usage, loaded_tokens=0)
 
 
@@ -73,7 +75,7 @@ async def answer(
 def kvquilt(target: str, *args: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     """`kvquilt --target …` on this machine."""
     return subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "--target", target, *args],
+        [sys.executable, "-m", "cluster.cli.main", "--target", target, *args],
         cwd=PROJECT_ROOT,
         env=os.environ | {"COLUMNS": "200"},
         capture_output=True,
@@ -91,13 +93,16 @@ def cli(target: str, *args: str) -> str:
     """
     done = kvquilt(target, *args)
     if done.returncode:
-        raise CommandFailed(f"kvquilt {' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise CommandFailed(
+            f"kvquilt {' '.join(args)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
 @dataclass
 class Trickle:
-    """Asks once a second, each time as a new client, from ``with`` to its end. ``failures`` are told by their class and detail."""
+    """Asks once a second, each time as a new client, from ``with`` to its end. ``failures`` are told by their
+    class and detail."""
 
     door: Door
     period_s: float = 1.0
@@ -114,16 +119,21 @@ class Trickle:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         give_up_s = time.monotonic() + _PATIENCE_S
-        while kind is None and self._too_few() and time.monotonic() < give_up_s:  # the change took less time than a few answers
+        while (
+            kind is None and self._too_few() and time.monotonic() < give_up_s
+        ):  # the change took less time than a few answers
             time.sleep(self.period_s)
         self._stop.set()
         self._thread.join()
         tell(
-            f"meanwhile {self.num_answered} answers, the slowest after {self.slowest_s:.1f} s, and {self.failures.total()} failures"
+            f"meanwhile {self.num_answered} answers, the slowest after {self.slowest_s:.1f} s, and "
+            f"{self.failures.total()} failures"
         )
 
     def check(self) -> None:
-        assert not self.failures, f"{sum(self.failures.values())} of {self.num_answered} questions failed: {self.failures}"
+        assert not self.failures, (
+            f"{sum(self.failures.values())} of {self.num_answered} questions failed: {self.failures}"
+        )
         assert not self._too_few()
 
     def _too_few(self) -> bool:

@@ -1,4 +1,5 @@
-"""The cluster, the images on it, and the releases that the modules share; in the order of the modules' numbers."""
+"""The cluster, the images on it, and the releases that the modules share; in the order of the modules'
+numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def images() -> Images:
         nodes = cluster_objects("nodes")
         cluster_objects("rayservices.ray.io")
     except CommandFailed as error:
-        raise AssertionError(f"make test-k8s needs KUBECONFIG to lead to a cluster with the KubeRay operator: {error}") from None
+        raise AssertionError(
+            f"make test-k8s needs KUBECONFIG to lead to a cluster with the KubeRay operator: {error}"
+        ) from None
     tell(f"the cluster has {len(nodes)} nodes")
     return image_store.prepare(os.environ)
 
@@ -67,7 +70,8 @@ def namespace(purpose: str) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="session")
 def trial(images: Images) -> Iterator[Trial]:
-    """The profile dev-cpu with the demo's towns in it: one pod of services, one of generators, MinIO, the embedded Milvus."""
+    """The profile dev-cpu with the demo's towns in it: one pod of services, one of generators, MinIO, the
+    embedded Milvus."""
     with namespace("trial") as kubectl:
         release = Release(kubectl, images)
         door = Door(kubectl, FULLNAME)

@@ -1,4 +1,5 @@
-"""The way into the cluster from here: a node's port where nodes can be reached, else `kubectl port-forward`."""
+"""The way into the cluster from here: a node's port where nodes can be reached, else `kubectl
+port-forward`."""
 
 from __future__ import annotations
 
@@ -40,7 +41,14 @@ class Door:
 
     def _node_port(self) -> int:
         service = self._kubectl.get("service", self._service) or {"spec": {"ports": []}}
-        return next((int(p["nodePort"]) for p in service["spec"]["ports"] if p["port"] == GRPC_PORT and "nodePort" in p), 0)
+        return next(
+            (
+                int(p["nodePort"])
+                for p in service["spec"]["ports"]
+                if p["port"] == GRPC_PORT and "nodePort" in p
+            ),
+            0,
+        )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ BUILD_FLAGS  of the builder, instead of those that suit it
 IMAGE_LOAD   a command that brings images, named as its last arguments, to the nodes; else `kind load docker-image` for a kind
              cluster; else the nodes are taken to pull what they need
 MINIO_IMAGE  for the trial store; else the chart's
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -49,7 +49,17 @@ def build(environ: Mapping[str, str]) -> str:
     image = "kvquilt:dev" if builder == "docker" else "localhost/kvquilt:dev"
     flags = environ.get("BUILD_FLAGS", _AS_ROOT if builder == "buildah" and os.getuid() == 0 else "")
     base = ["--build-arg", f"BASE={environ['BASE']}"] if environ.get("BASE") else []
-    command = [builder, "build", *shlex.split(flags), *base, "--tag", image, "--file", "cluster/Dockerfile", "."]
+    command = [
+        builder,
+        "build",
+        *shlex.split(flags),
+        *base,
+        "--tag",
+        image,
+        "--file",
+        "cluster/Dockerfile",
+        ".",
+    ]
     tell("building the image, several minutes the first time: " + shlex.join(command))
     began_s = time.monotonic()
     run("env", "--chdir", str(PROJECT_ROOT), *command, timeout_s=_BUILD_TIMEOUT_S)
@@ -68,4 +78,8 @@ def load(images: list[str], environ: Mapping[str, str]) -> None:
 
 def _kind_load() -> list[str]:
     context = run("kubectl", "config", "current-context").strip()
-    return ["kind", "load", "docker-image", "--name", context.removeprefix("kind-")] if context.startswith("kind-") else []
+    return (
+        ["kind", "load", "docker-image", "--name", context.removeprefix("kind-")]
+        if context.startswith("kind-")
+        else []
+    )

@@ -20,7 +20,9 @@ class Kubectl:
         return run("kubectl", "--namespace", self.namespace, *args, stdin=stdin, timeout_s=timeout_s)
 
     def all(self, kind: str, selector: str = "") -> list[Object]:
-        items: list[Object] = json.loads(self("get", kind, "--selector", selector, "--output", "json"))["items"]
+        items: list[Object] = json.loads(self("get", kind, "--selector", selector, "--output", "json"))[
+            "items"
+        ]
         return items
 
     def get(self, kind: str, name: str) -> Object | None:
@@ -28,7 +30,12 @@ class Kubectl:
         return json.loads(text) if text else None
 
     def apply(self, *objects: Object) -> None:
-        self("apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        self(
+            "apply",
+            "--filename",
+            "-",
+            stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}),
+        )
 
     def python(self, pod: str, code: str, *args: str, timeout_s: float = 60.0) -> str:
         """What ``code`` prints in the first container of ``pod``."""
@@ -51,7 +58,10 @@ class Kubectl:
         for pod in self.all("pods"):
             name = pod["metadata"]["name"]
             with suppress(CommandFailed):
-                parts.append(f"--- {name}\n" + self("logs", name, "--tail", "40", "--all-containers", "--prefix")[-5000:])
+                parts.append(
+                    f"--- {name}\n"
+                    + self("logs", name, "--tail", "40", "--all-containers", "--prefix")[-5000:]
+                )
         return "\n".join(parts)
 
 
@@ -64,7 +74,10 @@ def cluster_objects(kind: str, selector: str = "") -> list[Object]:
 
 def is_ready(pod: Object) -> bool:
     conditions = pod["status"].get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions) and "deletionTimestamp" not in pod["metadata"]
+    return (
+        any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+        and "deletionTimestamp" not in pod["metadata"]
+    )
 
 
 def waiting_reasons(pod: Object) -> list[str]:

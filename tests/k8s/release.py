@@ -35,13 +35,19 @@ class Release:
         self._helm("upgrade", profile, *values)
 
     def test(self) -> str:
-        return run("helm", "test", NAME, "--namespace", self.kubectl.namespace, "--timeout", "5m", timeout_s=330)
+        return run(
+            "helm", "test", NAME, "--namespace", self.kubectl.namespace, "--timeout", "5m", timeout_s=330
+        )
 
     def uninstall(self) -> None:
         """Returns when the last of its pods is gone."""
         tell("helm uninstall")
         run("helm", "uninstall", NAME, "--namespace", self.kubectl.namespace, "--wait", timeout_s=330)
-        wait_for(lambda: None if self.kubectl.all("pods", f"app.kubernetes.io/instance={NAME}") else True, "end of the pods", 180)
+        wait_for(
+            lambda: None if self.kubectl.all("pods", f"app.kubernetes.io/instance={NAME}") else True,
+            "end of the pods",
+            180,
+        )
 
     def wait_until_ready(self) -> None:
         """Every pod is, and the Service leads to the running services."""
@@ -70,7 +76,8 @@ class Release:
             for reason in waiting_reasons(pod):
                 if reason.startswith(_CANNOT_BE_PULLED):
                     raise AssertionError(
-                        f"a node has no image for {pod['metadata']['name']}: {reason}\nGive IMAGE=… that nodes can pull, or "
+                        f"a node has no image for {pod['metadata']['name']}: {reason}\nGive IMAGE=… "
+                        "that nodes can pull, or "
                         "IMAGE_LOAD=…, a command that brings images to the nodes"
                     )
         service = self.kubectl.get("rayservice", FULLNAME) or {}
@@ -84,11 +91,24 @@ class Release:
         merged: Values = {}
         for layer in layers:
             merged = _merged(merged, layer)
-        command = ["helm", verb, NAME, str(CHART), "--namespace", self.kubectl.namespace, *settings, "--values=-"]
+        command = [
+            "helm",
+            verb,
+            NAME,
+            str(CHART),
+            "--namespace",
+            self.kubectl.namespace,
+            *settings,
+            "--values=-",
+        ]
         run(*command, stdin=json.dumps(merged), timeout_s=420)
 
     def _common_values(self) -> Values:
-        values: Values = {"image": _reference(self.images.kvquilt), "service": {"type": "NodePort"}, "networkPolicy": _callers()}
+        values: Values = {
+            "image": _reference(self.images.kvquilt),
+            "service": {"type": "NodePort"},
+            "networkPolicy": _callers(),
+        }
         if self.images.minio:
             values["minio"] = {"image": _reference(self.images.minio)}
         return values

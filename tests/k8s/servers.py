@@ -1,4 +1,5 @@
-"""An object store and a Milvus outside the release, as an operator would have them: single pods, reached by their Services."""
+"""An object store and a Milvus outside the release, as an operator would have them: single pods, reached by
+their Services."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def start_minio(kubectl: Kubectl, images: Images) -> None:
     keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(8), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}
     put_secret(kubectl, SECRET, keys)
     variables = {"MINIO_ROOT_USER": "AWS_ACCESS_KEY_ID", "MINIO_ROOT_PASSWORD": "AWS_SECRET_ACCESS_KEY"}
-    env = [{"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}} for name, key in variables.items()]
+    env = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}}
+        for name, key in variables.items()
+    ]
     args = ["server", "/data", "--address", f":{MINIO_PORT}"]
     _start(kubectl, MINIO, images.minio or _MINIO_IMAGE, MINIO_PORT, {"args": args, "env": env})
 
@@ -68,7 +72,10 @@ def _start(kubectl: Kubectl, name: str, image: str, port: int, container: Object
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": name},
-            "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            },
         },
         {
             "apiVersion": "v1",

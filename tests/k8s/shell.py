@@ -27,9 +27,13 @@ def run(*command: str, stdin: str = "", timeout_s: float = 120.0) -> str:
     Raises:
         CommandFailed: its exit code is not 0.
     """
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
     if done.returncode:
-        raise CommandFailed(f"`{' '.join(command)}` ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        raise CommandFailed(
+            f"`{' '.join(command)}` ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
     return done.stdout
 
 
@@ -40,7 +44,9 @@ def works(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
 
-def wait_for(probe: Callable[[], ResultT | None], what: str, timeout_s: float, period_s: float = 1.0) -> ResultT:
+def wait_for(
+    probe: Callable[[], ResultT | None], what: str, timeout_s: float, period_s: float = 1.0
+) -> ResultT:
     """The first answer of ``probe`` that is not None; what it is waited for is told every half minute."""
     began_s = told_s = time.monotonic()
     while (found := probe()) is None:

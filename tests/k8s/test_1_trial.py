@@ -18,7 +18,7 @@ LISTENING = """
 lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}").readlines()[1:]]
 loopback = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
 print(*sorted({int(l[1].split(":")[1], 16) for l in lines if l[3] == "0A" and l[1].split(":")[0] not in loopback}), sep="\\n")
-"""
+"""  # noqa: E501
 # Of the arguments host:port those that take a connection.
 OPEN = """
 import socket, sys
@@ -36,7 +36,10 @@ def test_the_command_line_works_from_outside(trial: Trial) -> None:
     told = json.loads(cli(trial.door.target, "ask", QUESTION, "-c", COLLECTION, "--json"))
     assert ANSWER in told["answers"][0]["text"]
     assert told["usage"]["reused_tokens"] > 0
-    assert told["usage"]["recomputed_tokens"] == 0 or told["usage"]["recomputed_tokens"] < told["usage"]["reused_tokens"]
+    assert (
+        told["usage"]["recomputed_tokens"] == 0
+        or told["usage"]["recomputed_tokens"] < told["usage"]["reused_tokens"]
+    )
 
 
 def test_helm_test_passes(trial: Trial) -> None:
@@ -46,7 +49,16 @@ def test_helm_test_passes(trial: Trial) -> None:
 @pytest.mark.skipif(shutil.which("grpcurl") is None, reason="grpcurl is not on PATH")
 def test_grpcurl_asks_by_reflection(trial: Trial) -> None:
     request = json.dumps({"collection": COLLECTION, "question": QUESTION})
-    command = ["grpcurl", "-plaintext", "-H", "application: gateway", "-d", request, trial.door.target, "kvquilt.v1.Rag/Answer"]
+    command = [
+        "grpcurl",
+        "-plaintext",
+        "-H",
+        "application: gateway",
+        "-d",
+        request,
+        trial.door.target,
+        "kvquilt.v1.Rag/Answer",
+    ]
     told = run(*command)
     assert ANSWER in told
     assert '"done"' in told

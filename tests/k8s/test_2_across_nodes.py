@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.remote import generation_client, store_client
+from cluster.cli.remote import generation_client, store_client
 from shared.clients.generation import ChunkRef, GeneratedToken, Sampling
 from shared.clients.kv_store import KvStoreClient
 from shared.kv_types import OpenedChunk
@@ -44,7 +44,9 @@ def test_the_generators_stand_on_different_nodes(trial: Trial, generators: list[
     assert len({pod["spec"]["nodeName"] for pod in generators}) == min(num_nodes, 2)
 
 
-def test_every_pod_of_ray_has_an_agent_with_a_cache_of_its_own(trial: Trial, generators: list[Object]) -> None:
+def test_every_pod_of_ray_has_an_agent_with_a_cache_of_its_own(
+    trial: Trial, generators: list[Object]
+) -> None:
     pods = trial.release.pods()
     caches = [next(v for v in pod["spec"]["volumes"] if v["name"] == "kv-cache") for pod in pods]
     assert all("emptyDir" in cache for cache in caches)
@@ -63,7 +65,9 @@ def test_a_chunk_written_on_one_node_comes_to_the_other_once_for_all_who_ask(
     trial: Trial, generators: list[Object], tmp_path: Path
 ) -> None:
     collection = f"once-{secrets.token_hex(4)}"
-    (tmp_path / "news.txt").write_text(f"The password of the day is {secrets.token_hex(8)}. Nobody asked for it yet.")
+    (tmp_path / "news.txt").write_text(
+        f"The password of the day is {secrets.token_hex(8)}. Nobody asked for it yet."
+    )
     cli(trial.door.target, "ingest", str(tmp_path), "-c", collection)
     (chunk_id,) = asyncio.run(chunk_ids(trial.door.target, collection))
     nodes = asyncio.run(generator_nodes(trial, generators))
@@ -71,7 +75,9 @@ def test_a_chunk_written_on_one_node_comes_to_the_other_once_for_all_who_ask(
     async def open_everywhere() -> tuple[Counter[str], list[OpenedChunk]]:
         async with store_client(trial.door.target) as store:
             before = await fetches(store, nodes)
-            await asyncio.gather(*(store.open(ctx(), [chunk_id], node) for node in nodes for _ in range(NUM_ASKERS)))
+            await asyncio.gather(
+                *(store.open(ctx(), [chunk_id], node) for node in nodes for _ in range(NUM_ASKERS))
+            )
             opened = [await arrived(store, chunk_id, node) for node in nodes]
             after = await fetches(store, nodes)
         return after - before, opened
@@ -91,12 +97,16 @@ def test_generators_on_two_nodes_answer_the_same_tokens(trial: Trial, generators
     after = asyncio.run(all_opens(trial))
     assert len(answers[0]) == 16
     assert answers[0] == answers[1]
-    assert len(after - before) == 2, "each proxy asks the generator of its own pod, and that one its own agent"
+    assert len(after - before) == 2, (
+        "each proxy asks the generator of its own pod, and that one its own agent"
+    )
 
 
 async def generated(target: str, chunk: ChunkRef) -> list[int]:
     async with generation_client(target) as generator:
-        events = generator.generate(ctx(), [chunk], ["Who?"], "reordered", Sampling(max_tokens=16, ignore_eos=True))
+        events = generator.generate(
+            ctx(), [chunk], ["Who?"], "reordered", Sampling(max_tokens=16, ignore_eos=True)
+        )
         return [event.token_id async for event in events if isinstance(event, GeneratedToken)]
 
 

@@ -20,7 +20,9 @@ RECOVERY_S = 180.0
 
 
 @pytest.mark.parametrize("grace", [[], ["--grace-period=1"]], ids=["drained", "killed"])
-def test_an_answer_survives_that_the_pod_of_its_generator_goes_or_ends_as_retryable(trial: Trial, grace: list[str]) -> None:
+def test_an_answer_survives_that_the_pod_of_its_generator_goes_or_ends_as_retryable(
+    trial: Trial, grace: list[str]
+) -> None:
     pods = trial.release.ready_pods("generator", 2)
     begun = threading.Event()
 
@@ -76,7 +78,9 @@ def test_a_change_of_the_pods_is_not_offered_with_the_embedded_milvus(trial: Tri
     trial.release.upgrade("dev-cpu", TWO_GENERATORS, {"generator": {"annotations": {"changed": "yes"}}})
     assert ANSWER in asyncio.run(answer(trial.door.target)).text
     assert trial.release.ray_clusters() == [cluster]
-    assert all("changed" not in pod["metadata"].get("annotations", {}) for pod in trial.release.pods("generator"))
+    assert all(
+        "changed" not in pod["metadata"].get("annotations", {}) for pod in trial.release.pods("generator")
+    )
 
 
 def test_no_question_fails_while_generators_come_and_go(trial: Trial) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cluster.remote import store_client
+from cluster.cli.remote import store_client
 from shared.request import RequestContext
 from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, answer, cli
 from tests.k8s.conftest import Trial
 from tests.k8s.release import NAME, seconds_since
 from tests.k8s.shell import tell
 
-KINDS = "pods,services,deployments,secrets,configmaps,serviceaccounts,rayservices,networkpolicies,poddisruptionbudgets"
+KINDS = "pods,services,deployments,secrets,configmaps,serviceaccounts,rayservices,networkpolicies,poddisruptionbudgets"  # noqa: E501
 
 
 def test_a_second_install_on_the_volumes_of_the_first_answers_from_its_stored_kv(trial: Trial) -> None:

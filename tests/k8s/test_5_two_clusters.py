@@ -1,4 +1,5 @@
-"""With Milvus and the object store by URI, new pods come as a second Ray cluster beside the first, and nobody notices."""
+"""With Milvus and the object store by URI, new pods come as a second Ray cluster beside the first, and nobody
+notices."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ from tests.k8s.shell import tell, wait_for
 SWITCH_S = 420.0
 BY_URI: Values = {
     "minio": {"enabled": False},
-    "objects": {"endpoint": f"{servers.MINIO}:{servers.MINIO_PORT}", "secure": False, "existingSecret": servers.SECRET},
+    "objects": {
+        "endpoint": f"{servers.MINIO}:{servers.MINIO_PORT}",
+        "secure": False,
+        "existingSecret": servers.SECRET,
+    },
     "milvus": {"uri": f"http://{servers.MILVUS}:{servers.MILVUS_PORT}"},
 }
 

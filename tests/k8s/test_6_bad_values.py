@@ -1,4 +1,5 @@
-"""What is wrong says so where an operator looks, does not crash again and again, and leaves the other services alone."""
+"""What is wrong says so where an operator looks, does not crash again and again, and leaves the other
+services alone."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.remote import rag_client
+from cluster.cli.remote import rag_client
 from shared.clients.health import ServiceHealth
 from shared.errors import KvquiltError
 from shared.request import RequestContext
@@ -23,7 +24,11 @@ TOLD_S = 300.0
 WRONG_KEYS = {"AWS_ACCESS_KEY_ID": "nobody-known", "AWS_SECRET_ACCESS_KEY": "not-the-secret-key"}
 STORE: Values = {
     "minio": {"enabled": False},
-    "objects": {"endpoint": f"{servers.MINIO}:{servers.MINIO_PORT}", "secure": False, "existingSecret": servers.SECRET},
+    "objects": {
+        "endpoint": f"{servers.MINIO}:{servers.MINIO_PORT}",
+        "secure": False,
+        "existingSecret": servers.SECRET,
+    },
 }
 
 
@@ -49,7 +54,10 @@ def test_a_secret_that_is_not_there_is_named_by_the_pods(release: Release) -> No
         told = [reason for pod in release.pods("head") for reason in waiting_reasons(pod)]
         return told if any("nobody-made-it" in reason for reason in told) else None
 
-    assert any('secret "nobody-made-it" not found' in reason for reason in wait_for(reasons, "reason of the head pod", TOLD_S))
+    assert any(
+        'secret "nobody-made-it" not found' in reason
+        for reason in wait_for(reasons, "reason of the head pod", TOLD_S)
+    )
     servers.put_secret(release.kubectl, "nobody-made-it", WRONG_KEYS)
     release.wait_until_ready()  # it goes on by itself once the secret is there
 
@@ -67,7 +75,10 @@ def test_refused_keys_of_the_object_store_are_told_by_the_store_alone(release: R
 
 
 def test_a_milvus_that_does_not_answer_is_told_by_retrieval_alone(release: Release) -> None:
-    release.install("dev-cpu", {"milvus": {"uri": "http://nobody-there:19530"}, "config": {"retrieval": {"startup_timeout_s": 5}}})
+    release.install(
+        "dev-cpu",
+        {"milvus": {"uri": "http://nobody-there:19530"}, "config": {"retrieval": {"startup_timeout_s": 5}}},
+    )
     bad = unready(release)
     assert set(bad) == {"retrieval"}
     assert "the Milvus server at milvus_uri does not answer" in bad["retrieval"]
@@ -109,7 +120,11 @@ def _unready(target: str) -> dict[str, str] | None:
     except KvquiltError:
         return None
     bad = {service.service: service.detail for service in services if not service.ready}
-    return bad if bad and all(bad.values()) and not any("no answer" in detail for detail in bad.values()) else None
+    return (
+        bad
+        if bad and all(bad.values()) and not any("no answer" in detail for detail in bad.values())
+        else None
+    )
 
 
 def logs(release: Release, component: str) -> str:

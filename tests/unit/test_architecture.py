@@ -53,7 +53,9 @@ def test_only_the_doors_of_a_room_know_ray_grpc_and_protos(room: Path) -> None:
         assert not imports(path) & forbidden, f"{name} imports {imports(path) & forbidden}"
 
 
-@pytest.mark.parametrize("module", ["services.gateway.app", "services.kv_store.app", "shared.clients.rag", "shared.kv_format"])
+@pytest.mark.parametrize(
+    "module", ["services.gateway.app", "services.kv_store.app", "shared.clients.rag", "shared.kv_format"]
+)
 def test_torch_stays_out_of_what_does_not_compute(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,4 +1,5 @@
-"""The quality evaluation: questions as they are said to be, statistics against slow twins, and a whole run with tiny models."""
+"""The quality evaluation: questions as they are said to be, statistics against slow twins, and a whole run
+with tiny models."""
 
 from __future__ import annotations
 
@@ -30,7 +31,14 @@ from shared.selection.scoring import Reading
 from shared.verdict import Verdict
 
 SHAPES = Shapes()
-TINY = {"steps": 1, "tokenizer_documents": 40, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_kv_heads": 2}
+TINY = {
+    "steps": 1,
+    "tokenizer_documents": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "num_kv_heads": 2,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +53,8 @@ def flat(text: str) -> str:
     return " ".join(text.split()).lower()
 
 
-# --- questions -----------------------------------------------------------------------------------------------------------
+# --- questions
+# ------------------------------------------------------------------------------------------
 
 
 def test_only_the_first_passage_of_a_document_names_it() -> None:
@@ -75,14 +84,18 @@ def test_spread_evidence_is_the_naming_passage_and_a_later_one_that_states_the_a
     assert seen >= 80
 
 
-def test_another_document_answers_every_spread_question_otherwise_in_a_passage_that_does_not_name_it_either() -> None:
+def test_another_document_answers_every_spread_question_otherwise_in_a_passage_that_does_not_name_it_either() -> (  # noqa: E501
+    None
+):
     for number in range(40):
         trial = draw_trial(0, number, SHAPES)
         for question in filter(is_spread, trial.questions):
             document = trial.context.passages[question.evidence[1]].document
             (key,) = [k for k, fact in document.facts.items() if fact.answer == question.answer]
             others = [
-                p for p in trial.context.passages if p.document is not document and key in p.fact_keys and not p.names_subject
+                p
+                for p in trial.context.passages
+                if p.document is not document and key in p.fact_keys and not p.names_subject
             ]
             assert others
             assert all(p.document.facts[key].value != question.value for p in others)
@@ -103,7 +116,9 @@ def test_trials_depend_on_seed_and_number_only_and_are_about_unseen_names() -> N
     assert draw_trial(0, 3, SHAPES).texts != draw_trial(1, 3, SHAPES).texts
     for passage in draw_trial(0, 3, SHAPES).context.passages:
         name = passage.document.name
-        assert Split.HELD_OUT.holds(name if passage.document.kind == "ship" else name.removeprefix("the ").split()[0])
+        assert Split.HELD_OUT.holds(
+            name if passage.document.kind == "ship" else name.removeprefix("the ").split()[0]
+        )
 
 
 def test_trials_are_drawn_until_enough_questions_are_spread() -> None:
@@ -112,7 +127,8 @@ def test_trials_are_drawn_until_enough_questions_are_spread() -> None:
     assert sum(spread) >= 30 > sum(spread[:-1])
 
 
-# --- statistics ----------------------------------------------------------------------------------------------------------
+# --- statistics
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 9), (9, 1), (5, 5), (3, 8)])
@@ -176,7 +192,12 @@ def test_findings_compare_only_questions_that_were_asked_in_all_modes() -> None:
 def found(modes: dict[str, int]) -> list[Finding]:
     """Of 400 questions about as many contexts, of either kind, so many right; ``full`` answers all."""
     counts = {"full": 400, "reordered": 200} | modes
-    kept = [answer(mode, c, 0, c < right, spread) for mode, right in counts.items() for c in range(400) for spread in (True, False)]
+    kept = [
+        answer(mode, c, 0, c < right, spread)
+        for mode, right in counts.items()
+        for c in range(400)
+        for spread in (True, False)
+    ]
     return findings(kept, tuple(counts))
 
 
@@ -189,7 +210,9 @@ def found(modes: dict[str, int]) -> list[Finding]:
         ({"epic": 380, "cacheclip": 390}, "full"),
     ],
 )
-def test_the_verdict_is_the_mode_that_computes_least_and_surely_loses_no_more_than_it_may(modes: dict[str, int], mode: str) -> None:
+def test_the_verdict_is_the_mode_that_computes_least_and_surely_loses_no_more_than_it_may(
+    modes: dict[str, int], mode: str
+) -> None:
     verdict = judge(found(modes), 0.02, 0.2, "m", "p", "exact")
     assert verdict.mode == mode
     assert verdict.ratio == (0.2 if mode in modes and mode != "reordered" else None)
@@ -201,7 +224,8 @@ def test_there_is_no_verdict_without_findings() -> None:
         judge([], 0.02, 0.2, "m", "p", "exact")
 
 
-# --- what is kept --------------------------------------------------------------------------------------------------------
+# --- what is kept
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_ledger_goes_on_where_a_killed_run_ended(tmp_path: Path) -> None:
@@ -213,7 +237,11 @@ def test_a_ledger_goes_on_where_a_killed_run_ended(tmp_path: Path) -> None:
     assert again.holds("full", 0)
     assert not again.holds("full", 1)
     again.add([answer("full", 1, 0, True)])
-    assert Ledger(path, settings).answers == [answer("full", 0, 0, True), answer("full", 0, 1, False), answer("full", 1, 0, True)]
+    assert Ledger(path, settings).answers == [
+        answer("full", 0, 0, True),
+        answer("full", 0, 1, False),
+        answer("full", 1, 0, True),
+    ]
 
 
 def test_answers_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
@@ -224,14 +252,20 @@ def test_answers_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
 
 def test_forms_and_controls_are_named_or_refused() -> None:
     assert parse_clips("budget/stitched, paper/each") == (Clip(), Clip(Grouping.PAPER, Reading.EACH))
-    assert [clip.label for clip in parse_clips("budget/stitched,paper/each")] == ["cacheclip", "cacheclip/paper/each"]
+    assert [clip.label for clip in parse_clips("budget/stitched,paper/each")] == [
+        "cacheclip",
+        "cacheclip/paper/each",
+    ]
     with pytest.raises(InvalidRequest, match="paper\\|sliding\\|budget/each\\|stitched"):
         parse_clips("best/stitched")
-    with pytest.raises(InvalidRequest, match="'full' is not one of random, epic, cacheblend, query_attention"):
+    with pytest.raises(
+        InvalidRequest, match="'full' is not one of random, epic, cacheblend, query_attention"
+    ):
         parse_controls("random,full")
 
 
-# --- a whole run ---------------------------------------------------------------------------------------------------------
+# --- a whole run
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +282,14 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
 ) -> None:
     kept, report = tmp_path / "answers.jsonl", tmp_path / "report.json"
     command = [*models, "--questions", "6", "--answers", str(kept), "--json", str(report)]
-    command += ["--cacheclip", "budget/stitched,paper/each", "--verdict", str(tmp_path / "verdict.json"), "--tolerance", "1"]
+    command += [
+        "--cacheclip",
+        "budget/stitched,paper/each",
+        "--verdict",
+        str(tmp_path / "verdict.json"),
+        "--tolerance",
+        "1",
+    ]
     assert main(command) == 0
     assert "Evidence in two chunks" in capsys.readouterr().out
     of_first_run = kept.read_bytes()
@@ -256,9 +297,21 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
     assert kept.read_bytes() == of_first_run
 
     given = [Answer(**one) for line in of_first_run.decode().splitlines()[1:] for one in json.loads(line)]
-    by_mode = {mode: {(a.context, a.question): a for a in given if a.mode == mode} for mode in dict.fromkeys(a.mode for a in given)}
+    by_mode = {
+        mode: {(a.context, a.question): a for a in given if a.mode == mode}
+        for mode in dict.fromkeys(a.mode for a in given)
+    }
     assert list(by_mode) == [
-        *("full", "reordered", "random", "epic", "cacheblend", "query_attention", "cacheclip", "cacheclip/paper/each")
+        *(
+            "full",
+            "reordered",
+            "random",
+            "epic",
+            "cacheblend",
+            "query_attention",
+            "cacheclip",
+            "cacheclip/paper/each",
+        )
     ]
     asked = {(t.number, i) for t in draw_trials(0, 6, SHAPES) for i in range(len(t.questions))}
     assert all(set(of_mode) == asked for of_mode in by_mode.values())
@@ -271,9 +324,16 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
         assert set(by_mode["query_attention"][key].agreement) == {"stitched", "each"}
     assert Verdict.read(tmp_path / "verdict.json").mode == "reordered"
     names = {m["name"] for m in json.loads(report.read_text())["measurements"]}
-    assert {"correct_spread_cacheclip", "won_back_single_epic", "p_cacheclip_and_spread_random", "kl_stitched"} <= names
+    assert {
+        "correct_spread_cacheclip",
+        "won_back_single_epic",
+        "p_cacheclip_and_spread_random",
+        "kl_stitched",
+    } <= names
 
 
-def test_a_model_without_a_tokenizer_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_a_tokenizer_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--model", str(tmp_path), "--auxiliary", str(tmp_path)]) == 2
     assert "has no tokenizer" in capsys.readouterr().err

@@ -32,7 +32,8 @@ class Numbers:
 
 
 class ServeContext:
-    """Like Serve's: what is set reaches the caller with the next message, or with an exception (code and details)."""
+    """Like Serve's: what is set reaches the caller with the next message, or with an exception (code and
+    details)."""
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = {}
@@ -92,7 +93,9 @@ async def test_on_a_plain_server_a_failing_stream_returns_with_its_status() -> N
     context = PlainContext()
     assert [n async for n in Numbers(StorageFull("full")).Count(common_pb2.HealthRequest(), context)] == [1]
     trailing = dict(context.status["trailing"])
-    assert isinstance(from_status("RESOURCE_EXHAUSTED", context.status["details"], trailing[DETAILS_KEY]), StorageFull)
+    assert isinstance(
+        from_status("RESOURCE_EXHAUSTED", context.status["details"], trailing[DETAILS_KEY]), StorageFull
+    )
 
 
 async def test_through_a_handle_a_failing_stream_raises_the_error_itself() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine.rope import RopeSpec
+from shared.engine.model.rope import RopeSpec
 from shared.errors import CorruptData, StorageFull, Unavailable
 from shared.kv_buffers import ENCODINGS
 from shared.kv_format import ProgressWriter, inspect_chunk
@@ -33,7 +33,8 @@ SHAPE = KvShape("f" * 32, LAYERS, HEADS, HEAD_DIM, "float32", ROPE, tokenizer_ha
 
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """The service's loop, in a thread of its own, so that the test's thread may block as a loader thread does."""
+    """The service's loop, in a thread of its own, so that the test's thread may block as a loader thread
+    does."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -81,7 +82,9 @@ class ArrivingStore(DirectoryStore):
         if not self._path.exists():
             return opened
         size, progress = len(self._whole), str(self.progress.path)
-        opened = [OpenedChunk(c.chunk_id, True, str(self._path), size, self._layers, progress) for c in opened]
+        opened = [
+            OpenedChunk(c.chunk_id, True, str(self._path), size, self._layers, progress) for c in opened
+        ]
         if self.arrives_after_open:
             self.finish()
         return opened
@@ -101,7 +104,10 @@ def kv(
     dtype: torch.dtype = torch.float32, seed: int = 0, num_tokens: int = len(IDS)
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    k, v = ([torch.randn(HEADS, num_tokens, HEAD_DIM, generator=generator).to(dtype) for _ in range(LAYERS)] for _ in "kv")
+    k, v = (
+        [torch.randn(HEADS, num_tokens, HEAD_DIM, generator=generator).to(dtype) for _ in range(LAYERS)]
+        for _ in "kv"
+    )
     return k, v
 
 
@@ -120,7 +126,9 @@ def furthest(ours: Kv, others: Kv) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_what_was_saved_is_read_bit_by_bit(store: DirectoryStore, loop: asyncio.AbstractEventLoop, dtype: torch.dtype) -> None:
+def test_what_was_saved_is_read_bit_by_bit(
+    store: DirectoryStore, loop: asyncio.AbstractEventLoop, dtype: torch.dtype
+) -> None:
     ours = source(store, loop, shape_of(dtype))
     k, v = kv(dtype)
     ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, behind=False)
@@ -129,12 +137,16 @@ def test_what_was_saved_is_read_bit_by_bit(store: DirectoryStore, loop: asyncio.
     assert store.staged() == []
 
 
-def test_the_file_says_what_it_was_computed_from(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+def test_the_file_says_what_it_was_computed_from(
+    store: DirectoryStore, loop: asyncio.AbstractEventLoop
+) -> None:
     source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
     assert inspect_chunk(store.path_of(CHUNK)).header == SHAPE.header(CHUNK, PREFIX, IDS)
 
 
-def test_tensors_that_are_slices_are_written_whole(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+def test_tensors_that_are_slices_are_written_whole(
+    store: DirectoryStore, loop: asyncio.AbstractEventLoop
+) -> None:
     ours = source(store, loop)
     k, v = kv(num_tokens=20)
     k, v = ([t[:, 3 : 3 + len(IDS)] for t in side] for side in (k, v))
@@ -151,7 +163,9 @@ def test_absent_chunks_are_left_out(store: DirectoryStore, loop: asyncio.Abstrac
     opened[CHUNK].close()
 
 
-def test_a_store_that_does_not_answer_has_nothing(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_store_that_does_not_answer_has_nothing(
+    store: DirectoryStore, loop: asyncio.AbstractEventLoop
+) -> None:
     store.failure = Unavailable("kv_store is not available")
     assert source(store, loop).open({CHUNK: len(IDS)}) == {}
 
@@ -185,7 +199,9 @@ def test_a_damaged_file_raises_when_read_and_is_replaced(
     ],
     ids=["fingerprint", "rope", "layers"],
 )
-def test_a_file_of_another_model_is_never_read(store: DirectoryStore, loop: asyncio.AbstractEventLoop, foreign: KvShape) -> None:
+def test_a_file_of_another_model_is_never_read(
+    store: DirectoryStore, loop: asyncio.AbstractEventLoop, foreign: KvShape
+) -> None:
     k, v = kv()
     source(store, loop, foreign).save(
         CHUNK, PREFIX, IDS, k[: foreign.num_layers], v[: foreign.num_layers], replace=False, behind=False
@@ -194,7 +210,9 @@ def test_a_file_of_another_model_is_never_read(store: DirectoryStore, loop: asyn
         read(source(store, loop).open({CHUNK: len(IDS)})[CHUNK])
 
 
-def test_a_file_under_another_chunks_name_is_never_read(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_file_under_another_chunks_name_is_never_read(
+    store: DirectoryStore, loop: asyncio.AbstractEventLoop
+) -> None:
     ours = source(store, loop)
     ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
     other = "d" * 40
@@ -203,7 +221,9 @@ def test_a_file_under_another_chunks_name_is_never_read(store: DirectoryStore, l
         read(ours.open({other: len(IDS)})[other])
 
 
-def test_a_full_store_is_reported_and_leaves_no_file_behind(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_full_store_is_reported_and_leaves_no_file_behind(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
     class FullAtTheEnd(DirectoryStore):
         async def adopt(self, *args: Any, **named: Any) -> bool:
             raise StorageFull("no space left")
@@ -214,7 +234,9 @@ def test_a_full_store_is_reported_and_leaves_no_file_behind(tmp_path: Path, loop
     assert full.staged() == []
 
 
-def test_a_staging_directory_that_is_gone_is_a_retryable_failure(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_staging_directory_that_is_gone_is_a_retryable_failure(
+    store: DirectoryStore, loop: asyncio.AbstractEventLoop
+) -> None:
     store._staging.rmdir()
     with pytest.raises(Unavailable):
         source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
@@ -243,7 +265,9 @@ class TestEncodings:
         assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
         assert 0 < furthest((k, v), kv(dtype)) < (0.05 if encoding == "int8" else 0.8)
 
-    def test_what_is_prefilled_reads_like_what_was_recomputed(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_what_is_prefilled_reads_like_what_was_recomputed(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         ours = source(store, loop, encoding="int8")
         k, v = kv()
         ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, behind=False)
@@ -251,12 +275,16 @@ class TestEncodings:
         k_read, v_read = read(ours.open({CHUNK: len(IDS)})[CHUNK])
         assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
 
-    def test_exact_kv_is_left_as_it_was_computed(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_exact_kv_is_left_as_it_was_computed(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         k, v = kv()
         source(store, loop).as_stored(k, v)
         assert furthest((k, v), kv()) == 0
 
-    def test_kv_that_is_never_saved_is_not_kept(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_kv_that_is_never_saved_is_not_kept(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         ours = source(store, loop, encoding="int8")
         k, v = kv()
         ours.as_stored(k, v)
@@ -270,26 +298,37 @@ class TestEncodings:
     ) -> None:
         chunks = {encoding: encoding[-1].replace("t", "e") * 40 for encoding in ENCODINGS}
         for encoding, chunk in chunks.items():
-            source(store, loop, encoding=encoding).save(chunk, PREFIX, IDS, *kv(), replace=False, behind=False)
+            source(store, loop, encoding=encoding).save(
+                chunk, PREFIX, IDS, *kv(), replace=False, behind=False
+            )
             assert inspect_chunk(store.path_of(chunk)).header.encoding == encoding
         for ours in (source(store, loop, encoding=e) for e in ENCODINGS):
             segments = ours.open({chunk: len(IDS) for chunk in chunks.values()})
             for encoding, chunk in chunks.items():
-                assert furthest(read(segments[chunk]), kv()) <= {"exact": 0.0, "int8": 0.05, "int4": 0.8}[encoding]
+                assert (
+                    furthest(read(segments[chunk]), kv())
+                    <= {"exact": 0.0, "int8": 0.05, "int4": 0.8}[encoding]
+                )
 
-    def test_answers_are_written_behind_and_prefills_through(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_answers_are_written_behind_and_prefills_through(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         ours = source(store, loop)
         ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=True)
         ours.save("d" * 40, PREFIX, IDS, *kv(), replace=False, behind=False)
         assert store.behind == [True, False]
 
-    def test_a_file_of_another_tokenizer_is_read(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_a_file_of_another_tokenizer_is_read(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         other = dataclasses.replace(SHAPE, tokenizer_hash="0" * 32)
         source(store, loop, other).save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
         read(source(store, loop).open({CHUNK: len(IDS)})[CHUNK])
 
     @pytest.mark.parametrize("encoding", ["int8", "int4"])
-    def test_a_flipped_bit_is_found(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, encoding: str) -> None:
+    def test_a_flipped_bit_is_found(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, encoding: str
+    ) -> None:
         ours = source(store, loop, encoding=encoding)
         ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
         offset, length = inspect_chunk(store.path_of(CHUNK)).layers[2]
@@ -317,7 +356,9 @@ class TestBringingChunksToAnEncoding:
         assert store.adopted == [(CHUNK, False), (CHUNK, True)]
         assert store.staged() == []
 
-    def test_chunks_in_that_encoding_are_left_alone(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_chunks_in_that_encoding_are_left_alone(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         ours = source(store, loop, encoding="int4")
         ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
         read(ours.open({CHUNK: len(IDS)}, "int4")[CHUNK])
@@ -353,7 +394,9 @@ class TestBringingChunksToAnEncoding:
             ours.save(CHUNK, PREFIX, IDS, *kv(), replace=True, behind=False, encoding="int8")
         assert full.staged() == []
 
-    def test_a_damaged_exact_chunk_is_computed_again(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_a_damaged_exact_chunk_is_computed_again(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         ours = source(store, loop)
         ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, behind=False)
         offset, _ = inspect_chunk(store.path_of(CHUNK)).layers[1]
@@ -374,7 +417,9 @@ class TestArrivingChunks:
         store.start(CHUNK)
         return store
 
-    def test_layers_are_read_as_they_come(self, arriving: ArrivingStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_layers_are_read_as_they_come(
+        self, arriving: ArrivingStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         segment = source(arriving, loop).open({CHUNK: len(IDS)})[CHUNK]
         arrival = threading.Thread(target=arriving.finish)
         arrival.start()
@@ -382,7 +427,9 @@ class TestArrivingChunks:
         arrival.join()
         assert furthest(kv_read, kv()) == 0
 
-    def test_one_that_ends_early_is_unavailable_not_broken(self, arriving: ArrivingStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_one_that_ends_early_is_unavailable_not_broken(
+        self, arriving: ArrivingStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         segment = source(arriving, loop).open({CHUNK: len(IDS)})[CHUNK]
         arriving.progress.close(complete=False)
         with pytest.raises(Unavailable):
@@ -396,7 +443,9 @@ class TestArrivingChunks:
         assert furthest(kv_read, kv()) == 0
         assert arriving.calls.count("open") == 2
 
-    def test_one_that_is_deleted_meanwhile_is_absent(self, store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
+    def test_one_that_is_deleted_meanwhile_is_absent(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
         class Deleting(DirectoryStore):
             async def open(self, *args: Any) -> list[OpenedChunk]:
                 opened = await super().open(*args)

@@ -1,5 +1,6 @@
-"""The Triton kernels are compiled for a GPU of the Hopper generation, on whatever machine this is: types, layouts and the use of
-its tensor cores and asynchronous copies are proved without one; numbers are not (``tests/interpreter``, ``tests/gpu``)."""
+"""The Triton kernels are compiled for a GPU of the Hopper generation, on whatever machine this is: types,
+layouts and the use of its tensor cores and asynchronous copies are proved without one; numbers are not
+(``tests/interpreter``, ``tests/gpu``)."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def compiled(kernel: Any, types: dict[str, str], settings: dict[str, Any]) -> An
     names = list(kernel.arg_names)
     assert {*types, *constants} == set(names)
     signature = {name: types.get(name, "constexpr") for name in names}
-    aligned = [i for i, name in enumerate(names) if signature[name].startswith("*") or name.startswith("stride")]
+    aligned = [
+        i for i, name in enumerate(names) if signature[name].startswith("*") or name.startswith("stride")
+    ]
     source = ASTSource(
         kernel,
         signature,
@@ -55,16 +58,24 @@ def attend(shape: Shape, tiling: Tiling, excludes: bool) -> Any:
     from shared.engine.backends.triton_kernels import attend_kernel
 
     pointers = {"q": NAMES[shape.dtype], "hidden": "i64", "addresses": "i64"}
-    pointers |= dict.fromkeys(("out", "lse", "cos", "sin"), "fp32") | dict.fromkeys(("items", "pieces", "looks"), "i32")
+    pointers |= dict.fromkeys(("out", "lse", "cos", "sin"), "fp32") | dict.fromkeys(
+        ("items", "pieces", "looks"), "i32"
+    )
     signature = types(pointers, "layer num_layers stride_qh stride_qr split_len") | {"scale": "fp32"}
-    return compiled(attend_kernel, signature, attend_settings(spec_of(shape, torch.device("cuda")), tiling, excludes))
+    return compiled(
+        attend_kernel, signature, attend_settings(spec_of(shape, torch.device("cuda")), tiling, excludes)
+    )
 
 
 QWEN2_7B = Shape(torch.bfloat16, num_kv_heads=4, group=7, head_dim=128)
 
 
-@pytest.mark.parametrize(("tiling", "excludes"), [(Tiling(16, 256), False), (FIXED, True), (Tiling(128, 4096), False)], ids=str)
-def test_attend_uses_tensor_cores_and_asynchronous_copies_and_spills_nothing_of_note(tiling: Tiling, excludes: bool) -> None:
+@pytest.mark.parametrize(
+    ("tiling", "excludes"), [(Tiling(16, 256), False), (FIXED, True), (Tiling(128, 4096), False)], ids=str
+)
+def test_attend_uses_tensor_cores_and_asynchronous_copies_and_spills_nothing_of_note(
+    tiling: Tiling, excludes: bool
+) -> None:
     kernel = attend(QWEN2_7B, tiling, excludes)
     ptx = kernel.asm["ptx"]
     assert ("wgmma.mma_async" if tiling.block_rows >= 64 else "mma.sync") in ptx
@@ -94,7 +105,15 @@ def test_append_and_merge_compile_and_move_whole_words(shape: Shape) -> None:
     from shared.engine.backends.triton_kernels import append_kernel, merge_kernel
 
     spec, dtype = spec_of(shape, torch.device("cuda")), NAMES[shape.dtype]
-    pointers = {"k": dtype, "v": dtype, "cos": "fp32", "sin": "fp32", "own": "i32", "pieces": "i32", "addresses": "i64"}
+    pointers = {
+        "k": dtype,
+        "v": dtype,
+        "cos": "fp32",
+        "sin": "fp32",
+        "own": "i32",
+        "pieces": "i32",
+        "addresses": "i64",
+    }
     numbers = "layer num_layers num_rows stride_kh stride_kr stride_vh stride_vr"
     ptx = compiled(append_kernel, types(pointers, numbers), append_settings(spec)).asm["ptx"]
     assert "st.global.v" in ptx

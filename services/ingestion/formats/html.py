@@ -1,4 +1,5 @@
-"""HTML becomes Markdown of the little kind that matters for reading: headings, list items, table rows, paragraphs."""
+"""HTML becomes Markdown of the little kind that matters for reading: headings, list items, table rows,
+paragraphs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,19 @@ from services.ingestion.formats.document import Heading, ParsedDocument
 from services.ingestion.formats.plain import decode
 from shared.errors import UnreadableDocument
 
-_SKIPPED = ("script", "style", "noscript", "template", "nav", "svg", "head", "iframe", "object", "button", "select")
+_SKIPPED = (
+    "script",
+    "style",
+    "noscript",
+    "template",
+    "nav",
+    "svg",
+    "head",
+    "iframe",
+    "object",
+    "button",
+    "select",
+)
 _CELLS = ("td", "th")
 _BLOCK = re.compile(
     r"\[document\]|address|article|aside|blockquote|body|caption|d[dlt]|details|div|fieldset|figcaption|figure|footer|form|h[1-6]|"
@@ -26,7 +39,9 @@ def parse_html(content: bytes, charset: str) -> ParsedDocument:
     for tag in soup.find_all(_SKIPPED):
         tag.decompose()
     text, headings = _render(_blocks(soup))
-    return ParsedDocument(text, title or next((h.title for h in headings if h.level == 1), ""), headings, markdown=True)
+    return ParsedDocument(
+        text, title or next((h.title for h in headings if h.level == 1), ""), headings, markdown=True
+    )
 
 
 def _decode(content: bytes, charset: str) -> str:
@@ -34,7 +49,11 @@ def _decode(content: bytes, charset: str) -> str:
     if charset or b"\0" in content[:4096]:
         return decode(content, charset)
     dammit = UnicodeDammit(content, is_html=True)
-    if dammit.declared_html_encoding is None or dammit.unicode_markup is None or dammit.contains_replacement_characters:
+    if (
+        dammit.declared_html_encoding is None
+        or dammit.unicode_markup is None
+        or dammit.contains_replacement_characters
+    ):
         return decode(content)
     return decode(dammit.unicode_markup.encode("utf-8", "replace"), "utf-8")
 
@@ -68,7 +87,11 @@ def _render(blocks: list[tuple[Tag, str]]) -> tuple[str, tuple[Heading, ...]]:
     length = 0
     above: Tag | None = None
     for block, raw in blocks:
-        text = raw.strip("\n") if block.name == "pre" else "\n".join(_squeeze(line) for line in raw.split("\n")).strip()
+        text = (
+            raw.strip("\n")
+            if block.name == "pre"
+            else "\n".join(_squeeze(line) for line in raw.split("\n")).strip()
+        )
         if not text.strip():
             continue
         if heading := _HEADING.fullmatch(block.name):

@@ -1,4 +1,5 @@
-"""Markdown stays Markdown: models read it, and the chunker cuts along its structure. Only front matter is taken off."""
+"""Markdown stays Markdown: models read it, and the chunker cuts along its structure. Only front matter is
+taken off."""
 
 from __future__ import annotations
 
@@ -35,12 +36,15 @@ def _plain(markdown: str) -> str:
     """The words of a heading without their markup."""
     inline = MarkdownIt("commonmark").parseInline(markdown)[0].children or []
     return " ".join(
-        "".join(t.content if t.type in ("text", "code_inline") else " " * t.type.endswith("break") for t in inline).split()
+        "".join(
+            t.content if t.type in ("text", "code_inline") else " " * t.type.endswith("break") for t in inline
+        ).split()
     )
 
 
 def _without_front_matter(text: str) -> tuple[str, str]:
-    """The text behind a YAML header, and the header's title. What looks like one but is not YAML stays text."""
+    """The text behind a YAML header, and the header's title. What looks like one but is not YAML stays
+    text."""
     found = _FRONT_MATTER.match(text)
     if found is None:
         return text, ""

@@ -72,11 +72,17 @@ def media_type_of(document: SourceDocument) -> tuple[str, str]:
     if document.media_type:
         name, *parameters = [part.strip().lower() for part in document.media_type.split(";")]
         if name not in _BY_MEDIA_TYPE:
-            raise UnreadableDocument(f"media type {name!r} is not supported (known: {' '.join(_BY_MEDIA_TYPE)})")
+            raise UnreadableDocument(
+                f"media type {name!r} is not supported (known: {' '.join(_BY_MEDIA_TYPE)})"
+            )
         charsets = [p.removeprefix("charset=").strip('"') for p in parameters if p.startswith("charset=")]
         return name, charsets[0] if charsets else ""
     ending = PurePosixPath(document.document_id).suffix.lower()
     if ending not in _MEDIA_TYPE_BY_ENDING:
-        what = f"format {ending!r} is not supported" if ending else "the name has no ending that tells the format"
+        what = (
+            f"format {ending!r} is not supported"
+            if ending
+            else "the name has no ending that tells the format"
+        )
         raise UnreadableDocument(f"{what} (known: {known}); convert the document or set media_type")
     return _MEDIA_TYPE_BY_ENDING[ending], ""

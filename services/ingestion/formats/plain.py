@@ -63,7 +63,9 @@ def _guess(content: bytes) -> str:
         raise UnreadableDocument("the document is binary, not text")
     candidates = list(from_bytes(content[:_GUESS_BYTES], cp_isolation=list(_LEGACY)))
     if not candidates:
-        raise UnreadableDocument("the document is binary, or text in an unknown encoding; convert it to UTF-8")
+        raise UnreadableDocument(
+            "the document is binary, or text in an unknown encoding; convert it to UTF-8"
+        )
     best = min(candidates, key=lambda found: (found.chaos, -found.coherence, _LEGACY.index(found.encoding)))
     try:
         return content.decode(best.encoding)

@@ -3,10 +3,12 @@
 | name | where | what |
 | --- | --- | --- |
 | ``native`` | CPU with AVX2 | one call of the C kernels per layer for the whole step |
-| ``torch`` | any device | one kernel call per segment: the fused CPU kernel, elsewhere plain float32 matmuls |
+| ``torch`` | any device | one kernel call per segment: the fused CPU kernel, elsewhere plain float32 matmuls
+  |
 | ``triton`` | GPU | three launches per layer for the whole step |
 | ``flash_attn`` | GPU, the extra ``gpu`` | one call of that library per segment; for ordinary dense prefill |
-| ``reference`` | any device | the rule of sight as it is written down, row by row: the slow twin of all others |
+| ``reference`` | any device | the rule of sight as it is written down, row by row: the slow twin of all
+  others |
 
 ``auto`` is ``triton`` on a GPU and ``native`` on a CPU where they work, else ``torch``.
 """
@@ -25,8 +27,8 @@ from shared.engine.backends.native import NativeBackend
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.backends.tables import FIXED
-from shared.engine.model import ModelSpec
-from shared.engine.rope import Rotation
+from shared.engine.model.model import ModelSpec
+from shared.engine.model.rope import Rotation
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError
 
@@ -54,7 +56,9 @@ def _tried(name: str, config: EngineConfig, spec: ModelSpec) -> Backend:
         try:
             check_backend(backend, spec)
         except BackendBroken as error:
-            raise ConfigError(f"engine.backend: {name!r} does not work on this machine ({error}); set it to 'torch'") from error
+            raise ConfigError(
+                f"engine.backend: {name!r} does not work on this machine ({error}); set it to 'torch'"
+            ) from error
     return backend
 
 
@@ -73,7 +77,9 @@ def _reference(config: EngineConfig, spec: ModelSpec) -> Backend:
 
 def _triton(config: EngineConfig, spec: ModelSpec) -> Backend:
     if importlib.util.find_spec("triton") is None:
-        raise ConfigError("engine.backend: 'triton' is not installed here (pip install triton); or set it to 'torch'")
+        raise ConfigError(
+            "engine.backend: 'triton' is not installed here (pip install triton); or set it to 'torch'"
+        )
     from shared.engine.backends.triton import TritonBackend
 
     return TritonBackend(spec, FIXED if config.batch_invariant else None)

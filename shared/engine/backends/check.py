@@ -1,4 +1,5 @@
-"""Proof at start that a backend which compiles its own code attends as its slow twin does, on this very machine.
+"""Proof at start that a backend which compiles its own code attends as its slow twin does, on this very
+machine.
 
 Shapes: H query heads, K kv heads, R rows, D head_dim.
 """
@@ -9,9 +10,9 @@ import torch
 
 from shared.engine.attention import Backend, Lane
 from shared.engine.backends.reference import ReferenceBackend
-from shared.engine.model import ModelSpec
-from shared.engine.rope import Rotation
-from shared.engine.segment import Branch, Placement, Segment
+from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.model.model import ModelSpec
+from shared.engine.model.rope import Rotation
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # relative, RMS over RMS
 
@@ -26,7 +27,10 @@ def check_backend(backend: Backend, spec: ModelSpec) -> None:
         BackendBroken: see there.
     """
     try:
-        ours, theirs = (_small_step(b, spec) for b in (backend, ReferenceBackend(Rotation(spec.rope, spec.device), spec.device)))
+        ours, theirs = (
+            _small_step(b, spec)
+            for b in (backend, ReferenceBackend(Rotation(spec.rope, spec.device), spec.device))
+        )
     except Exception as error:  # whatever a compiler, a driver or a foreign library may raise
         raise BackendBroken(
             f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
@@ -42,7 +46,9 @@ def _small_step(backend: Backend, spec: ModelSpec) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
 
     def noise(num_heads: int, num_rows: int) -> torch.Tensor:
-        return torch.randn(num_heads, num_rows, spec.head_dim, generator=generator).to(spec.device, spec.dtype)
+        return torch.randn(num_heads, num_rows, spec.head_dim, generator=generator).to(
+            spec.device, spec.dtype
+        )
 
     shared = Segment(spec, 75)
     shared.length = 75
@@ -53,5 +59,9 @@ def _small_step(backend: Backend, spec: ModelSpec) -> torch.Tensor:
         branch = Branch(spec, (0,) * num_rows, offset, (Placement(shared, 3),))
         lanes.append(Lane(branch, sum(lane.num_rows for lane in lanes), num_rows))
     attention = backend.plan(lanes)
-    q_HRD, k_KRD, v_KRD = noise(spec.num_heads, 22), noise(spec.num_kv_heads, 22), noise(spec.num_kv_heads, 22)
+    q_HRD, k_KRD, v_KRD = (
+        noise(spec.num_heads, 22),
+        noise(spec.num_kv_heads, 22),
+        noise(spec.num_kv_heads, 22),
+    )
     return attention.run(0, q_HRD, k_KRD, v_KRD, spec.head_dim**-0.5).float()

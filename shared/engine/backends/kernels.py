@@ -24,14 +24,19 @@ class Kernel(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output [H, S, D], and its log-sum-exp [H, S] in float32; 0 and −∞ for a row that sees nothing.
 
-        ``causal``: row i sees the first i + 1 tokens; needs S = T. ``hidden`` [T] or, not causal, [S, T]: True where no row, or
-        this one, sees a token. S, T at least 1.
+        ``causal``: row i sees the first i + 1 tokens; needs S = T. ``hidden`` [T] or, not causal, [S, T]:
+        True where no row, or this one, sees a token. S, T at least 1.
         """
         ...
 
 
 def matmul_kernel(
-    q_HSD: torch.Tensor, k_KTD: torch.Tensor, v_KTD: torch.Tensor, scale: float, causal: bool, hidden: torch.Tensor | None
+    q_HSD: torch.Tensor,
+    k_KTD: torch.Tensor,
+    v_KTD: torch.Tensor,
+    scale: float,
+    causal: bool,
+    hidden: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention as it is written down, in float32, for devices without a fused kernel."""
     group = q_HSD.shape[0] // k_KTD.shape[0]
@@ -48,10 +53,16 @@ def matmul_kernel(
 
 
 def fused_cpu_kernel(
-    q_HSD: torch.Tensor, k_KTD: torch.Tensor, v_KTD: torch.Tensor, scale: float, causal: bool, hidden: torch.Tensor | None
+    q_HSD: torch.Tensor,
+    k_KTD: torch.Tensor,
+    v_KTD: torch.Tensor,
+    scale: float,
+    causal: bool,
+    hidden: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """torch's fused CPU kernel. It kills the process on zero rows or keys, which pieces never have; its log-sum-exp of a row
-    that sees nothing is 0, which would weigh as much as a token, and is corrected here."""
+    """torch's fused CPU kernel. It kills the process on zero rows or keys, which pieces never have; its
+    log-sum-exp of a row that sees nothing is 0, which would weigh as much as a token, and is corrected
+    here."""
     num_heads, num_rows, dim = q_HSD.shape
     num_kv_heads, num_tokens, _ = k_KTD.shape
     group = num_heads // num_kv_heads
@@ -63,7 +74,9 @@ def fused_cpu_kernel(
         q = q_HSD.reshape(1, num_kv_heads, group * num_rows, dim)
         k, v = k_KTD[None], v_KTD[None]
     mask = None if hidden is None else _mask(hidden, group, q.dtype)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+    )
     out_HSD, lse_HS = out.reshape(q_HSD.shape), lse.reshape(num_heads, num_rows)
     if hidden is not None:
         lse_HS = lse_HS.masked_fill(_blind(hidden, num_rows, causal), _NOTHING)

@@ -1,7 +1,8 @@
 """All segments of a step in one call per layer, on a CPU, by the C kernels of ``native.c``.
 
-Tables, tiles and slots are those of the Triton backend (``backends.tables``). The library is compiled when the package is built;
-where there was no compiler it is missing, and ``torch`` serves. Shapes: H query heads, K kv heads, R rows, D head_dim.
+Tables, tiles and slots are those of the Triton backend (``backends.tables``). The library is compiled when
+the package is built; where there was no compiler it is missing, and ``torch`` serves. Shapes: H query heads,
+K kv heads, R rows, D head_dim.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 
 from shared.engine.attention import Lane, pieces_of
 from shared.engine.backends.tables import LOG2_E, Tiling, build_tables, choose_tiling
-from shared.engine.model import ModelSpec
-from shared.engine.rope import Rotation
+from shared.engine.model.model import ModelSpec
+from shared.engine.model.rope import Rotation
 from shared.errors import ConfigError
 
 LIBRARY = "shared.engine.backends._native"
@@ -32,10 +33,24 @@ class _Step(ctypes.Structure):
     """``Step`` of native.c."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("items", "pieces", "looks", "hidden", "first_slot", "own", "addresses", "cos", "sin")),
+        *(
+            (name, c_void_p)
+            for name in ("items", "pieces", "looks", "hidden", "first_slot", "own", "addresses", "cos", "sin")
+        ),
         *((name, c_void_p) for name in ("out", "lse", "workspace")),
         ("workspace_bytes", c_int64),
-        *((name, c_int32) for name in ("num_items", "num_rows", "num_layers", "num_heads", "num_kv_heads", "head_dim", "half")),
+        *(
+            (name, c_int32)
+            for name in (
+                "num_items",
+                "num_rows",
+                "num_layers",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "half",
+            )
+        ),
         *((name, c_int32) for name in ("split_len", "block_rows", "dtype", "num_threads", "passes_over")),
     )
 
@@ -68,8 +83,8 @@ def best_level() -> int:
 
 
 class NativeBackend:
-    """``tiling``: of every step, so that no row's bits depend on its company (``FIXED``); None chooses for each step. ``level``: of
-    ``LEVELS``, None for the best one here."""
+    """``tiling``: of every step, so that no row's bits depend on its company (``FIXED``); None chooses for
+    each step. ``level``: of ``LEVELS``, None for the best one here."""
 
     def __init__(self, spec: ModelSpec, tiling: Tiling | None = None, level: int | None = None) -> None:
         """
@@ -79,14 +94,16 @@ class NativeBackend:
         loaded, self._level = library(), best_level() if level is None else level
         if loaded is None:
             raise ConfigError(
-                "engine.backend: 'native' was not compiled with this installation; reinstall kvquilt where gcc is on PATH, "
+                "engine.backend: 'native' was not compiled with this installation; reinstall kvquilt "
+                "where gcc is on PATH, "
                 "or set the backend to 'torch'"
             )
         if not self._level or spec.device.type != "cpu":
             raise ConfigError("engine.backend: 'native' needs a CPU with AVX2; set the backend to 'auto'")
         if spec.head_dim % 2 or spec.head_dim > _MAX_HEAD_DIM:
             raise ConfigError(
-                f"engine.backend: 'native' knows even head_dim up to {_MAX_HEAD_DIM}, not {spec.head_dim}; set it to 'torch'"
+                f"engine.backend: 'native' knows even head_dim up to {_MAX_HEAD_DIM}, not "
+                f"{spec.head_dim}; set it to 'torch'"
             )
         self._library = loaded
         self._spec = spec
@@ -101,7 +118,14 @@ class NativeBackend:
         tables = build_tables(pieces, lanes, group, tiling)
         addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
         arrays = (
-            *(tables.items_I4, tables.pieces_P3, tables.looks_N5, tables.hidden_N, tables.first_slot_R, tables.own_R3),
+            *(
+                tables.items_I4,
+                tables.pieces_P3,
+                tables.looks_N5,
+                tables.hidden_N,
+                tables.first_slot_R,
+                tables.own_R3,
+            ),
             addresses,
         )
         tensors = (
@@ -150,7 +174,9 @@ class NativeAttention:
     num_heads: int
     points_to: object
 
-    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+    def run(
+        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
         merged_RHD = torch.empty(q_HRD.shape[1], self.num_heads, q_HRD.shape[2], dtype=q_HRD.dtype)
         rows = (_Rows(x.data_ptr(), *x.stride()[:2]) for x in (q_HRD, k_KRD, v_KRD))

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from shared.engine.attention import Lane, Piece, Visit, pieces_of
 from shared.engine.backends.kernels import Kernel
-from shared.engine.exclusion import Excluded
-from shared.engine.rope import Rotation
-from shared.engine.segment import Segment
+from shared.engine.kv.exclusion import Excluded
+from shared.engine.kv.segment import Segment
+from shared.engine.model.rope import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class PiecewiseBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Rows that see tokens [begin, end) of a segment: all of them or, ``causal``, row i the first i + 1. ``hidden_ST``: True where
-    rows do not see tokens, if it is neither."""
+    """Rows that see tokens [begin, end) of a segment: all of them or, ``causal``, row i the first i + 1.
+    ``hidden_ST``: True where rows do not see tokens, if it is neither."""
 
     segment: Segment
     begin: int
@@ -47,7 +47,11 @@ class _Call:
         return [row for v in self.visits for row in range(v.start, v.start + v.num_rows)]
 
     def distances(self) -> list[int]:
-        return [v.distance + step for v in self.visits for step in (range(v.num_rows) if v.steps is None else v.steps.tolist())]
+        return [
+            v.distance + step
+            for v in self.visits
+            for step in (range(v.num_rows) if v.steps is None else v.steps.tolist())
+        ]
 
     def hidden(self, layer: int) -> torch.Tensor | None:
         """What no row sees [T], or what each does not [S, T]."""
@@ -58,9 +62,12 @@ class _Call:
 
 
 class PiecewiseAttention:
-    """Per layer, the queries of all calls are rotated together; a decoding step would else spend its time on tiny operations."""
+    """Per layer, the queries of all calls are rotated together; a decoding step would else spend its time on
+    tiny operations."""
 
-    def __init__(self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel, device: torch.device) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel, device: torch.device
+    ) -> None:
         self._lanes = lanes
         self._rotation = rotation
         self._kernel = kernel
@@ -74,19 +81,25 @@ class PiecewiseAttention:
         ends = [0, *accumulate(map(len, rows))]
         self._stacked = [slice(begin, end) for begin, end in pairwise(ends)]
 
-    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+    def run(
+        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         append(self._lanes, layer, self._rotation.rotate(k_KRD, self._key_angles), v_KRD)
         q_HQD = self._rotation.rotate(q_HRD.index_select(1, self._rows_Q), self._angles)
         parts = []
         for call, stacked in zip(self._calls, self._stacked, strict=True):
             k_KTD = _between(call.segment.k_LKTD[layer], call.begin, call.end)
             v_KTD = _between(call.segment.v_LKTD[layer], call.begin, call.end)
-            parts.append(self._kernel(q_HQD[:, stacked], k_KTD, v_KTD, scale, call.causal, call.hidden(layer)))
+            parts.append(
+                self._kernel(q_HQD[:, stacked], k_KTD, v_KTD, scale, call.causal, call.hidden(layer))
+            )
         return self._merged(q_HRD, parts)
 
-    def _merged(self, q_HRD: torch.Tensor, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Exact combination of partial attentions: softmax over the union is the mean of the parts, weighted by their sums. Every
-        row sees itself at least, so no sum of weights is 0."""
+    def _merged(
+        self, q_HRD: torch.Tensor, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
+        """Exact combination of partial attentions: softmax over the union is the mean of the parts, weighted
+        by their sums. Every row sees itself at least, so no sum of weights is 0."""
         if len(parts) == 1:
             return parts[0][0].to(q_HRD.dtype)
         lse_PHR = torch.full((len(parts), *q_HRD.shape[:2]), float("-inf"), device=q_HRD.device)
@@ -110,9 +123,10 @@ class PiecewiseAttention:
             │ row 1             |whole|..         then comes a triangle;
             └ row 2             |whole|...|       rows beyond it see all that the visit may see
 
-        Rows that see a whole, and exclude the same, share calls: the tokens are cut where one of them ends, and read once. Of a
-        segment that is not their own, rows that do not stand one behind the other see no triangle; a mask says what they see.
-        """
+        Rows that see a whole, and exclude the same, share calls: the tokens are cut where one of them ends,
+        and read once. Of a segment that is not their own, rows that do not stand one behind the other see no
+        triangle; a mask says what they see.
+        """  # noqa: E501
         stacks: dict[int, list[tuple[int, Visit]]] = {}  # by exclusions: the end of a whole, who sees it
         for visit in piece.visits:
             stack, sight = stacks.setdefault(id(visit.excluded), []), piece.sight(visit)
@@ -124,13 +138,19 @@ class PiecewiseAttention:
                 if visit.num_rows > inside:
                     stack.append((visit.num_tokens, _part(visit, inside, visit.num_rows)))
                 continue
-            triangle = 0 if sight == visit.num_tokens or visit.num_rows == 1 else min(visit.num_rows, visit.num_tokens - sight + 1)
+            triangle = (
+                0
+                if sight == visit.num_tokens or visit.num_rows == 1
+                else min(visit.num_rows, visit.num_tokens - sight + 1)
+            )
             if triangle:
                 head = _part(visit, 0, triangle)
                 yield _Call(piece.segment, sight - 1, sight - 1 + triangle, [head], True, head.excluded)
                 stack.append((sight - 1, head))
             if visit.num_rows > triangle:
-                stack.append((visit.num_tokens if triangle else sight, _part(visit, triangle, visit.num_rows)))
+                stack.append(
+                    (visit.num_tokens if triangle else sight, _part(visit, triangle, visit.num_rows))
+                )
         for stack in stacks.values():
             for begin, end in pairwise(sorted({0, *(end for end, _ in stack)})):
                 visits = [visit for whole, visit in stack if whole >= end]
@@ -145,7 +165,10 @@ class PiecewiseAttention:
 def append(lanes: Sequence[Lane], layer: int, rotated_KRD: torch.Tensor, v_KRD: torch.Tensor) -> None:
     """Keys, rotated to their local positions, and values go behind what their segments hold already."""
     for lane in lanes:
-        segment, room = lane.branch.segment, slice(lane.branch.segment.length, lane.branch.segment.length + lane.num_rows)
+        segment, room = (
+            lane.branch.segment,
+            slice(lane.branch.segment.length, lane.branch.segment.length + lane.num_rows),
+        )
         segment.k_LKTD[layer][:, room] = rotated_KRD[:, lane.rows]
         segment.v_LKTD[layer][:, room] = v_KRD[:, lane.rows]
 
@@ -153,7 +176,9 @@ def append(lanes: Sequence[Lane], layer: int, rotated_KRD: torch.Tensor, v_KRD: 
 def _part(visit: Visit, begin: int, end: int) -> Visit:
     step = begin if visit.steps is None else int(visit.steps[begin])
     steps = None if visit.steps is None else visit.steps[begin:end] - step
-    return replace(visit, start=visit.start + begin, num_rows=end - begin, distance=visit.distance + step, steps=steps)
+    return replace(
+        visit, start=visit.start + begin, num_rows=end - begin, distance=visit.distance + step, steps=steps
+    )
 
 
 def _rows(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:

@@ -1,7 +1,8 @@
-"""The slow twin: for every branch one softmax over all that it sees, with the rule of sight written out as a mask.
+"""The slow twin: for every branch one softmax over all that it sees, with the rule of sight written out as a
+mask.
 
-It knows nothing of pieces, stacks, splits or merging. Shapes: H query heads, K kv heads, R rows, S rows of one branch, T tokens,
-D head_dim.
+It knows nothing of pieces, stacks, splits or merging. Shapes: H query heads, K kv heads, R rows, S rows of
+one branch, T tokens, D head_dim.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from shared.engine.attention import Lane
-from shared.engine.rope import Rotation
-from shared.engine.segment import Placement
+from shared.engine.kv.segment import Placement
+from shared.engine.model.rope import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,23 @@ class ReferenceAttention:
     rotation: Rotation
     device: torch.device
 
-    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+    def run(
+        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         outs = [
-            self._attend(lane, layer, q_HRD[:, lane.rows], k_KRD[:, lane.rows], v_KRD[:, lane.rows], scale) for lane in self.lanes
+            self._attend(lane, layer, q_HRD[:, lane.rows], k_KRD[:, lane.rows], v_KRD[:, lane.rows], scale)
+            for lane in self.lanes
         ]
         return torch.cat(outs, dim=1).to(q_HRD.dtype)
 
     def _attend(
-        self, lane: Lane, layer: int, q_HSD: torch.Tensor, k_KSD: torch.Tensor, v_KSD: torch.Tensor, scale: float
+        self,
+        lane: Lane,
+        layer: int,
+        q_HSD: torch.Tensor,
+        k_KSD: torch.Tensor,
+        v_KSD: torch.Tensor,
+        scale: float,
     ) -> torch.Tensor:
         branch, old = lane.branch, lane.branch.segment.length
         position_S = branch.offset + self._tensor(lane.places())

@@ -1,9 +1,11 @@
-"""A step's pieces as the tables of numbers that the Triton kernels read. Pure numpy, nothing of it depends on a device.
+"""A step's pieces as the tables of numbers that the Triton kernels read. Pure numpy, nothing of it depends on
+a device.
 
-A query row of the step, times the query heads of a kv head's group, makes a piece's *flat rows*; a *tile* is ``block_rows`` of
-them. Keys are cut into *splits* of ``split_len``. An *item*, the work of one program, is a tile of a piece and a split of its keys;
-for every row in it, it fills one *slot* with a partial output. A row's slots lie side by side, in the order of its own path and of
-the splits, so that merging them adds up in an order which no company can change::
+A query row of the step, times the query heads of a kv head's group, makes a piece's *flat rows*; a *tile* is
+``block_rows`` of them. Keys are cut into *splits* of ``split_len``. An *item*, the work of one program, is a
+tile of a piece and a split of its keys; for every row in it, it fills one *slot* with a partial output. A
+row's slots lie side by side, in the order of its own path and of the splits, so that merging them adds up in
+an order which no company can change::
 
     slots   | row 0: piece a split 0 | piece a split 1 | own split 0 | row 1: ...
     first_slot[0]                                       first_slot[1]
@@ -41,9 +43,10 @@ FIXED = Tiling(64, 512)
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Columns: items (piece, first flat row, first key, end of keys) · pieces (first look, looks, capacity in tokens) · looks, one
-    per piece and row that sees it (row, distance, keys seen, first slot, words of exclusions per layer) · hidden: per look the
-    address of its words or 0 · first_slot: per row and one more · own: per row (its piece, its token in it, local position)."""
+    """Columns: items (piece, first flat row, first key, end of keys) · pieces (first look, looks, capacity in
+    tokens) · looks, one per piece and row that sees it (row, distance, keys seen, first slot, words of
+    exclusions per layer) · hidden: per look the address of its words or 0 · first_slot: per row and one more
+    · own: per row (its piece, its token in it, local position)."""
 
     items_I4: Int32
     pieces_P3: Int32
@@ -77,14 +80,20 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
     visits = [(p, visit) for p, piece in enumerate(pieces) for visit in piece.visits]
     start, counts, distance, num_tokens, nth = (
         np.array(column, dtype=np.int64)
-        for column in zip(*((v.start, v.num_rows, v.distance, v.num_tokens, v.nth) for _, v in visits), strict=True)
+        for column in zip(
+            *((v.start, v.num_rows, v.distance, v.num_tokens, v.nth) for _, v in visits), strict=True
+        )
     )
     visit_of, step = _runs(counts)
     piece_of = np.array([p for p, _ in visits], dtype=np.int64)[visit_of]
     row, look_distance = start[visit_of] + step, distance[visit_of] + _further(visits, step)
     first, own = np.array([(piece.segment.start, piece.own) for piece in pieces], dtype=np.int64).T
     behind_first = look_distance - first[piece_of]
-    seen = np.where(own[piece_of], (num_tokens - counts)[visit_of] + 1 + step, np.minimum(num_tokens[visit_of], behind_first))
+    seen = np.where(
+        own[piece_of],
+        (num_tokens - counts)[visit_of] + 1 + step,
+        np.minimum(num_tokens[visit_of], behind_first),
+    )
 
     num_splits = -(-seen // tiling.split_len)
     order = np.lexsort((nth[visit_of], row))
@@ -100,7 +109,9 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
     first_look = np.cumsum(looks_per_piece) - looks_per_piece
     return Tables(
         items_I4=_items(first_look, looks_per_piece, seen, group, tiling),
-        pieces_P3=_columns(first_look, looks_per_piece, np.array([piece.segment.capacity for piece in pieces])),
+        pieces_P3=_columns(
+            first_look, looks_per_piece, np.array([piece.segment.capacity for piece in pieces])
+        ),
         looks_N5=_columns(row, look_distance, seen, slot, num_words[visit_of]),
         hidden_N=addresses[visit_of],
         first_slot_R=np.concatenate(([0], np.cumsum(per_row))).astype(np.int32),
@@ -131,7 +142,9 @@ def _own(lanes: Sequence[Lane], num_pieces: int) -> Int32:
     """Where each row's key and value go."""
     lane_of, step = _runs(np.array([lane.num_rows for lane in lanes], dtype=np.int64))
     places = [lane.places() for lane in lanes]
-    old, first = np.array([(lane.branch.segment.length, p[0]) for lane, p in zip(lanes, places, strict=True)], dtype=np.int64).T
+    old, first = np.array(
+        [(lane.branch.segment.length, p[0]) for lane, p in zip(lanes, places, strict=True)], dtype=np.int64
+    ).T
     scattered = any(isinstance(p, np.ndarray) for p in places)
     place = np.concatenate(places) if scattered else first[lane_of] + step
     return _columns(num_pieces - len(lanes) + lane_of, old[lane_of] + step, place)

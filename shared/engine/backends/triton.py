@@ -1,7 +1,8 @@
-"""All segments of a step in one launch per layer, on a GPU, with one launch before it to append and one after it to merge.
+"""All segments of a step in one launch per layer, on a GPU, with one launch before it to append and one after
+it to merge.
 
-Every resident segment is read once per kv head, whoever looks at it, unless more rows look than a tile holds. Shapes: H query
-heads, K kv heads, R rows, D head_dim, L layers, P pieces.
+Every resident segment is read once per kv head, whoever looks at it, unless more rows look than a tile holds.
+Shapes: H query heads, K kv heads, R rows, D head_dim, L layers, P pieces.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from shared.engine.attention import Lane, Piece, pieces_of
 from shared.engine.backends import triton_kernels as kernels
 from shared.engine.backends.tables import BLOCK_KEYS, LOG2_E, Tables, Tiling, build_tables, choose_tiling
-from shared.engine.model import ModelSpec
-from shared.engine.rope import Rotation
+from shared.engine.model.model import ModelSpec
+from shared.engine.model.rope import Rotation
 from shared.errors import ConfigError
 
 _MIN_DOT = 16  # the smallest side of a matrix product
@@ -26,7 +27,8 @@ _ALIGNMENT = 16
 
 
 class TritonBackend:
-    """``tiling``: of every step, so that no row's bits depend on its company (``FIXED``); None chooses for each step."""
+    """``tiling``: of every step, so that no row's bits depend on its company (``FIXED``); None chooses for
+    each step."""
 
     def __init__(self, spec: ModelSpec, tiling: Tiling | None = None) -> None:
         """
@@ -34,7 +36,10 @@ class TritonBackend:
             ConfigError: the device is no GPU (and Triton's interpreter is off).
         """
         if spec.device.type != "cuda" and not triton.knobs.runtime.interpret:
-            raise ConfigError(f"engine.backend: 'triton' needs a GPU, engine.device is {spec.device}; set the backend to 'auto'")
+            raise ConfigError(
+                f"engine.backend: 'triton' needs a GPU, engine.device is {spec.device}; set the "
+                "backend to 'auto'"
+            )
         self._spec = spec
         self._rotation = Rotation(spec.rope, spec.device)
         self._tiling = tiling
@@ -47,7 +52,8 @@ class TritonBackend:
         group = spec.num_heads // spec.num_kv_heads
         tiling = self._tiling or choose_tiling(pieces, group, spec.num_kv_heads, self._num_processors)
         tables = build_tables(pieces, lanes, group, tiling)
-        # With fixed tiles also one program for all steps: without exclusions it is compiled anew and might round elsewhere.
+        # With fixed tiles also one program for all steps: without exclusions it is compiled anew and might
+        # round elsewhere.
         excludes = tables.excludes or self._tiling is not None
         return TritonAttention(spec, pieces, tables, tiling, excludes, self._rotation)
 
@@ -56,7 +62,13 @@ class TritonAttention:
     """Device-side tables, made once; from layer to layer only the number of the layer changes."""
 
     def __init__(
-        self, spec: ModelSpec, pieces: Sequence[Piece], tables: Tables, tiling: Tiling, excludes: bool, rotation: Rotation
+        self,
+        spec: ModelSpec,
+        pieces: Sequence[Piece],
+        tables: Tables,
+        tiling: Tiling,
+        excludes: bool,
+        rotation: Rotation,
     ) -> None:
         device = spec.device
         self._spec, self._num_items, self._split_len = spec, len(tables.items_I4), tiling.split_len
@@ -72,7 +84,9 @@ class TritonAttention:
         self._out = torch.empty(tables.num_slots, spec.num_heads, spec.head_dim, device=device)
         self._lse = torch.empty(tables.num_slots, spec.num_heads, device=device)
 
-    def run(self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float) -> torch.Tensor:
+    def run(
+        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
         q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
         self._append(layer, k_KRD, v_KRD)
         self._attend(layer, q_HRD, scale)
@@ -163,9 +177,14 @@ def _heads(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _to_device(tables: Sequence[NDArray[Any]], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """In one copy. Each begins at a multiple of 16 bytes: Triton compiles anew for a pointer that does not."""
+    """In one copy. Each begins at a multiple of 16 bytes: Triton compiles anew for a pointer that does
+    not."""
     step = _ALIGNMENT // tables[0].itemsize
     sizes = [-(-table.size // step) * step for table in tables]
-    padded = [np.pad(table.ravel(), (0, size - table.size)) for table, size in zip(tables, sizes, strict=True)]
+    padded = [
+        np.pad(table.ravel(), (0, size - table.size)) for table, size in zip(tables, sizes, strict=True)
+    ]
     packed = torch.from_numpy(np.concatenate(padded))
-    return torch.split(packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed, sizes)
+    return torch.split(
+        packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed, sizes
+    )

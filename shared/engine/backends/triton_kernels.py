@@ -1,7 +1,8 @@
-"""The Triton kernels of a layer: append, attend, merge. ``backends.tables`` explains the tables, ``docs/attention.md`` the whole.
+"""The Triton kernels of a layer: append, attend, merge. ``backends.tables`` explains the tables,
+``docs/attention.md`` the whole.
 
-Pointers to segments are numbers in a table, since every segment is an allocation of its own. Products are taken in the type of the
-model, sums, rotations and the softmax in float32; logarithms are to base 2.
+Pointers to segments are numbers in a table, since every segment is an allocation of its own. Products are
+taken in the type of the model, sums, rotations and the softmax in float32; logarithms are to base 2.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ _COUNTS = ["layer", "num_layers", "num_rows", "split_len"]  # of a step or a lay
 
 @triton.jit
 def _begin(address, there, dtype: tl.constexpr):
-    """Pointers to the beginnings of allocations, which are aligned: without the hint every load would be of a single number."""
+    """Pointers to the beginnings of allocations, which are aligned: without the hint every load would be of a
+    single number."""
     return tl.multiple_of(tl.load(address, mask=there, other=0).to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
 def _rotated(x, position, inside, cos, sin, HALF: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """Rows at pointers ``x`` rotated to ``position``: dimension d < HALF turns with d + HALF, the others pass. In float32."""
+    """Rows at pointers ``x`` rotated to ``position``: dimension d < HALF turns with d + HALF, the others
+    pass. In float32."""
     d = tl.arange(0, BLOCK_DIM)
     turns = d < 2 * HALF
     partner = tl.where(turns, tl.where(d < HALF, d + HALF, d - HALF), d)
@@ -54,8 +57,8 @@ def append_kernel(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One program per some pairs of row and kv head: the key, rotated to its local position, and the value go into the row's
-    private segment."""
+    """One program per some pairs of row and kv head: the key, rotated to its local position, and the value go
+    into the row's private segment."""
     pair = tl.program_id(0) * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)
     there = pair < num_rows * NUM_KV_HEADS
     row = pair // NUM_KV_HEADS
@@ -103,9 +106,10 @@ def attend_kernel(
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One program per item and kv head: the item's flat rows, rotated to their distance, over the item's keys. Fills the slots of
-    ``out`` [slots, H, D] and ``lse`` [slots, H], float32; a row that sees nothing of the split but what it excludes has 0 and −∞.
-    ``scale`` includes log2(e). ``WIDEN``: products in float32, the same numbers; the interpreter has none in bfloat16."""
+    """One program per item and kv head: the item's flat rows, rotated to their distance, over the item's
+    keys. Fills the slots of ``out`` [slots, H, D] and ``lse`` [slots, H], float32; a row that sees nothing of
+    the split but what it excludes has 0 and −∞. ``scale`` includes log2(e). ``WIDEN``: products in float32,
+    the same numbers; the interpreter has none in bfloat16."""
     item = items + tl.program_id(0) * 4
     kv_head = tl.program_id(1)
     piece = tl.load(item)
@@ -143,7 +147,9 @@ def attend_kernel(
     mean = tl.full([BLOCK_ROWS, BLOCK_DIM], 0.0, tl.float32)
     for first in range(begin, end, BLOCK_KEYS):
         key = first + tl.arange(0, BLOCK_KEYS)
-        k_tile = tl.load(k + key[None, :] * HEAD_DIM + d[:, None], mask=(key < end)[None, :] & real[:, None], other=0.0)
+        k_tile = tl.load(
+            k + key[None, :] * HEAD_DIM + d[:, None], mask=(key < end)[None, :] & real[:, None], other=0.0
+        )
         if WIDEN:
             k_tile = k_tile.to(tl.float32)
         score = tl.dot(rotated, k_tile, input_precision="ieee") * scale
@@ -159,7 +165,9 @@ def attend_kernel(
         weight = tl.exp2(score - base_score[:, None])
         kept = tl.exp2(best - base_score)
         total = total * kept + tl.sum(weight, 1)
-        v_tile = tl.load(v + key[:, None] * HEAD_DIM + d[None, :], mask=(key < end)[:, None] & real[None, :], other=0.0)
+        v_tile = tl.load(
+            v + key[:, None] * HEAD_DIM + d[None, :], mask=(key < end)[:, None] & real[None, :], other=0.0
+        )
         weight = weight.to(v_tile.dtype)
         if WIDEN:
             weight, v_tile = weight.to(tl.float32), v_tile.to(tl.float32)
@@ -171,7 +179,11 @@ def attend_kernel(
     place = (slot + begin // split_len).to(tl.int64) * (GROUP * NUM_KV_HEADS) + head
     filled = there & (begin < num_seen)
     tl.store(lse + place, best + tl.log2(total), mask=filled)
-    tl.store(out + place[:, None] * HEAD_DIM + d[None, :], mean / total[:, None], mask=filled[:, None] & real[None, :])
+    tl.store(
+        out + place[:, None] * HEAD_DIM + d[None, :],
+        mean / total[:, None],
+        mask=filled[:, None] & real[None, :],
+    )
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -187,7 +199,8 @@ def merge_kernel(
     BLOCK_SLOTS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One program per some pairs of row and head: softmax over the union of the row's slots is the weighted mean of them."""
+    """One program per some pairs of row and head: softmax over the union of the row's slots is the weighted
+    mean of them."""
     pair = tl.program_id(0) * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)
     there = pair < num_rows * NUM_HEADS
     row = pair // NUM_HEADS

@@ -17,7 +17,16 @@ from tests.helm import KUBERNETES, PROFILES, Helm, only, profile, serve_config_o
 
 CRD = Path(__file__).parents[2] / "schemas" / "ray.io_rayservices.yaml"
 # The pod's "restricted" standard: https://kubernetes.io/docs/concepts/security/pod-security-standards/
-RESTRICTED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+RESTRICTED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 
 
 @pytest.fixture(scope="module", params=PROFILES)
@@ -64,7 +73,12 @@ def test_ray_serve_accepts_the_serve_configuration(objects: list[dict[str, Any]]
 
 def test_kubernetes_schemas_accept_rays_pods(objects: list[dict[str, Any]]) -> None:
     for component, template in ray_templates(objects).items():
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"] | {"name": component}, "spec": template["spec"]}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": template["metadata"] | {"name": component},
+            "spec": template["spec"],
+        }
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
@@ -74,7 +88,9 @@ def test_every_pod_keeps_to_the_restricted_standard(objects: list[dict[str, Any]
         assert spec["securityContext"]["runAsUser"] > 0, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         assert not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")), name
-        assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} <= RESTRICTED_VOLUMES, name
+        assert {
+            kind for volume in spec["volumes"] for kind in volume if kind != "name"
+        } <= RESTRICTED_VOLUMES, name
         for container in spec["containers"]:
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False, name
@@ -85,7 +101,9 @@ def test_every_pod_keeps_to_the_restricted_standard(objects: list[dict[str, Any]
 def test_only_the_scaling_job_may_talk_to_the_kubernetes_api(objects: list[dict[str, Any]]) -> None:
     with_token = {name for name, spec in pod_specs(objects).items() if spec["automountServiceAccountToken"]}
     assert with_token == {"Job"}
-    assert only(objects, "Role")["rules"] == [{"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "patch"]}]
+    assert only(objects, "Role")["rules"] == [
+        {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "patch"]}
+    ]
     bound = {subject["name"] for subject in only(objects, "RoleBinding")["subjects"]}
     assert bound == {only(objects, "Job")["spec"]["template"]["spec"]["serviceAccountName"]}
 
@@ -95,22 +113,32 @@ def test_services_of_the_namespace_never_turn_into_settings(objects: list[dict[s
 
 
 def test_pods_outlive_the_drain_of_their_replicas(objects: list[dict[str, Any]]) -> None:
-    longest = max(d["graceful_shutdown_timeout_s"] for app in serve_config_of(objects)["applications"] for d in app["deployments"])
+    longest = max(
+        d["graceful_shutdown_timeout_s"]
+        for app in serve_config_of(objects)["applications"]
+        for d in app["deployments"]
+    )
     for component, template in ray_templates(objects).items():
         environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
         drain_s = float(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
         assert component == "head" or longest <= drain_s < template["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_every_resource_that_a_replica_asks_for_is_offered_by_one_group(objects: list[dict[str, Any]]) -> None:
+def test_every_resource_that_a_replica_asks_for_is_offered_by_one_group(
+    objects: list[dict[str, Any]],
+) -> None:
     groups = only(objects, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    offered = {name: g for g in groups for name in yaml.safe_load(g["rayStartParams"]["resources"].strip("'"))}
+    offered = {
+        name: g for g in groups for name in yaml.safe_load(g["rayStartParams"]["resources"].strip("'"))
+    }
     for app in serve_config_of(objects)["applications"]:
         (deployment,) = app["deployments"]
         options = deployment["ray_actor_options"]
         (asked,) = options["resources"]
         assert offered[asked]["groupName"] == ("generators" if app["name"] == "generator" else "services")
-        assert options["num_gpus"] == (int(offered[asked]["rayStartParams"]["num-gpus"]) if app["name"] == "generator" else 0)
+        assert options["num_gpus"] == (
+            int(offered[asked]["rayStartParams"]["num-gpus"]) if app["name"] == "generator" else 0
+        )
 
 
 def test_the_embedded_index_lies_with_the_services_and_nowhere_else(helm: Helm) -> None:
@@ -129,13 +157,19 @@ def test_what_was_ingested_outlives_the_release(helm: Helm) -> None:
 
 
 def test_a_second_cluster_beside_the_first_needs_a_milvus_of_its_own(helm: Helm) -> None:
-    types = {name: only(helm.render(profile(name)), "RayService")["spec"]["upgradeStrategy"]["type"] for name in PROFILES}
+    types = {
+        name: only(helm.render(profile(name)), "RayService")["spec"]["upgradeStrategy"]["type"]
+        for name in PROFILES
+    }
     assert types == {"dev-cpu": "None", "single-gpu": "None", "multi-gpu-ha": "NewCluster"}
 
 
 def test_disruption_budgets_are_for_groups_that_can_spare_a_pod(helm: Helm) -> None:
     budgets = [o for o in helm.render(profile("multi-gpu-ha")) if o["kind"] == "PodDisruptionBudget"]
-    assert {b["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]: b["spec"]["minAvailable"] for b in budgets} == {
+    assert {
+        b["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]: b["spec"]["minAvailable"]
+        for b in budgets
+    } == {
         "services": 1,
         "generator": 3,
     }
@@ -158,14 +192,21 @@ def _strict(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     strict = {key: _strict(value) for key, value in node.items()}
-    if isinstance(node.get("properties"), dict) and "type" in node and not node.get("x-kubernetes-preserve-unknown-fields"):
+    if (
+        isinstance(node.get("properties"), dict)
+        and "type" in node
+        and not node.get("x-kubernetes-preserve-unknown-fields")
+    ):
         strict.setdefault("additionalProperties", False)
     return strict
 
 
 def ray_templates(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     cluster = only(objects, "RayService")["spec"]["rayClusterConfig"]
-    templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
+    templates = [
+        cluster["headGroupSpec"]["template"],
+        *(group["template"] for group in cluster["workerGroupSpecs"]),
+    ]
     return {template["metadata"]["labels"]["app.kubernetes.io/component"]: template for template in templates}
 
 

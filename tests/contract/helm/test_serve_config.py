@@ -1,4 +1,5 @@
-"""The Serve configuration that the chart renders is the one that ``cluster.compose`` makes of the same quilt.yaml."""
+"""The Serve configuration that the chart renders is the one that ``cluster.compose`` makes of the same
+quilt.yaml."""
 
 from __future__ import annotations
 
@@ -16,8 +17,15 @@ EVERYTHING: dict[str, Any] = {
     "log": {"level": "DEBUG", "format": "json"},
     "gateway": {"k": 4, "deployment": {"num_replicas": 3, "log": {"level": "ERROR"}}},
     "ingestion": {"chunk_tokens": 128, "deployment": {"max_replicas": 4, "target_ongoing_requests": 3}},
-    "retrieval": {"default_k": 5, "deployment": {"num_replicas": 2, "max_replicas": 2, "drain_s": 5, "num_cpus": 0.5}},
-    "kv_store": {"lease_s": 30, "quotas": {"tenants": {"a": 17179869184}}, "deployment": {"max_queued_requests": 0}},
+    "retrieval": {
+        "default_k": 5,
+        "deployment": {"num_replicas": 2, "max_replicas": 2, "drain_s": 5, "num_cpus": 0.5},
+    },
+    "kv_store": {
+        "lease_s": 30,
+        "quotas": {"tenants": {"a": 17179869184}},
+        "deployment": {"max_queued_requests": 0},
+    },
     "generator": {
         "engine": {"dtype": "float32", "resident_bytes": 17179869184},
         "kv_encoding": "int8",
@@ -35,7 +43,13 @@ def test_chart_and_composition_root_agree(helm: Helm, config: dict[str, Any], gp
     rendered = helm.render(
         config=config,
         model={"path": str(DEMO_MODEL)},
-        objects={"endpoint": "s3.example:9000", "bucket": "a-bucket", "region": "eu-1", "prefix": "x/", "secure": False},
+        objects={
+            "endpoint": "s3.example:9000",
+            "bucket": "a-bucket",
+            "region": "eu-1",
+            "prefix": "x/",
+            "secure": False,
+        },
         milvus={"uri": "http://milvus:19530"},
         generator={"replicas": 3, "gpus": gpus},
     )
@@ -58,7 +72,10 @@ def test_chart_and_composition_root_agree(helm: Helm, config: dict[str, Any], gp
         "ingestion": ON_SERVICES,
         "gateway": ON_SERVICES,
         "selector": {"model": config.get("selector", {}).get("model", ""), **ON_SERVICES},
-        "generator": {"deployment": {"resources": {"kvquilt_generator": 1}, "num_replicas": 3, "num_gpus": gpus}, **cuda},
+        "generator": {
+            "deployment": {"resources": {"kvquilt_generator": 1}, "num_replicas": 3, "num_gpus": gpus},
+            **cuda,
+        },
     }
     quilt = merged(config, decided)
     assert serve_config_of(rendered) == serve_config(quilt, load_quilt(quilt, {}))
@@ -71,7 +88,12 @@ def test_more_or_fewer_replicas_leave_what_applications_are_built_from_alone(hel
 
     before = built_from()
     assert built_from(**{"generator.replicas": 7}) == before
-    assert built_from(**{"config.gateway.deployment": {"num_replicas": 5, "max_ongoing_requests": 8, "drain_s": 3}}) == before
+    assert (
+        built_from(
+            **{"config.gateway.deployment": {"num_replicas": 5, "max_ongoing_requests": 8, "drain_s": 3}}
+        )
+        == before
+    )
 
 
 def test_a_setting_of_one_service_leaves_the_others_alone(helm: Helm) -> None:
@@ -94,5 +116,9 @@ def test_only_its_own_keys_are_told_to_a_pod(helm: Helm, tmp_path: Path) -> None
 def merged(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     result = dict(a)
     for key, value in b.items():
-        result[key] = merged(result[key], value) if isinstance(value, dict) and isinstance(result.get(key), dict) else value
+        result[key] = (
+            merged(result[key], value)
+            if isinstance(value, dict) and isinstance(result.get(key), dict)
+            else value
+        )
     return result

@@ -13,7 +13,12 @@ from cluster.paths import PROJECT_ROOT
 from tests.helm import CHART, Helm, profile
 
 NO_STORE = {"minio.enabled": False}
-FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kubernetes' own maps, and the quilt.yaml
+FREE = {
+    "config",
+    "resources",
+    "probes.liveness",
+    "probes.readiness",
+}  # Kubernetes' own maps, and the quilt.yaml
 
 
 @pytest.mark.parametrize(
@@ -21,19 +26,31 @@ FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kuberne
     [
         ({"generater": {}}, "additional properties 'generater' not allowed"),
         ({"generator.replica": 2}, "at '/generator': additional properties 'replica' not allowed"),
-        ({"minio.persistence.sizes": "1Gi"}, "at '/minio/persistence': additional properties 'sizes' not allowed"),
+        (
+            {"minio.persistence.sizes": "1Gi"},
+            "at '/minio/persistence': additional properties 'sizes' not allowed",
+        ),
         ({"config.gatewai": {}}, "at '/config': additional properties 'gatewai' not allowed"),
         (
             {"config.gateway.deployment.replicas": 2},
             "at '/config/gateway/deployment': additional properties 'replicas'",
         ),
-        ({"config.generator.engine.dtyp": "float32"}, "at '/config/generator/engine': additional properties 'dtyp' not allowed"),
-        ({"config.ingestion.chunk_tokens": "many"}, "at '/config/ingestion/chunk_tokens': got string, want integer"),
+        (
+            {"config.generator.engine.dtyp": "float32"},
+            "at '/config/generator/engine': additional properties 'dtyp' not allowed",
+        ),
+        (
+            {"config.ingestion.chunk_tokens": "many"},
+            "at '/config/ingestion/chunk_tokens': got string, want integer",
+        ),
         ({"generator.replicas": 0}, "at '/generator/replicas': minimum: got 0, want 1"),
         ({"generator.replicas": 1001}, "at '/generator/replicas': maximum: got 1,001, want 1,000"),
         ({"generator.replicas": "two"}, "at '/generator/replicas': got string, want integer"),
         ({"services.replicas": 0}, "at '/services/replicas': minimum: got 0, want 1"),
-        ({"config.gateway.deployment.num_replicas": 0}, "at '/config/gateway/deployment/num_replicas': minimum: got 0, want 1"),
+        (
+            {"config.gateway.deployment.num_replicas": 0},
+            "at '/config/gateway/deployment/num_replicas': minimum: got 0, want 1",
+        ),
         ({"generator.gpus": 2}, "at '/generator/gpus': maximum: got 2, want 1"),
         ({"generator.shmSize": "lots"}, "at '/generator/shmSize'"),
         ({"objects.endpoint": "https://s3.example"}, "at '/objects/endpoint'"),
@@ -44,7 +61,10 @@ FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kuberne
         ({"objects.existingSecret": "keys"}, "objects.existingSecret: is for objects.endpoint"),
         ({"milvus.existingSecret": "keys"}, "milvus.existingSecret: the embedded Milvus has no users"),
         ({"model.existingClaim": "models"}, "model.path: say where model.existingClaim is to be mounted"),
-        ({"model": {"existingClaim": "models", "path": "org/model"}}, "model.path: say where model.existingClaim is to be mounted"),
+        (
+            {"model": {"existingClaim": "models", "path": "org/model"}},
+            "model.path: say where model.existingClaim is to be mounted",
+        ),
         ({"model.subPath": "a"}, "model.subPath: is a folder of model.existingClaim"),
         ({"services.replicas": 2}, "services.replicas: is 2, but the embedded Milvus lives in one pod"),
         (
@@ -55,12 +75,18 @@ FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kuberne
             {"config.retrieval.deployment.max_replicas": 3},
             "config.retrieval.deployment.max_replicas: is 3, but the embedded",
         ),
-        ({"config.generator.engine.device": "cuda"}, "generator.gpus: is 0, but config.generator.engine.device is cuda"),
+        (
+            {"config.generator.engine.device": "cuda"},
+            "generator.gpus: is 0, but config.generator.engine.device is cuda",
+        ),
         (
             {"config.generator.engine.device": "cpu", "generator.gpus": 1},
             "config.generator.engine.device: is cpu, but generator.gpus is 1",
         ),
-        ({"config.gateway.deployment.num_gpus": 1}, "config.gateway.deployment.num_gpus: only generators use GPUs"),
+        (
+            {"config.gateway.deployment.num_gpus": 1},
+            "config.gateway.deployment.num_gpus: only generators use GPUs",
+        ),
         (
             {"config.generator.deployment.num_gpus": 1},
             "num_gpus: the chart decides it; set generator.gpus",
@@ -75,7 +101,10 @@ FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kuberne
             {"config.generator.selector.application": "other"},
             "config.generator.selector.application: the chart decides it; set config.selector.model",
         ),
-        ({"config.kv_store.objects.secure": False}, "config.kv_store.objects.secure: the chart decides it; set objects.secure"),
+        (
+            {"config.kv_store.objects.secure": False},
+            "config.kv_store.objects.secure: the chart decides it; set objects.secure",
+        ),
         (
             {"config.retrieval.milvus_token": "a:b"},
             "retrieval.milvus_token: the chart decides it; set milvus.existingSecret",
@@ -84,7 +113,10 @@ FREE = {"config", "resources", "probes.liveness", "probes.readiness"}  # Kuberne
             {"config.kv_store.deployment.drain_s": 31},
             "terminationGracePeriodSeconds: is 45, but config.kv_store.deployment.drain_s is 31",
         ),
-        ({"extraEnv": [{"name": "RAY_AUTH_MODE", "value": "disabled"}]}, "extraEnv: RAY_AUTH_MODE is set by the chart"),
+        (
+            {"extraEnv": [{"name": "RAY_AUTH_MODE", "value": "disabled"}]},
+            "extraEnv: RAY_AUTH_MODE is set by the chart",
+        ),
         ({"fullnameOverride": "a" * 41}, "fullnameOverride: the name"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,

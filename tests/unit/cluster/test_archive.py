@@ -12,9 +12,9 @@ import pytest
 import xxhash
 from rich.console import Console
 
-from cluster.archive import Archive
-from cluster.archiving import Transferred, export_collection, import_collection
-from services.kv_store.manifest_json import encode
+from cluster.archive.tar import Archive
+from cluster.archive.transfer import Transferred, export_collection, import_collection
+from services.kv_store.documents.manifest_json import encode
 from shared.clients.generation import ModelDescription
 from shared.errors import (
     CorruptData,
@@ -67,12 +67,23 @@ class Store:
             write_chunk(self.path(chunk_id), header, *kv_of(header, seed=sum(token_ids)))
             made.append(ManifestChunk(chunk_id, token_ids, text=f"text of {token_ids}"))
         manifest = Manifest(
-            "acme", collection, document_id, f"Title {document_id}", "s", MODEL.fingerprint, PREFIX, tuple(made), {"k": "ü"}, 5.0
+            "acme",
+            collection,
+            document_id,
+            f"Title {document_id}",
+            "s",
+            MODEL.fingerprint,
+            PREFIX,
+            tuple(made),
+            {"k": "ü"},
+            5.0,
         )
         self.manifests["acme", collection, document_id] = manifest
         return manifest
 
-    async def list_manifests(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[Manifest, None]:
+    async def list_manifests(
+        self, ctx: RequestContext, collection: str = ""
+    ) -> AsyncGenerator[Manifest, None]:
         for (tenant, name, _), manifest in sorted(self.manifests.items()):
             if (tenant, name) == (ctx.tenant, collection):
                 yield manifest
@@ -92,7 +103,12 @@ class Store:
         return [ChunkStat(c, self.path(c).exists()) for c in chunk_ids]
 
     async def put(
-        self, ctx: RequestContext, chunk_id: str, size_bytes: int, pieces: AsyncIterator[bytes], replace: bool = False
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        size_bytes: int,
+        pieces: AsyncIterator[bytes],
+        replace: bool = False,
     ) -> bool:
         self._count()
         data = b"".join([piece async for piece in pieces])
@@ -159,7 +175,9 @@ async def test_auxiliary_kv_stays_where_its_model_is(store: Store, other: Store,
         store.manifests[key] = dataclasses.replace(manifest, chunks=chunks, auxiliary="a model")
     await export(store, file)
     assert await bring(other, file) == Transferred("books", 2, 3, 3)
-    assert other.manifests == {key: m.without_auxiliary() for key, m in store.manifests.items() if key[1] == "books"}
+    assert other.manifests == {
+        key: m.without_auxiliary() for key, m in store.manifests.items() if key[1] == "books"
+    }
 
 
 async def test_the_file_is_an_ordinary_tar_archive_with_each_chunk_once(store: Store, file: Path) -> None:
@@ -170,13 +188,17 @@ async def test_the_file_is_an_ordinary_tar_archive_with_each_chunk_once(store: S
     assert (names[0], names[-1]) == ("kvquilt.json", "end.json")
 
 
-async def test_a_collection_may_be_imported_under_another_name(store: Store, other: Store, file: Path) -> None:
+async def test_a_collection_may_be_imported_under_another_name(
+    store: Store, other: Store, file: Path
+) -> None:
     await export(store, file)
     await bring(other, file, "novels")
     assert {key[:2] for key in other.manifests} == {("acme", "novels")}
 
 
-async def test_for_another_tenant_chunks_get_the_identity_that_they_have_there(store: Store, other: Store, file: Path) -> None:
+async def test_for_another_tenant_chunks_get_the_identity_that_they_have_there(
+    store: Store, other: Store, file: Path
+) -> None:
     await export(store, file)
     await bring(other, file, tenant="beta")
     for manifest in other.manifests.values():
@@ -188,7 +210,9 @@ async def test_for_another_tenant_chunks_get_the_identity_that_they_have_there(s
     assert not {p.name for p in other.directory.iterdir()} & {p.name for p in store.directory.iterdir()}
 
 
-async def test_an_interrupted_export_goes_on_after_its_last_whole_chunk(store: Store, other: Store, file: Path) -> None:
+async def test_an_interrupted_export_goes_on_after_its_last_whole_chunk(
+    store: Store, other: Store, file: Path
+) -> None:
     store.fail_after = 2
     with pytest.raises(Unavailable):
         await export(store, file)
@@ -222,7 +246,9 @@ async def test_a_part_of_other_documents_is_not_continued(store: Store, file: Pa
     assert (await export(store, file)).num_sent == len(store.gets) == 4
 
 
-async def test_an_interrupted_import_sends_only_what_is_not_there(store: Store, other: Store, file: Path) -> None:
+async def test_an_interrupted_import_sends_only_what_is_not_there(
+    store: Store, other: Store, file: Path
+) -> None:
     await export(store, file)
     other.fail_after = 2
     with pytest.raises(Unavailable):
@@ -233,7 +259,9 @@ async def test_an_interrupted_import_sends_only_what_is_not_there(store: Store, 
     assert len(other.puts) == 3
 
 
-async def test_a_missing_or_damaged_chunk_stops_the_export_and_names_the_remedy(store: Store, file: Path) -> None:
+async def test_a_missing_or_damaged_chunk_stops_the_export_and_names_the_remedy(
+    store: Store, file: Path
+) -> None:
     chunk_id = store.manifests["acme", "books", "2.txt"].chunks[1].chunk_id
     whole = store.path(chunk_id).read_bytes()
     for broken in (None, whole[:-5], whole[:300] + b"x" + whole[301:]):
@@ -250,21 +278,32 @@ async def test_an_unknown_collection_is_not_exported(store: Store, file: Path) -
     assert not list(file.parent.glob("books*"))
 
 
-async def test_kv_of_another_model_or_prefix_is_refused_before_anything_is_sent(store: Store, other: Store, file: Path) -> None:
+async def test_kv_of_another_model_or_prefix_is_refused_before_anything_is_sent(
+    store: Store, other: Store, file: Path
+) -> None:
     await export(store, file)
-    for model in (dataclasses.replace(MODEL, fingerprint="0" * 32), dataclasses.replace(MODEL, prefix_ids=(7,))):
+    for model in (
+        dataclasses.replace(MODEL, fingerprint="0" * 32),
+        dataclasses.replace(MODEL, prefix_ids=(7,)),
+    ):
         with pytest.raises(ModelMismatch, match="serve that model to import it"):
             await bring(other, file, model=model)
     assert not other.puts
 
 
-async def test_no_single_flipped_byte_and_no_cut_brings_wrong_data_in(store: Store, tmp_path: Path, file: Path) -> None:
+async def test_no_single_flipped_byte_and_no_cut_brings_wrong_data_in(
+    store: Store, tmp_path: Path, file: Path
+) -> None:
     await export(store, file)
     whole = file.read_bytes()
     wanted = {key: m for key, m in store.manifests.items() if key[1] == "books"}
-    places = [("flip", at) for at in range(0, len(whole), 151)] + [("cut", at) for at in range(0, len(whole), 1997)]
+    places = [("flip", at) for at in range(0, len(whole), 151)] + [
+        ("cut", at) for at in range(0, len(whole), 1997)
+    ]
     for n, (kind, at) in enumerate(places):
-        file.write_bytes(whole[:at] if kind == "cut" else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        file.write_bytes(
+            whole[:at] if kind == "cut" else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        )
         target = Store(tmp_path / f"target{n}")
         try:
             await bring(target, file)

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cluster.ask_command import ask, decoding_of, sampling_of
-from cluster.asking import collect, show, show_json
-from cluster.cli import main
-from cluster.ingesting import ingest_files
-from cluster.reuse_options import FOREST_MODES, REUSE_MODES, ape_of, recompute_of
-from cluster.session import exit_code
-from cluster.sources import SourceFile
+from cluster.cli.ask_command import ask, decoding_of, sampling_of
+from cluster.cli.asking import collect, show, show_json
+from cluster.cli.ingesting import ingest_files
+from cluster.cli.main import main
+from cluster.cli.reuse_options import FOREST_MODES, REUSE_MODES, ape_of, recompute_of
+from cluster.cli.session import exit_code
+from cluster.cli.sources import SourceFile
 from shared import errors
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, Retrieved
 from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins
@@ -53,7 +53,12 @@ def whole(*texts: AnswerText, tokens: Sequence[str] = ()) -> list[AnswerEvent]:
 
 
 async def shown(
-    events: list[AnswerEvent], questions: list[str], live: bool, per_question: int = 1, explain: bool = False, colour: bool = False
+    events: list[AnswerEvent],
+    questions: list[str],
+    live: bool,
+    per_question: int = 1,
+    explain: bool = False,
+    colour: bool = False,
 ) -> str:
     out = io.StringIO()
     console = Console(file=out, width=200, force_terminal=colour, color_system="standard" if colour else None)
@@ -61,7 +66,9 @@ async def shown(
     return out.getvalue()
 
 
-@pytest.mark.parametrize("command", ["", "up", "down", "status", "ingest", "ask", "explore", "documents", "delete", "demo"])
+@pytest.mark.parametrize(
+    "command", ["", "up", "down", "status", "ingest", "ask", "explore", "documents", "delete", "demo"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     code, output = invoke(*filter(None, [command]), "--help")
     assert code == 0
@@ -74,7 +81,11 @@ def test_every_command_explains_itself(command: str) -> None:
         (["status"], 3, "start it with `kvquilt up`"),
         (["ask", "-c", "x"], 2, "give a QUESTION"),
         (["ask", "-q", "?", "-q", "!", "-c", "x", "--margins"], 2, "one question"),
-        (["ask", "?", "-c", "x", "--recompute-tokens", "1,2"], 2, "--recompute-tokens belongs to --reuse tokens"),
+        (
+            ["ask", "?", "-c", "x", "--recompute-tokens", "1,2"],
+            2,
+            "--recompute-tokens belongs to --reuse tokens",
+        ),
         (["ask", "?", "-c", "x", "--reuse", "tokens", "--recompute-tokens", "1;2"], 2, "no list of numbers"),
         (["ask", "?", "-c", "x", "--choose", "majority"], 2, "--choose belongs to --thoughts"),
         (["ask", "?", "-c", "x", "--length-penalty", "2"], 2, "--length-penalty belongs to --beams"),
@@ -88,14 +99,19 @@ def test_every_command_explains_itself(command: str) -> None:
         (["up", "--grpc-port", "99999"], 2, "grpc_port: must be 1 to 65535"),
     ],
 )
-def test_mistakes_are_one_line_and_an_exit_code(args: list[str], code: int, says: str, tmp_path: Path) -> None:
+def test_mistakes_are_one_line_and_an_exit_code(
+    args: list[str], code: int, says: str, tmp_path: Path
+) -> None:
     got, output = invoke("--data-dir", str(tmp_path), *args)
     assert (got, len(output.strip().splitlines())) == (code, 1)
     assert says in output
 
 
 def test_exit_codes_tell_wrong_absent_and_retryable_apart() -> None:
-    assert [exit_code(e("x")) for e in (errors.ConfigError, errors.NotFound, errors.Unavailable, errors.InternalError)] == [
+    assert [
+        exit_code(e("x"))
+        for e in (errors.ConfigError, errors.NotFound, errors.Unavailable, errors.InternalError)
+    ] == [
         2,
         3,
         4,
@@ -117,11 +133,18 @@ async def test_several_answers_each_follow_their_question() -> None:
 
 
 async def test_thoughts_are_numbered_and_the_chosen_one_is_named() -> None:
-    thoughts = [dataclasses.replace(text(0, words), sample=i, score=-0.5 - i) for i, words in enumerate(("42", "41", "42"))]
+    thoughts = [
+        dataclasses.replace(text(0, words), sample=i, score=-0.5 - i)
+        for i, words in enumerate(("42", "41", "42"))
+    ]
     events = whole(*thoughts)
     events.insert(-2, Chosen(0, 2, "42", 2))
     output = await shown(events, ["How many?"], live=True, per_question=3)
-    assert output.index("[1 of 3, score -0.500]") < output.index("[3 of 3, score -2.500]") < output.index("chosen: 3 (2 say “42”)")
+    assert (
+        output.index("[1 of 3, score -0.500]")
+        < output.index("[3 of 3, score -2.500]")
+        < output.index("chosen: 3 (2 say “42”)")
+    )
     answers = json.loads(show_json(await collect(stream(*events)), ["How many?"]))["answers"]
     assert [a["chosen"] for a in answers] == [False, False, True]
     assert (answers[2]["votes"], answers[2]["score"]) == (2, -2.5)
@@ -140,7 +163,11 @@ async def test_margins_are_shown_with_the_document_they_are_written_on() -> None
         ({}, Sampling(temperature=0.0), Decoding()),
         ({"samples": 3, "temperature": 0.5}, Sampling(temperature=0.5, n=3), Decoding()),
         ({"beams": 4, "samples": 2}, Sampling(n=2), Decoding(beams=Beams(4))),
-        ({"beams": 4, "length_penalty": 0.5, "early_stopping": "first"}, Sampling(), Decoding(beams=Beams(4, 0.5, "first"))),
+        (
+            {"beams": 4, "length_penalty": 0.5, "early_stopping": "first"},
+            Sampling(),
+            Decoding(beams=Beams(4, 0.5, "first")),
+        ),
         ({"margins": True, "beams": 2}, Sampling(), Decoding(beams=Beams(2), margins=Margins())),
         ({"thoughts": 5}, Sampling(n=5, temperature=0.7), Decoding(choose=Choice("mean-logprob"))),
         (
@@ -150,7 +177,9 @@ async def test_margins_are_shown_with_the_document_they_are_written_on() -> None
         ),
     ],
 )
-def test_options_of_ask_become_what_is_asked_for(args: dict[str, Any], sampling: Sampling, decoding: Decoding) -> None:
+def test_options_of_ask_become_what_is_asked_for(
+    args: dict[str, Any], sampling: Sampling, decoding: Decoding
+) -> None:
     options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "marker": ""} | args
     assert (sampling_of(options), decoding_of(options)) == (sampling, decoding)
 
@@ -158,18 +187,25 @@ def test_options_of_ask_become_what_is_asked_for(args: dict[str, Any], sampling:
 def clipped() -> list[AnswerEvent]:
     """One of the hit's two tokens was chosen, by a selector that took 30 ms, of which 10 were waited for."""
     spans = ((TextSpan(5, 9, 0.5),),)
-    selected = Selected((1,), None, (), (0.25, 0.5), spans, "stitched", 3, 8, SelectionTimings(1.5, 0.0, 20.0, 25.0))
+    selected = Selected(
+        (1,), None, (), (0.25, 0.5), spans, "stitched", 3, 8, SelectionTimings(1.5, 0.0, 20.0, 25.0)
+    )
     usage = Usage(50, 40, 10, 2, 0, 1, 3, 8, "cacheclip")
     cost = AnswerUsage(usage, Timings(select_ms=30.0, select_wait_ms=10.0))
     return [Retrieved((HIT,), SearchMode.DENSE), selected, text(0, "Orla"), cost, AnswerDone("r1")]
 
 
-async def test_an_explanation_shows_the_context_with_what_was_computed_anew_and_what_choosing_it_took() -> None:
+async def test_an_explanation_shows_the_context_with_what_was_computed_anew_and_what_choosing_it_took() -> (
+    None
+):
     output = await shown(clipped(), ["Who?"], live=True, explain=True)
     assert "context, computed anew: 1 of 2 tokens" in output
     assert "[1] bridge.txt: 1 of 2 tokens; scores up to 0.5, 0.75 in all" in output
     assert "Orla ⟦Venn⟧ built it" in output
-    assert "selector: 3 of its tokens picked, 8 in groups, read stitched; load 1.5, encode 0.0, score 20.0, total 25.0 ms" in output
+    assert (
+        "selector: 3 of its tokens picked, 8 in groups, read stitched; load 1.5, encode 0.0, score "
+        "20.0, total 25.0 ms" in output
+    )
     assert "choosing took 30.0 ms: 20.0 hidden behind loading, 10.0 waited for" in output
     assert "10 computed, 1 of them chosen by cacheclip" in output
     coloured = await shown(clipped(), ["Who?"], live=True, explain=True, colour=True)
@@ -185,7 +221,9 @@ async def test_without_spans_an_explanation_still_counts_and_without_a_choice_it
     output = await shown(events, ["Who?", "When?"], live=True, explain=True)
     assert "context, computed anew for “Who?”: 1 of 2 tokens" in output
     assert "Orla Venn built it" in output
-    assert "computed anew: 0 of 2 tokens" in await shown(whole(text(0, "Orla")), ["Who?"], live=True, explain=True)
+    assert "computed anew: 0 of 2 tokens" in await shown(
+        whole(text(0, "Orla")), ["Who?"], live=True, explain=True
+    )
 
 
 async def test_json_has_what_was_chosen_with_its_text_and_times() -> None:
@@ -213,11 +251,17 @@ async def test_a_note_says_what_an_answer_really_ran_as() -> None:
         ({}, Recompute(), Ape()),
         ({"reuse": "tokens", "recompute_tokens": "5, 1,9"}, Recompute(tokens=(5, 1, 9)), Ape()),
         ({"reuse": "random", "recompute_ratio": 0.3, "seed": 4}, Recompute(0.3, seed=4), Ape()),
-        ({"reuse": "cacheclip", "grouping": "paper", "reading": "each"}, Recompute(grouping="paper", reading="each"), Ape()),
+        (
+            {"reuse": "cacheclip", "grouping": "paper", "reading": "each"},
+            Recompute(grouping="paper", reading="each"),
+            Ape(),
+        ),
         ({"reuse": "ape", "ape_scale": 0.5, "seed": 4}, Recompute(), Ape(scale=0.5)),
     ],
 )
-def test_options_of_reuse_become_what_is_asked_for(args: dict[str, Any], recompute: Recompute, ape: Ape) -> None:
+def test_options_of_reuse_become_what_is_asked_for(
+    args: dict[str, Any], recompute: Recompute, ape: Ape
+) -> None:
     options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "recompute_tokens": ""} | args
     assert (recompute_of(options), ape_of(options)) == (recompute, ape)
 
@@ -244,12 +288,18 @@ async def test_ingesting_goes_on_after_a_failure_and_names_it(tmp_path: Path) ->
     good, bad = tmp_path / "good.txt", tmp_path / "bad.pdf"
     good.write_text("text", encoding="utf-8")
     bad.write_text("not a pdf", encoding="utf-8")
-    sources = [SourceFile(tmp_path / "gone.txt", "gone.txt"), SourceFile(bad, "bad.pdf"), SourceFile(good, "good.txt")]
+    sources = [
+        SourceFile(tmp_path / "gone.txt", "gone.txt"),
+        SourceFile(bad, "bad.pdf"),
+        SourceFile(good, "good.txt"),
+    ]
 
     async def upsert(documents: Sequence[SourceDocument]) -> AsyncGenerator[UpsertProgress, None]:
         for d in documents:
             if d.document_id == "bad.pdf":
-                yield UpsertProgress("bad.pdf", Stage.FAILED, error="no PDF", error_code="DOCUMENT_UNREADABLE")
+                yield UpsertProgress(
+                    "bad.pdf", Stage.FAILED, error="no PDF", error_code="DOCUMENT_UNREADABLE"
+                )
             else:
                 yield UpsertProgress(d.document_id, Stage.PARSED, 2)
                 yield UpsertProgress(d.document_id, Stage.STORED, 2, 2, 80, 1)
@@ -258,7 +308,12 @@ async def test_ingesting_goes_on_after_a_failure_and_names_it(tmp_path: Path) ->
     console = Console(file=out, width=100)
     summary = await ingest_files(console, upsert, sources)
     summary.print(console)
-    assert (summary.num_stored, summary.num_chunks, summary.num_tokens, summary.num_chunks_reused) == (1, 2, 80, 1)
+    assert (summary.num_stored, summary.num_chunks, summary.num_tokens, summary.num_chunks_reused) == (
+        1,
+        2,
+        80,
+        1,
+    )
     assert set(summary.failed) == {"gone.txt", "bad.pdf"}
     assert "bad.pdf: no PDF" in out.getvalue()
     assert "gone.txt: cannot be read" in out.getvalue()

@@ -64,7 +64,9 @@ def test_an_application_is_built_with_its_settings_in_the_file(values: dict[str,
 
 
 def test_without_an_auxiliary_model_there_is_no_selector_and_nobody_asks_one(values: dict[str, Any]) -> None:
-    without = args_of({key: value for key, value in values.items() if key != "selector"} | {"selector": {"model": ""}})
+    without = args_of(
+        {key: value for key, value in values.items() if key != "selector"} | {"selector": {"model": ""}}
+    )
     assert list(without) == [name for name in APPLICATIONS if name != "selector"]
     assert without["gateway"]["gateway"]["selector"] == without["ingestion"]["ingestion"]["selector"] == ""
     assert without["generator"]["generator"]["selector"] == {"application": ""}
@@ -74,7 +76,9 @@ def test_without_an_auxiliary_model_there_is_no_selector_and_nobody_asks_one(val
 
 
 def test_replicas_and_limits_stand_where_serve_changes_them_in_place(values: dict[str, Any]) -> None:
-    more = values | {"gateway": values["gateway"] | {"deployment": {"num_replicas": 5, "log": {"format": "json"}}}}
+    more = values | {
+        "gateway": values["gateway"] | {"deployment": {"num_replicas": 5, "log": {"format": "json"}}}
+    }
     assert args_of(more) == args_of(values)
     deployments = {app["name"]: app["deployments"] for app in compose(values)["applications"]}
     assert deployments["gateway"][0]["num_replicas"] == 2
@@ -94,7 +98,9 @@ def test_deployments_are_named_like_their_application(values: dict[str, Any]) ->
         assert [d["name"] for d in app["deployments"]] == [built._bound_deployment.name]
 
 
-def test_what_the_arguments_do_not_say_comes_from_the_node(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_arguments_do_not_say_comes_from_the_node(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KVQUILT_RETRIEVAL__MILVUS_TOKEN", "root:secret")
     monkeypatch.setenv("KVQUILT_DATA_DIR", "/elsewhere")
     args = application_args("retrieval", values, load_quilt(values, {}))
@@ -105,7 +111,11 @@ def test_what_the_arguments_do_not_say_comes_from_the_node(values: dict[str, Any
 
 
 def test_every_service_of_the_protos_is_registered() -> None:
-    lines = [line.split() for path in PROTOS.glob("*.proto") for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line.split()
+        for path in PROTOS.glob("*.proto")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     declared = {words[1] for words in lines if words[:1] == ["service"]}
     registered = set()
     for function in servicer_functions():
@@ -115,7 +125,9 @@ def test_every_service_of_the_protos_is_registered() -> None:
     assert registered == declared
 
 
-def test_the_command_prints_yaml_that_reads_back_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_yaml_that_reads_back_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "quilt.yaml"
     path.write_text(yaml.safe_dump({"data_dir": str(tmp_path), "gateway": {"k": 4}}), encoding="utf-8")
     assert main(["--config", str(path)]) == 0

@@ -55,7 +55,9 @@ def test_what_suits_the_model_applies_until_the_operator_says_otherwise(tmp_path
         load_quilt({"model": str(model)}, {})
 
 
-def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(tmp_path: Path, model: Path) -> None:
+def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(
+    tmp_path: Path, model: Path
+) -> None:
     def loaded(resolve: Callable[[str], str] | None = None, **selector: str) -> QuiltConfig:
         values: dict[str, object] = {"data_dir": str(tmp_path), "model": str(model)}
         values |= {"selector": selector} if selector else {}
@@ -69,8 +71,17 @@ def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(tmp_p
     assert without.generator.selector.application == ""
     (model / "quilt.yaml").write_text("selector: {model: auxiliary, threads: 3}\n", encoding="utf-8")
     for config in (loaded(), loaded(str)):
-        assert (config.selector.model, config.selector.primary, config.selector.threads) == (str(auxiliary), str(model), 3)
-        assert config.gateway.selector == config.ingestion.selector == config.generator.selector.application == "selector"
+        assert (config.selector.model, config.selector.primary, config.selector.threads) == (
+            str(auxiliary),
+            str(model),
+            3,
+        )
+        assert (
+            config.gateway.selector
+            == config.ingestion.selector
+            == config.generator.selector.application
+            == "selector"
+        )
     off = loaded(model="")
     assert off.selector.model == off.gateway.selector == off.ingestion.selector == ""
     assert loaded(model="HuggingFaceTB/SmolLM2-135M").selector.model == "HuggingFaceTB/SmolLM2-135M"
@@ -79,13 +90,21 @@ def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(tmp_p
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
-    environ = {"KVQUILT_GRPC_PORT": "9100", "KVQUILT_GATEWAY__K": "3", "KVQUILT_DATA_DIR": str(tmp_path / "b")}
+    environ = {
+        "KVQUILT_GRPC_PORT": "9100",
+        "KVQUILT_GATEWAY__K": "3",
+        "KVQUILT_DATA_DIR": str(tmp_path / "b"),
+    }
     config = load_quilt({"grpc_port": 9200, "data_dir": str(tmp_path / "a"), "gateway": {"k": 5}}, environ)
     assert (config.grpc_port, config.gateway.k, config.data_dir) == (9100, 3, str(tmp_path / "b"))
 
 
 def test_log_settings_reach_every_service_and_one_service_may_differ(tmp_path: Path) -> None:
-    values = {"data_dir": str(tmp_path), "log": {"level": "DEBUG"}, "gateway": {"deployment": {"log": {"level": "ERROR"}}}}
+    values = {
+        "data_dir": str(tmp_path),
+        "log": {"level": "DEBUG"},
+        "gateway": {"deployment": {"log": {"level": "ERROR"}}},
+    }
     config = load_quilt(values, {})
     assert config.kv_store.deployment.log.level == "DEBUG"
     assert config.gateway.deployment.log.level == "ERROR"
@@ -95,7 +114,10 @@ def test_log_settings_reach_every_service_and_one_service_may_differ(tmp_path: P
     ("values", "names"),
     [
         ({"grcp_port": 1}, r"grcp_port: unknown setting; did you mean 'grpc_port'"),
-        ({"generator": {"reuze": "full"}}, r"generator\.reuze: unknown setting; did you mean 'generator.reuse'"),
+        (
+            {"generator": {"reuze": "full"}},
+            r"generator\.reuze: unknown setting; did you mean 'generator.reuse'",
+        ),
         ({"gateway": {"k": "many"}}, r"gateway\.k: expected int"),
         ({"gateway": 3}, "gateway: expected a section"),
         ({"grpc_port": 0}, "grpc_port: must be 1 to 65535"),
@@ -122,7 +144,9 @@ def test_an_application_of_a_cluster_is_built_without_the_model(tmp_path: Path) 
         PromptTokenizer.of_model(missing)
 
 
-def test_a_hub_id_is_left_alone_and_a_relative_directory_made_absolute(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_left_alone_and_a_relative_directory_made_absolute(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(model.parent)
     assert load_quilt({"model": "Qwen/Qwen2.5-0.5B"}, {}).model == "Qwen/Qwen2.5-0.5B"
     assert load_quilt({"model": "./model"}, {}).model == str(model)
@@ -140,5 +164,13 @@ def test_the_data_directory_is_the_chosen_one_else_xdgs_else_the_homes() -> None
 
 
 def test_reading_settings_takes_neither_torch_nor_ray() -> None:
-    program = "import sys, cluster.applications; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.strip() == "[]"
+    program = (
+        "import sys, cluster.applications; print([m for m in ('torch', 'transformers', 'ray') "
+        "if m in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        == "[]"
+    )

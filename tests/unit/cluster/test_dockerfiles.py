@@ -1,4 +1,5 @@
-"""What is promised of the images, as far as their definitions tell; a real build is part of ``make test-k8s``."""
+"""What is promised of the images, as far as their definitions tell; a real build is part of ``make
+test-k8s``."""
 
 from __future__ import annotations
 
@@ -77,7 +78,9 @@ def test_processes_run_as_user_1000(final: Stage) -> None:
 
 
 def test_everything_is_pinned_by_the_constraints(path: Path) -> None:
-    commands = [command for stage in stages_of(path) for run in stage.all("RUN") for command in run.split("&&")]
+    commands = [
+        command for stage in stages_of(path) for run in stage.all("RUN") for command in run.split("&&")
+    ]
     installs = [command for command in commands if re.search(r"\bpip install\b", command)]
     assert installs
     for command in installs:
@@ -93,7 +96,9 @@ def test_the_final_stage_has_the_project_as_a_wheel_and_what_probes_call(final: 
 
 def test_only_the_image_for_gpus_has_a_compiler() -> None:
     assert not COMPILERS.search(" ".join(stages_of(DOCKERFILES[0])[-1].all("RUN")))
-    assert re.search(r"apt-get install .*\bgcc\b.*\bpython3-dev\b", " ".join(stages_of(DOCKERFILES[1])[-1].all("RUN")))
+    assert re.search(
+        r"apt-get install .*\bgcc\b.*\bpython3-dev\b", " ".join(stages_of(DOCKERFILES[1])[-1].all("RUN"))
+    )
 
 
 def test_the_default_model_is_the_demo_model_and_nothing_is_downloaded_at_start(final: Stage) -> None:

@@ -1,4 +1,5 @@
-"""`kvquilt explore` without services: lines, and a conversation with a forest that answers as the generator does."""
+"""`kvquilt explore` without services: lines, and a conversation with a forest that answers as the generator
+does."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 from rich.console import Console
 
-from cluster.exploring import Conversation, Lines, lines_of
+from cluster.cli.exploring import Conversation, Lines, lines_of
 from shared.clients.exploring import (
     Append,
     Applied,
@@ -85,7 +86,9 @@ class TestLines:
         assert refusal.value.detail.startswith(why)
 
 
-async def forest(commands: AsyncIterator[ForestCommand], said: list[str]) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
+async def forest(
+    commands: AsyncIterator[ForestCommand], said: list[str]
+) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
     """Grows two tokens, rests only when it is asked for the next command, and knows no branch 9."""
     growing: list[int] = []
     number = 0
@@ -138,7 +141,9 @@ async def test_an_approximation_is_called_one() -> None:
 
 
 async def test_refusals_are_shown_with_their_line_and_the_forest_goes_on() -> None:
-    shown, said, refused = await talk("start a Who?", "nonsense", "", "start b Why?", "start c Why?", "fork d c", "prune a")
+    shown, said, refused = await talk(
+        "start a Who?", "nonsense", "", "start b Why?", "start c Why?", "fork d c", "prune a"
+    )
     assert "refused: nonsense: it is no command" in shown
     assert "refused: fork d c: fork.source: there is no branch 2" in shown
     assert (refused, said[-1]) == (2, "Prune 0")
@@ -148,7 +153,9 @@ async def test_refusals_are_shown_with_their_line_and_the_forest_goes_on() -> No
 async def test_what_needs_a_branch_at_rest_waits_for_it(line: str) -> None:
     """A script says it in one breath; the forest would refuse it."""
 
-    async def slow(commands: AsyncIterator[ForestCommand]) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
+    async def slow(
+        commands: AsyncIterator[ForestCommand],
+    ) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
         for number in range(3):
             await anext(commands)
             yield Applied(number, 3)
@@ -163,7 +170,9 @@ async def test_what_needs_a_branch_at_rest_waits_for_it(line: str) -> None:
 
     out = io.StringIO()
     conversation = Conversation(Console(file=out, width=200), Lines(SAMPLING))
-    await conversation.show(slow(conversation.commands(said_lines("start a Who?", "start b Why?", "grow a", line))))
+    await conversation.show(
+        slow(conversation.commands(said_lines("start a Who?", "start b Why?", "grow a", line)))
+    )
     assert out.getvalue().count(": 10 tokens") == 1
 
 

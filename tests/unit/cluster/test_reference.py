@@ -18,5 +18,11 @@ def test_every_section_and_nested_setting_is_in_it() -> None:
     text = reference()
     for section in SECTIONS:
         assert f"\n## {section}\n" in text
-    for setting in ("grpc_port", "gateway.rrf_constant", "generator.engine.dtype", "SERVICE.deployment.num_replicas", "log.level"):
+    for setting in (
+        "grpc_port",
+        "gateway.rrf_constant",
+        "generator.engine.dtype",
+        "SERVICE.deployment.num_replicas",
+        "log.level",
+    ):
         assert f"| `{setting}` |" in text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.sources import find_sources
+from cluster.cli.sources import find_sources
 from shared.errors import InvalidRequest
 
 
@@ -19,7 +19,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "docs"
 
 
-def test_folders_are_searched_through_for_known_endings_without_hidden_files_in_a_stable_order(folder: Path) -> None:
+def test_folders_are_searched_through_for_known_endings_without_hidden_files_in_a_stable_order(
+    folder: Path,
+) -> None:
     assert [s.document_id for s in find_sources([folder])] == ["a/x.md", "a/y.PDF", "a/z.html", "b.txt"]
 
 

@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from cluster.state import RAY_DIR_PREFIX, RunDirectory, StackState
+from cluster.local.state import RAY_DIR_PREFIX, RunDirectory, StackState
 from shared.errors import Conflict
 
 
 def state(ray_dir: Path) -> StackState:
-    return StackState(1, "ready", "127.0.0.1:9000", "http://127.0.0.1:8000", "log", "model", str(ray_dir), {"gateway": "ready"})
+    return StackState(
+        1,
+        "ready",
+        "127.0.0.1:9000",
+        "http://127.0.0.1:8000",
+        "log",
+        "model",
+        str(ray_dir),
+        {"gateway": "ready"},
+    )
 
 
 def test_a_state_reads_back_equal(tmp_path: Path) -> None:

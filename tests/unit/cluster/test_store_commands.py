@@ -1,4 +1,5 @@
-"""`kvquilt store` and `kvquilt retrieval` without services: help, options, what is printed, what is asked in which order."""
+"""`kvquilt store` and `kvquilt retrieval` without services: help, options, what is printed, what is asked in
+which order."""
 
 from __future__ import annotations
 
@@ -12,19 +13,29 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cluster.cli import main
-from cluster.store_commands import Duration
-from cluster.store_console import counters_table, damage_lines, stats_json, tenants_table, tiers_table
-from cluster.store_upkeep import Findings, migrate, repair, verify
+from cluster.cli.main import main
+from cluster.cli.store_commands import Duration
+from cluster.cli.store_console import counters_table, damage_lines, stats_json, tenants_table, tiers_table
+from cluster.cli.store_upkeep import Findings, migrate, repair, verify
 from shared.documents import DocumentInfo, Stage, UpsertProgress
-from shared.kv_types import ChunkStat, DamagedCopy, NodeStats, StoreStats, TenantStats, TierStats, VerifyProgress
+from shared.kv_types import (
+    ChunkStat,
+    DamagedCopy,
+    NodeStats,
+    StoreStats,
+    TenantStats,
+    TierStats,
+    VerifyProgress,
+)
 from shared.request import RequestContext
 
 STORE = ("stats", "verify", "repair", "migrate", "gc", "pin", "unpin", "pins", "export", "import")
 CTX = RequestContext.create(deadline_ms=3_600_000)
 STATS = StoreStats(
     nodes=(
-        NodeStats("n1", True, (TierStats("memory", 1, 1234567, 0, 5), TierStats("disk", 2, 22, 10**9)), {"opens": 3}),
+        NodeStats(
+            "n1", True, (TierStats("memory", 1, 1234567, 0, 5), TierStats("disk", 2, 22, 10**9)), {"opens": 3}
+        ),
         NodeStats("n2", False, (TierStats("disk", 3, 33),), {"opens": 4}),
     ),
     objects=TierStats("objects", 4, 44),
@@ -46,7 +57,9 @@ def contexts(tenant: str) -> RequestContext:
     return RequestContext.create(tenant=tenant)
 
 
-@pytest.mark.parametrize("command", [["store"], *(["store", name] for name in STORE), ["retrieval"], ["retrieval", "rebuild"]])
+@pytest.mark.parametrize(
+    "command", [["store"], *(["store", name] for name in STORE), ["retrieval"], ["retrieval", "rebuild"]]
+)
 def test_every_command_explains_itself(command: list[str]) -> None:
     code, output = invoke(*command, "--help")
     assert code == 0
@@ -73,7 +86,9 @@ def test_without_a_running_system_the_remedy_is_named(args: list[str], tmp_path:
     assert "--target" in output
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1h", 3600.0), ("2d", 172800.0), ("0s", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("30m", 1800.0), ("1h", 3600.0), ("2d", 172800.0), ("0s", 0.0)]
+)
 def test_durations_are_read(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
 
@@ -105,7 +120,10 @@ def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
 def test_damage_is_listed_with_node_tier_and_reason() -> None:
     screen, out = console()
     for line in damage_lines(
-        [DamagedCopy("c1", "n1", "disk", "fails its checksum", True), DamagedCopy("c2", "n2", "objects", "short")]
+        [
+            DamagedCopy("c1", "n1", "disk", "fails its checksum", True),
+            DamagedCopy("c2", "n2", "objects", "short"),
+        ]
     ):
         screen.print(line)
     assert [line.split()[:4] for line in out.getvalue().splitlines()] == [
@@ -150,7 +168,9 @@ class Ingest:
     async def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
         self.calls.append(("re_encode", collection))
         yield (
-            UpsertProgress("a", Stage.FAILED, error="broken") if collection in self.hopeless else UpsertProgress("a", Stage.STORED)
+            UpsertProgress("a", Stage.FAILED, error="broken")
+            if collection in self.hopeless
+            else UpsertProgress("a", Stage.STORED)
         )
 
     async def refresh(
@@ -164,8 +184,17 @@ class Ingest:
 
 
 async def test_verifying_gathers_all_damage_and_what_is_missing() -> None:
-    first, second = DamagedCopy("c1", "n1", "disk", "flipped"), DamagedCopy("c2", "n2", "memory", "short", True)
-    store = Store([VerifyProgress(1, 10, (first,)), VerifyProgress(5, 50, (second,)), VerifyProgress(9, 90, missing=("c1",))])
+    first, second = (
+        DamagedCopy("c1", "n1", "disk", "flipped"),
+        DamagedCopy("c2", "n2", "memory", "short", True),
+    )
+    store = Store(
+        [
+            VerifyProgress(1, 10, (first,)),
+            VerifyProgress(5, 50, (second,)),
+            VerifyProgress(9, 90, missing=("c1",)),
+        ]
+    )
     findings = await verify(console()[0], store, CTX, repair=False)
     assert findings == Findings(9, 90, [first, second], ("c1",))
     assert not findings.whole
@@ -183,14 +212,18 @@ async def test_a_whole_store_is_whole() -> None:
 async def test_what_is_missing_is_computed_for_every_tenant_that_has_documents() -> None:
     store = Store(lost={"c1": "acme", "c2": "beta"})
     ingest = Ingest(store)
-    assert await repair(console()[0], console()[0], store, ingest, contexts, "", Findings(missing=("c1", "c2")))
+    assert await repair(
+        console()[0], console()[0], store, ingest, contexts, "", Findings(missing=("c1", "c2"))
+    )
     assert ingest.calls == [("refresh", "acme", "", "", "c1", "c2"), ("refresh", "beta", "", "", "c2")]
 
 
 async def test_for_one_tenant_only_its_own_are_computed_and_the_rest_is_named() -> None:
     store = Store(lost={"c1": "acme", "c2": "beta"})
     screen, out = console()
-    assert not await repair(screen, console()[0], store, Ingest(store), contexts, "acme", Findings(missing=("c1", "c2")))
+    assert not await repair(
+        screen, console()[0], store, Ingest(store), contexts, "acme", Findings(missing=("c1", "c2"))
+    )
     assert "c2  could not be computed anew" in out.getvalue()
     assert "c1  could not" not in out.getvalue()
 
@@ -206,8 +239,12 @@ def document(collection: str, current: bool) -> DocumentInfo:
     return DocumentInfo(collection, "d", "D", 1, "f", current, 0.0)
 
 
-async def test_migrating_makes_documents_of_another_model_anew_and_then_brings_all_into_the_encoding() -> None:
-    ingest = Ingest(Store(), [document("a", True), document("b", False), document("b", False), document("c", False)])
+async def test_migrating_makes_documents_of_another_model_anew_and_then_brings_all_into_the_encoding() -> (
+    None
+):
+    ingest = Ingest(
+        Store(), [document("a", True), document("b", False), document("b", False), document("c", False)]
+    )
     assert not (await migrate(console()[0], console()[0], ingest, contexts, "", "int8")).failed
     assert ingest.calls == [("re_encode", "b"), ("re_encode", "c"), ("refresh", "default", "", "int8")]
 

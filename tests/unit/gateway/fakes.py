@@ -28,7 +28,9 @@ from shared.search import Filter, IndexedChunk, SearchHit, SearchMode, SearchRes
 FINGERPRINT = "f" * 32
 
 
-def hit(name: str, text: str, document: str = "", fingerprint: str = FINGERPRINT, heading: str = "") -> SearchHit:
+def hit(
+    name: str, text: str, document: str = "", fingerprint: str = FINGERPRINT, heading: str = ""
+) -> SearchHit:
     chunk = IndexedChunk(name, text, tuple(range(1, 1 + len(text.split()))), heading)
     return SearchHit(chunk, document or f"{name}.txt", name, fingerprint, 1.0)
 
@@ -39,10 +41,18 @@ class FakeRetriever:
 
     rankings: dict[str, list[SearchHit]]
     error: KvquiltError | None = None
-    asked: list[tuple[str, tuple[str, ...], int, SearchMode, tuple[Filter, ...]]] = field(default_factory=list)
+    asked: list[tuple[str, tuple[str, ...], int, SearchMode, tuple[Filter, ...]]] = field(
+        default_factory=list
+    )
 
     async def search(
-        self, ctx: RequestContext, collection: str, queries: Sequence[str], k: int, mode: SearchMode, filters: Sequence[Filter]
+        self,
+        ctx: RequestContext,
+        collection: str,
+        queries: Sequence[str],
+        k: int,
+        mode: SearchMode,
+        filters: Sequence[Filter],
     ) -> SearchResult:
         self.asked.append((collection, tuple(queries), k, mode, tuple(filters)))
         if self.error:
@@ -68,13 +78,15 @@ class FakeFetcher:
 
 @dataclass
 class FakeGenerator:
-    """Answers every question with its entry in ``answers``, a token per word. ``failures``: before which event of which attempt
-    to raise what."""
+    """Answers every question with its entry in ``answers``, a token per word. ``failures``: before which
+    event of which attempt to raise what."""
 
     answers: dict[str, str]
     failures: list[tuple[int, KvquiltError] | None] = field(default_factory=list)
     fingerprint: str = FINGERPRINT
-    asked: list[tuple[tuple[ChunkRef, ...], tuple[str, ...], Reuse | None, Sampling | None]] = field(default_factory=list)
+    asked: list[tuple[tuple[ChunkRef, ...], tuple[str, ...], Reuse | None, Sampling | None]] = field(
+        default_factory=list
+    )
     closed: int = 0
     hang_after: int | None = None
     describe_after: asyncio.Event | None = None
@@ -126,4 +138,9 @@ class FakeGenerator:
         events += [BranchDone(i, 0, "stop", "", len(ws)) for i, ws in words.items()]
         events += [self.chosen] if self.chosen else []
         num_tokens = sum(map(len, words.values()))
-        return [*events, GenerationDone(Usage(100, 90, 10, num_tokens), Timings(queue_ms=1.0, prefill_ms=5.0, engine_ttft_ms=4.0))]
+        return [
+            *events,
+            GenerationDone(
+                Usage(100, 90, 10, num_tokens), Timings(queue_ms=1.0, prefill_ms=5.0, engine_ttft_ms=4.0)
+            ),
+        ]

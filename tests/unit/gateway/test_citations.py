@@ -9,11 +9,15 @@ QUESTION = "Who built the Orla bridge?"
 
 
 def documents(answer: str, *texts: str) -> list[str]:
-    return [c.document_id for c in cite(answer, QUESTION, [hit(f"h{i}", text) for i, text in enumerate(texts)])]
+    return [
+        c.document_id for c in cite(answer, QUESTION, [hit(f"h{i}", text) for i, text in enumerate(texts)])
+    ]
 
 
 def test_the_chunk_with_the_answers_words_is_cited() -> None:
-    assert documents("Tam Reed", "The Orla bridge was built by Kell.", "The bridge was built by Tam Reed.") == ["h1.txt"]
+    assert documents(
+        "Tam Reed", "The Orla bridge was built by Kell.", "The bridge was built by Tam Reed."
+    ) == ["h1.txt"]
 
 
 def test_rare_words_weigh_more_than_words_found_everywhere() -> None:

@@ -15,12 +15,48 @@ from services.gateway.handlers import GatewayHandlers
 from services.gateway.pipeline import Inquiry, Pipeline
 from services.gateway.prefetching import Prefetching
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
-from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins, MarginToken, decoding_of, decoding_to_pb
-from shared.clients.generation import ChunkRef, GeneratedToken, Reuse, Sampling, Timings, Usage, reuse_of, reuse_to_pb
+from shared.clients.decoding import (
+    Beams,
+    Choice,
+    Chosen,
+    Decoding,
+    Margin,
+    Margins,
+    MarginToken,
+    decoding_of,
+    decoding_to_pb,
+)
+from shared.clients.generation import (
+    ChunkRef,
+    GeneratedToken,
+    Reuse,
+    Sampling,
+    Timings,
+    Usage,
+    reuse_of,
+    reuse_to_pb,
+)
 from shared.clients.rag import event_of, event_to_pb
-from shared.clients.recompute import Ape, Recompute, Selected, TextSpan, ape_of, ape_to_pb, recompute_of, recompute_to_pb
+from shared.clients.recompute import (
+    Ape,
+    Recompute,
+    Selected,
+    TextSpan,
+    ape_of,
+    ape_to_pb,
+    recompute_of,
+    recompute_to_pb,
+)
 from shared.clients.selection import SelectionTimings
-from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, KvquiltError, ModelMismatch, NotFound, Unavailable
+from shared.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    KvquiltError,
+    ModelMismatch,
+    NotFound,
+    Unavailable,
+)
 from shared.request import RequestContext
 from shared.search import Filter, FilterOp, SearchMode
 from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever, hit
@@ -134,7 +170,9 @@ async def test_wrong_requests_name_the_field_and_reach_no_service(bad: Inquiry, 
 
 async def test_an_unknown_collection_is_not_found() -> None:
     with pytest.raises(NotFound, match="no collection"):
-        await ask(pipeline(retriever=FakeRetriever({}, error=NotFound("no collection 'handbook'"))), inquiry())
+        await ask(
+            pipeline(retriever=FakeRetriever({}, error=NotFound("no collection 'handbook'"))), inquiry()
+        )
 
 
 async def test_a_search_that_finds_nothing_is_not_answered_from_nothing() -> None:
@@ -159,12 +197,16 @@ async def test_a_generator_that_dies_before_its_first_token_is_asked_once_more_u
 
 
 async def test_a_generator_that_dies_twice_is_unavailable() -> None:
-    generator = FakeGenerator({WHO: "Orla"}, failures=[(0, Unavailable("died")), (0, Unavailable("died again"))])
+    generator = FakeGenerator(
+        {WHO: "Orla"}, failures=[(0, Unavailable("died")), (0, Unavailable("died again"))]
+    )
     with pytest.raises(Unavailable, match="died again"):
         await ask(pipeline(generator), inquiry())
 
 
-async def test_a_generator_that_dies_in_mid_answer_is_never_asked_again_and_the_answer_is_not_called_whole() -> None:
+async def test_a_generator_that_dies_in_mid_answer_is_never_asked_again_and_the_answer_is_not_called_whole() -> (  # noqa: E501
+    None
+):
     generator = FakeGenerator({WHO: "Orla Venn"}, failures=[(1, Unavailable("died"))])
     events = pipeline(generator).answer(RequestContext.create(), inquiry())
     assert [type(await anext(events)) for _ in range(2)] == [Retrieved, GeneratedToken]
@@ -272,7 +314,12 @@ def test_decoding_survives_the_wire(decoding: Decoding) -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [Chosen(1, 2, "x", 3), AnswerText(0, 1, "t", "stop", (), -0.5), MarginToken(2, 7, "x"), Margin(2, "x", True, -0.5, -2.0)],
+    [
+        Chosen(1, 2, "x", 3),
+        AnswerText(0, 1, "t", "stop", (), -0.5),
+        MarginToken(2, 7, "x"),
+        Margin(2, "x", True, -0.5, -2.0),
+    ],
 )
 def test_events_survive_the_wire(event: AnswerEvent) -> None:
     assert event_of(event_to_pb(event)) == event
@@ -283,7 +330,9 @@ def test_a_rule_that_is_not_set_or_not_known_is_named() -> None:
         decoding_of(common_pb2.Decoding(choose=common_pb2.Choice()))
     with pytest.raises(InvalidRequest, match=r"decoding\.beams\.early_stopping"):
         decoding_of(common_pb2.Decoding(beams=common_pb2.Beams(width=2, early_stopping=9)))  # type: ignore[arg-type]
-    assert decoding_of(common_pb2.Decoding(beams=common_pb2.Beams(width=2, length_penalty=0.0))).beams == Beams(2, 0.0)
+    assert decoding_of(
+        common_pb2.Decoding(beams=common_pb2.Beams(width=2, length_penalty=0.0))
+    ).beams == Beams(2, 0.0)
 
 
 async def test_what_is_computed_anew_reaches_the_generator_and_what_was_chosen_the_caller() -> None:
@@ -311,7 +360,9 @@ async def test_without_the_prefix_none_is_sent_and_nothing_fetched_in_advance() 
         ({"question": " "}, "question: is empty"),
     ],
 )
-async def test_the_gateway_names_the_field_of_what_it_does_not_know(options: dict[str, Any], says: str) -> None:
+async def test_the_gateway_names_the_field_of_what_it_does_not_know(
+    options: dict[str, Any], says: str
+) -> None:
     handlers = GatewayHandlers(pipeline(), {}, 1.0)
     request = rag_pb2.AnswerRequest(**{"collection": "handbook", "question": WHO} | options)
     with pytest.raises(InvalidRequest) as refusal:

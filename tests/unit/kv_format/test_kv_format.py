@@ -96,7 +96,10 @@ def test_any_arrow_reader_finds_the_ranges_of_a_chunk_that_is_not_exact(tmp_path
 def test_bodies_of_ordinary_shapes_begin_at_multiples_of_64(tmp_path: Path) -> None:
     write_chunk(tmp_path / "c.arrow", h := header_of(layers=4, heads=2, tokens=16, head_dim=32), *kv_of(h))
 
-    assert all((offset + length - h.body_bytes) % 64 == 0 for offset, length in inspect_chunk(tmp_path / "c.arrow").layers)
+    assert all(
+        (offset + length - h.body_bytes) % 64 == 0
+        for offset, length in inspect_chunk(tmp_path / "c.arrow").layers
+    )
 
 
 def test_strided_arrays_are_written_as_they_look(tmp_path: Path) -> None:
@@ -152,7 +155,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_corrupt_not_fatal(tmp_path: Pat
             file.read_layer(1, k, v)
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"not arrow at all" * 100, b"ARROW1\0\0ARROW1", b"\xff\xff\xff\x7fARROW1" * 9])
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"not arrow at all" * 100, b"ARROW1\0\0ARROW1", b"\xff\xff\xff\x7fARROW1" * 9]
+)
 def test_foreign_bytes_are_corrupt(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "c.arrow").write_bytes(content)
     with pytest.raises(CorruptData):
@@ -244,7 +249,11 @@ def test_layers_that_lie_elsewhere_than_the_store_says_are_corrupt(small: Path) 
 def test_buffers_of_another_shape_are_refused(small: Path) -> None:
     good = np.empty((1, 3, 1), np.uint16)
     with ChunkFile.open(small) as file:
-        for bad in (np.empty((1, 2, 1), np.uint16), np.empty((1, 3, 1), np.uint32), np.empty((1, 6, 1), np.uint16)[:, ::2]):
+        for bad in (
+            np.empty((1, 2, 1), np.uint16),
+            np.empty((1, 3, 1), np.uint32),
+            np.empty((1, 6, 1), np.uint16)[:, ::2],
+        ):
             with pytest.raises(ValueError, match="the buffer for k is"):
                 file.read_layer(0, bad, good)
         with pytest.raises(ValueError, match="1 arrays for 2 buffers"):
@@ -264,7 +273,14 @@ def test_arrays_that_contradict_the_header_are_not_written(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "change",
-    [{"num_tokens": 4}, {"ids_hash": "0" * 32}, {"dtype": "int8"}, {"encoding": "int2"}, {"head_dim": 0}, {"token_ids": ()}],
+    [
+        {"num_tokens": 4},
+        {"ids_hash": "0" * 32},
+        {"dtype": "int8"},
+        {"encoding": "int2"},
+        {"head_dim": 0},
+        {"token_ids": ()},
+    ],
 )
 def test_a_header_that_contradicts_itself_cannot_be_made(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(change)).replace("token_ids", "num_tokens")):
@@ -278,7 +294,9 @@ def test_a_full_disk_leaves_nothing_behind_whenever_it_fills(tmp_path: Path) -> 
     path.unlink()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in [*range(0, size, 997), size - 1]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # the kernel refuses to write beyond it, as on a full volume
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (limit, hard)
+        )  # the kernel refuses to write beyond it, as on a full volume
         try:
             with pytest.raises(StorageFull):
                 write_chunk(path, h, *kv_of(h))
@@ -296,7 +314,8 @@ def _footer_at(whole: bytes) -> int:
 
 
 def _reseal(path: Path, old: bytes, new: bytes) -> None:
-    """Changes the schema and its repetition in the footer as a writer with other ideas would have written them."""
+    """Changes the schema and its repetition in the footer as a writer with other ideas would have written
+    them."""
     whole = path.read_bytes()
     assert whole.count(old) == 2
     seal, footer_at = seal_of_tail(whole, len(whole))

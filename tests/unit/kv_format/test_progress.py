@@ -25,7 +25,10 @@ class Arrival:
         header = header_of(layers=LAYERS, tokens=40)
         self.kv = kv_of(header)
         write_chunk(directory / "whole", header, *self.kv)
-        self.whole, self.layers = (directory / "whole").read_bytes(), inspect_chunk(directory / "whole").layers
+        self.whole, self.layers = (
+            (directory / "whole").read_bytes(),
+            inspect_chunk(directory / "whole").layers,
+        )
         self.path, self.progress_path = directory / "arriving", directory / "progress"
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT)
         os.truncate(self._fd, len(self.whole))
@@ -116,7 +119,9 @@ def test_an_open_file_is_read_to_its_end_after_it_arrived_and_moved(arrival: Arr
         arrival.progress.close(complete=True)
         arrival.path.rename(arrival.path.with_name("moved"))
         assert not arrival.progress_path.exists()
-        assert [read(file, i) for i in range(LAYERS)] == [[a[i].tobytes() for a in arrival.kv] for i in range(LAYERS)]
+        assert [read(file, i) for i in range(LAYERS)] == [
+            [a[i].tobytes() for a in arrival.kv] for i in range(LAYERS)
+        ]
 
 
 def test_a_file_that_will_never_be_whole_is_unavailable_not_corrupt(arrival: Arrival) -> None:

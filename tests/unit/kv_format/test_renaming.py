@@ -14,7 +14,9 @@ from tests.kv_chunks import header_of, kv_of
 
 
 @pytest.mark.parametrize(("layers", "tokens"), [(1, 1), (2, 5), (3, 4000)])
-def test_a_renamed_file_is_the_one_that_would_have_been_written(tmp_path: Path, layers: int, tokens: int) -> None:
+def test_a_renamed_file_is_the_one_that_would_have_been_written(
+    tmp_path: Path, layers: int, tokens: int
+) -> None:
     header = header_of(layers=layers, tokens=tokens, chunk_id="ab" * 20)
     renamed = dataclasses.replace(header, chunk_id="0c" * 20)
     write_chunk(tmp_path / "a", header, *kv_of(header))

@@ -1,4 +1,4 @@
-"""Disks that fail: the seam of ``services.kv_store.disk`` with trouble at a chosen operation."""
+"""Disks that fail: the seam of ``services.kv_store.blobs.disk`` with trouble at a chosen operation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from services.kv_store.disk import Disk
+from services.kv_store.blobs.disk import Disk
 
 
 class Crash(BaseException):
@@ -14,7 +14,8 @@ class Crash(BaseException):
 
 
 class TroubledDisk(Disk):
-    """Works until operation ``trouble_at`` (counted from 0), which ``happen``s half-way where that is possible."""
+    """Works until operation ``trouble_at`` (counted from 0), which ``happen``s half-way where that is
+    possible."""
 
     def __init__(self, trouble_at: int, happen: Callable[[], BaseException]) -> None:
         self.num_operations = 0

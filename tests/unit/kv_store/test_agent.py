@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.agent import Agent
-from services.kv_store.cluster_store import ClusterStore
+from services.kv_store.node.agent import Agent
+from services.kv_store.node.cluster_store import ClusterStore
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk
 from shared.request import RequestContext
@@ -27,7 +27,9 @@ class Slow:
         self.num_gets = self.num_stats = 0
         self.may_send = asyncio.Event()
 
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False) -> list[ChunkStat]:
+    async def stat(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
+    ) -> list[ChunkStat]:
         self.num_stats += 1
         return await self._agent.stat(ctx, chunk_ids, held)
 
@@ -65,7 +67,9 @@ def document(document_id: str, *chunk_ids: str) -> Manifest:
     return Manifest("default", "books", document_id, chunks=tuple(ManifestChunk(c, (1,)) for c in chunk_ids))
 
 
-async def test_concurrent_askers_share_one_copy_and_the_first_may_go_away(nodes: KnownNodes, agents: dict[str, Agent]) -> None:
+async def test_concurrent_askers_share_one_copy_and_the_first_may_go_away(
+    nodes: KnownNodes, agents: dict[str, Agent]
+) -> None:
     await put(agents["far"], A)
     nodes.stores["far"] = far = Slow(agents["far"])  # type: ignore[assignment]
     impatient = asyncio.create_task(agents["near"].open(CTX, [A]))
@@ -93,7 +97,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_peer_whose_copy_is_broken_is_passed_over(nodes: KnownNodes, agents: dict[str, Agent], tmp_path: Path) -> None:
+async def test_a_peer_whose_copy_is_broken_is_passed_over(
+    nodes: KnownNodes, agents: dict[str, Agent], tmp_path: Path
+) -> None:
     for name in ("home", "far"):
         await put(agents[name], A)
     broken = tmp_path / "home" / "chunks" / A[:2] / f"{A}.arrow"
@@ -105,7 +111,9 @@ async def test_a_peer_whose_copy_is_broken_is_passed_over(nodes: KnownNodes, age
     assert not broken.exists() or await agents["home"].delete(CTX, [A])
 
 
-async def test_a_chunk_that_only_unreachable_nodes_have_is_absent_for_a_reader(nodes: KnownNodes, agents: dict[str, Agent]) -> None:
+async def test_a_chunk_that_only_unreachable_nodes_have_is_absent_for_a_reader(
+    nodes: KnownNodes, agents: dict[str, Agent]
+) -> None:
     await put(agents["far"], A)
     nodes.down.add("far")
     assert not (await agents["near"].open(CTX, [A]))[0].exists
@@ -153,7 +161,9 @@ async def test_chunks_on_an_unreachable_node_are_deleted_when_it_is_back(
     agents["home"] = reborn
 
 
-async def test_a_chunk_that_a_new_document_needs_survives_a_belated_deletion(nodes: KnownNodes, agents: dict[str, Agent]) -> None:
+async def test_a_chunk_that_a_new_document_needs_survives_a_belated_deletion(
+    nodes: KnownNodes, agents: dict[str, Agent]
+) -> None:
     await put(agents["far"], A)
     await agents["home"].put_manifest(CTX, document("1", A))
     nodes.down.add("far")
@@ -164,7 +174,9 @@ async def test_a_chunk_that_a_new_document_needs_survives_a_belated_deletion(nod
     assert await stored(agents["far"]) == [A]
 
 
-async def test_a_document_never_names_a_chunk_that_a_concurrent_deletion_takes(agents: dict[str, Agent]) -> None:
+async def test_a_document_never_names_a_chunk_that_a_concurrent_deletion_takes(
+    agents: dict[str, Agent],
+) -> None:
     for round in range(20):
         await put(agents["far"], A)
         await agents["home"].put_manifest(CTX, document("old", A))
@@ -192,14 +204,21 @@ async def test_only_the_home_node_keeps_documents(agents: dict[str, Agent]) -> N
             await call
 
 
-async def test_the_front_answers_for_the_nodes_that_it_can_reach(nodes: KnownNodes, agents: dict[str, Agent]) -> None:
+async def test_the_front_answers_for_the_nodes_that_it_can_reach(
+    nodes: KnownNodes, agents: dict[str, Agent]
+) -> None:
     front = ClusterStore(nodes, "near")
     await put(agents["near"], A)
     nodes.down.add("far")
 
     assert (await front.stat(CTX, [A]))[0].exists
     assert (await front.open(CTX, [A], "near"))[0].exists
-    for call in (front.stat(CTX, [B]), front.list_page(CTX), front.open(CTX, [A], "far"), front.delete(CTX, [A])):
+    for call in (
+        front.stat(CTX, [B]),
+        front.list_page(CTX),
+        front.open(CTX, [A], "far"),
+        front.delete(CTX, [A]),
+    ):
         with pytest.raises(Unavailable):
             await call
     health = await front.health(CTX)

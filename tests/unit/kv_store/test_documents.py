@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.documents import Documents
+from services.kv_store.documents.documents import Documents
 from shared.errors import CorruptData, InvalidRequest, NotFound, StorageFull
 from shared.kv_types import Manifest, ManifestChunk
 from tests.kv_chunks import chunk_id_of
@@ -14,9 +14,13 @@ from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
 A, B, C = (chunk_id_of(n) for n in range(3))
 
 
-def document(document_id: str, *chunk_ids: str, collection: str = "books", tenant: str = "default", text: str = "päge") -> Manifest:
+def document(
+    document_id: str, *chunk_ids: str, collection: str = "books", tenant: str = "default", text: str = "päge"
+) -> Manifest:
     chunks = tuple(ManifestChunk(c, (1, 2, 3), 0, 9, text, "Part > Chapter") for c in chunk_ids)
-    return Manifest(tenant, collection, document_id, "Title", "hash", "model", (5,), chunks, {"author": "N. N."}, 1.5)
+    return Manifest(
+        tenant, collection, document_id, "Title", "hash", "model", (5,), chunks, {"author": "N. N."}, 1.5
+    )
 
 
 @pytest.fixture
@@ -47,12 +51,17 @@ def test_references_are_counted_once_per_document(documents: Documents) -> None:
     documents.check_invariants()
 
 
-def test_what_was_replaced_or_removed_stays_pending_until_its_chunks_are_gone(documents: Documents, tmp_path: Path) -> None:
+def test_what_was_replaced_or_removed_stays_pending_until_its_chunks_are_gone(
+    documents: Documents, tmp_path: Path
+) -> None:
     documents.put(document("1", A))
     replaced = documents.put(document("1", B))
     removed = documents.remove("default", "books", "1")
     assert replaced is not None
-    assert {r.name: r.chunk_ids for r in Documents(tmp_path, QuickDisk()).pending()} == {replaced.name: (A,), removed.name: (B,)}
+    assert {r.name: r.chunk_ids for r in Documents(tmp_path, QuickDisk()).pending()} == {
+        replaced.name: (A,),
+        removed.name: (B,),
+    }
     documents.finish(replaced)
     documents.finish(removed)
     assert Documents(tmp_path, QuickDisk()).pending() == documents.pending() == []
@@ -89,16 +98,22 @@ def test_pages_follow_each_other_in_order(documents: Documents, collection: str)
     seen: list[Manifest] = []
     truncated = True
     while truncated:
-        page = documents.page("default", collection, seen[-1].cursor(collection) if seen else "", 4, summary=True)
+        page = documents.page(
+            "default", collection, seen[-1].cursor(collection) if seen else "", 4, summary=True
+        )
         seen += page.manifests
         truncated = page.truncated
-    assert [(m.collection, m.document_id) for m in seen] == [k for k in sorted(keys) if collection in ("", k[0])]
+    assert [(m.collection, m.document_id) for m in seen] == [
+        k for k in sorted(keys) if collection in ("", k[0])
+    ]
 
 
 def test_a_page_ends_early_when_it_becomes_large(documents: Documents) -> None:
     for i in range(4):
         documents.put(document(str(i), A, text="x" * 600_000))
-    assert [len(documents.page("default", "books", "", 0, summary).manifests) for summary in (False, True)] == [2, 4]
+    assert [
+        len(documents.page("default", "books", "", 0, summary).manifests) for summary in (False, True)
+    ] == [2, 4]
 
 
 def test_a_summary_leaves_text_and_ids_out(documents: Documents) -> None:
@@ -107,7 +122,9 @@ def test_a_summary_leaves_text_and_ids_out(documents: Documents) -> None:
     assert chunk == ManifestChunk(A, (), 0, 9, "", "Part > Chapter")
 
 
-def test_a_damaged_manifest_is_reported_and_set_aside_by_the_next_life(documents: Documents, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_reported_and_set_aside_by_the_next_life(
+    documents: Documents, tmp_path: Path
+) -> None:
     documents.put(document("1", A))
     documents.put(document("2", B))
     for path in (tmp_path / "manifests").glob("*/*/*.json"):
@@ -151,7 +168,9 @@ def test_a_disk_that_is_full_at_any_moment_leaves_the_old_document_or_the_new_on
             documents.check_invariants()
             assert documents.get("default", "books", "1") in (old, new)
             assert not list((directory / "staging").iterdir())
-            assert Documents(directory, QuickDisk()).get("default", "books", "1") == documents.get("default", "books", "1")
+            assert Documents(directory, QuickDisk()).get("default", "books", "1") == documents.get(
+                "default", "books", "1"
+            )
         else:
             assert full_at >= 4
             return
@@ -175,7 +194,9 @@ def test_a_crash_at_any_moment_leaves_the_state_before_or_after(tmp_path: Path, 
             reborn.check_invariants()
             left = reborn.page("default", "", "", 0, False).manifests
             assert left in ((old,), (new,), ())
-            assert left == (old,) or (A,) in [r.chunk_ids for r in reborn.pending()]  # its chunks are not forgotten
+            assert left == (old,) or (A,) in [
+                r.chunk_ids for r in reborn.pending()
+            ]  # its chunks are not forgotten
         else:
             assert dies_at >= 2
             return

@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from services.kv_store.blobs import Blobs
-from services.kv_store.documents import Documents
-from services.kv_store.manifest_json import decode, encode
-from services.kv_store.manifest_mirror import MARKER
-from shared.errors import CorruptData, FailedPrecondition, KvquiltError, NewerFormat, NotFound, StorageFull, Unavailable
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.manifest_json import decode, encode
+from services.kv_store.documents.manifest_mirror import MARKER
+from shared.errors import (
+    CorruptData,
+    FailedPrecondition,
+    KvquiltError,
+    NewerFormat,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
 from shared.kv_types import Manifest, ManifestChunk
 from tests.dict_blobs import DictBlobs
 from tests.faulty_blobs import DyingBlobs, FailingBlobs, FlakyBlobs, HookedBlobs
@@ -26,7 +34,13 @@ DOWN = Unavailable("the object store cannot be reached")
 
 
 def document(document_id: str, *chunk_ids: str, created_s: float = 0.0) -> Manifest:
-    return Manifest("acme", "books", document_id, chunks=tuple(ManifestChunk(c, (1, 2)) for c in chunk_ids), created_s=created_s)
+    return Manifest(
+        "acme",
+        "books",
+        document_id,
+        chunks=tuple(ManifestChunk(c, (1, 2)) for c in chunk_ids),
+        created_s=created_s,
+    )
 
 
 def documents_on(directory: Path, objects: Blobs | None) -> Documents:
@@ -43,7 +57,11 @@ def manifests_in(objects: DictBlobs) -> dict[str, Manifest]:
 
 
 def name_in(objects: DictBlobs, document_id: str) -> str:
-    return next(n for n, d in objects.data.items() if n.startswith("manifests/") and decode(d).document_id == document_id)
+    return next(
+        n
+        for n, d in objects.data.items()
+        if n.startswith("manifests/") and decode(d).document_id == document_id
+    )
 
 
 @pytest.fixture
@@ -51,7 +69,9 @@ def objects() -> DictBlobs:
     return DictBlobs()
 
 
-def test_a_stored_document_lies_in_the_bucket_and_is_read_without_it(objects: DictBlobs, tmp_path: Path) -> None:
+def test_a_stored_document_lies_in_the_bucket_and_is_read_without_it(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     store = FailingBlobs(objects)
     documents = documents_on(tmp_path, store)
     documents.put(document("1", A, B))
@@ -64,7 +84,9 @@ def test_a_stored_document_lies_in_the_bucket_and_is_read_without_it(objects: Di
     documents.check_invariants()
 
 
-def test_a_new_home_with_an_empty_directory_finds_everything_in_the_bucket(objects: DictBlobs, tmp_path: Path) -> None:
+def test_a_new_home_with_an_empty_directory_finds_everything_in_the_bucket(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     old = documents_on(tmp_path / "old", objects)
     old.put(document("1", A))
     old.put(document("2", B))
@@ -79,7 +101,9 @@ def test_a_new_home_with_an_empty_directory_finds_everything_in_the_bucket(objec
     new.check_invariants()
 
 
-def test_a_mirror_that_is_out_of_date_follows_the_bucket_and_fetches_only_what_differs(objects: DictBlobs, tmp_path: Path) -> None:
+def test_a_mirror_that_is_out_of_date_follows_the_bucket_and_fetches_only_what_differs(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     first = documents_on(tmp_path / "first", objects)
     for i in range(20):
         first.put(document(str(i), A))
@@ -91,7 +115,9 @@ def test_a_mirror_that_is_out_of_date_follows_the_bucket_and_fetches_only_what_d
         elsewhere.finish(removal)
 
     read: list[str] = []
-    again = documents_on(tmp_path / "first", HookedBlobs(objects, lambda method, name: read.append(f"{method} {name}")))
+    again = documents_on(
+        tmp_path / "first", HookedBlobs(objects, lambda method, name: read.append(f"{method} {name}"))
+    )
     again.sync()
     assert sorted(ids_in(again)) == sorted([*(str(i) for i in range(20) if i != 3), "new"])
     assert again.get("acme", "books", "4") == document("4", B)
@@ -102,7 +128,9 @@ def test_a_mirror_that_is_out_of_date_follows_the_bucket_and_fetches_only_what_d
     again.check_invariants()
 
 
-def test_documents_from_before_there_was_an_object_store_are_uploaded(objects: DictBlobs, tmp_path: Path) -> None:
+def test_documents_from_before_there_was_an_object_store_are_uploaded(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     alone = documents_on(tmp_path, None)
     alone.put(document("1", A))
     alone.put(document("2", B))
@@ -134,14 +162,19 @@ def test_a_crash_during_the_first_upload_leaves_nothing_behind(tmp_path: Path, a
     pytest.fail("the operations never end")
 
 
-def test_what_was_stored_while_the_object_store_was_turned_off_is_not_lost(objects: DictBlobs, tmp_path: Path) -> None:
+def test_what_was_stored_while_the_object_store_was_turned_off_is_not_lost(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     documents_on(tmp_path, objects).put(document("1", A, created_s=1.0))
     alone = documents_on(tmp_path, None)
     alone.put(document("2", B, created_s=2.0))
     alone.put(document("1", C, created_s=3.0))
     again = documents_on(tmp_path, objects)
     assert ids_in(again) == ["1", "2"]
-    assert manifests_in(objects) == {"1": document("1", C, created_s=3.0), "2": document("2", B, created_s=2.0)}
+    assert manifests_in(objects) == {
+        "1": document("1", C, created_s=3.0),
+        "2": document("2", B, created_s=2.0),
+    }
     again.check_invariants()
 
 
@@ -183,7 +216,9 @@ def test_a_refusing_object_store_is_named_as_the_reason(objects: DictBlobs, tmp_
             documents.get("acme", "books", "1")
 
 
-def test_a_change_that_failed_half_way_is_looked_up_before_the_next(objects: DictBlobs, tmp_path: Path) -> None:
+def test_a_change_that_failed_half_way_is_looked_up_before_the_next(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     store = HookedBlobs(objects, lambda method, name: None)
     documents = documents_on(tmp_path, store)
     documents.put(document("1", A))
@@ -213,7 +248,9 @@ def bytes_of(manifest: Manifest) -> bytes:
     return encode(manifest)
 
 
-def test_an_object_store_that_fails_now_and_then_never_leads_the_two_apart(objects: DictBlobs, tmp_path: Path) -> None:
+def test_an_object_store_that_fails_now_and_then_never_leads_the_two_apart(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     documents = documents_on(tmp_path, FlakyBlobs(objects, rate=0.2))
     kept: dict[str, Manifest] = {}
     for i in range(60):
@@ -226,12 +263,18 @@ def test_an_object_store_that_fails_now_and_then_never_leads_the_two_apart(objec
         documents.check_invariants()
     eventually(documents.sync)
     assert {k: m for k, m in manifests_in(objects).items() if k in kept} == kept
-    assert {m.document_id: m for m in documents.page("acme", "", "", 0, False).manifests} == manifests_in(objects)
+    assert {m.document_id: m for m in documents.page("acme", "", "", 0, False).manifests} == manifests_in(
+        objects
+    )
 
 
 @pytest.mark.parametrize("change", ["put", "replace", "remove"])
-@pytest.mark.parametrize("where", ["before an object is written", "after an object is written", "at the disk"])
-def test_a_crash_at_any_moment_leaves_the_state_before_or_after(tmp_path: Path, change: str, where: str) -> None:
+@pytest.mark.parametrize(
+    "where", ["before an object is written", "after an object is written", "at the disk"]
+)
+def test_a_crash_at_any_moment_leaves_the_state_before_or_after(
+    tmp_path: Path, change: str, where: str
+) -> None:
     old, new = document("1", A), document("1", B)
     for dies_at in range(100):
         directory, objects = tmp_path / str(dies_at), DictBlobs()
@@ -282,7 +325,9 @@ def test_a_full_disk_leaves_the_bucket_and_the_mirror_to_be_made_the_same(tmp_pa
     pytest.fail("the operations never end")
 
 
-def test_a_damaged_file_is_healed_from_the_bucket_while_the_store_runs_and_at_its_start(objects: DictBlobs, tmp_path: Path) -> None:
+def test_a_damaged_file_is_healed_from_the_bucket_while_the_store_runs_and_at_its_start(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     documents = documents_on(tmp_path, objects)
     documents.put(document("1", A))
     path = tmp_path / name_in(objects, "1")
@@ -306,7 +351,9 @@ def test_a_damaged_object_is_healed_from_the_mirror(objects: DictBlobs, tmp_path
     assert objects.data[name] == good
 
 
-def test_what_is_damaged_in_both_places_is_reported_and_can_be_ingested_again(objects: DictBlobs, tmp_path: Path) -> None:
+def test_what_is_damaged_in_both_places_is_reported_and_can_be_ingested_again(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     documents = documents_on(tmp_path, objects)
     documents.put(document("1", A))
     name = name_in(objects, "1")
@@ -320,7 +367,9 @@ def test_what_is_damaged_in_both_places_is_reported_and_can_be_ingested_again(ob
     assert ids_in(documents_on(tmp_path / "new", objects)) == ["1"]
 
 
-def test_a_document_of_a_later_version_is_refused_kept_and_keeps_every_chunk(objects: DictBlobs, tmp_path: Path) -> None:
+def test_a_document_of_a_later_version_is_refused_kept_and_keeps_every_chunk(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     documents_on(tmp_path / "first", objects).put(document("1", A))
     name = name_in(objects, "1")
     body = '"version":99,"manifest":{"later":true}'
@@ -342,9 +391,14 @@ def test_a_document_of_a_later_version_is_refused_kept_and_keeps_every_chunk(obj
     assert objects.data[name] == newer
 
 
-def test_a_bucket_of_a_later_version_or_of_another_program_is_left_alone(objects: DictBlobs, tmp_path: Path) -> None:
+def test_a_bucket_of_a_later_version_or_of_another_program_is_left_alone(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     documents_on(tmp_path, None).put(document("1", A))
-    for marker, error in ((json.dumps({"version": 2, "id": "x"}), NewerFormat), ("hello", FailedPrecondition)):
+    for marker, error in (
+        (json.dumps({"version": 2, "id": "x"}), NewerFormat),
+        ("hello", FailedPrecondition),
+    ):
         objects.put(MARKER, marker.encode())
         with pytest.raises(error, match=r"objects\.bucket"):
             documents_on(tmp_path, objects).put(document("2", B))
@@ -374,7 +428,9 @@ def test_what_quotas_need_is_known_per_tenant(objects: DictBlobs, tmp_path: Path
     ]
 
 
-def test_every_error_of_the_object_store_reaches_the_caller_as_it_is(objects: DictBlobs, tmp_path: Path) -> None:
+def test_every_error_of_the_object_store_reaches_the_caller_as_it_is(
+    objects: DictBlobs, tmp_path: Path
+) -> None:
     failure: KvquiltError
     for failure in (DOWN, StorageFull("full"), FailedPrecondition("set something")):
         store = FailingBlobs(objects)

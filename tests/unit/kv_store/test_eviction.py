@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kv_store.eviction import S3Fifo
+from services.kv_store.tiers.eviction import S3Fifo
 
 NAMES = st.sampled_from("abcdefgh")
 STEPS = st.lists(

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.kv_store.blobs import BlobStat
-from services.kv_store.garbage import collect, keeper_now_s, young
+from services.kv_store.blobs.protocol import BlobStat
+from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
 from shared.errors import Unavailable
 from shared.kv_types import ChunkPage, ChunkStat, CollectedGarbage, DeletedChunks
 from shared.request import RequestContext

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.chunk_files import verified
-from services.kv_store.chunk_names import blob_of
-from services.kv_store.disk import Disk
-from services.kv_store.local_tier import LocalTier
+from services.kv_store.blobs.disk import Disk
+from services.kv_store.tiers.chunk_files import verified
+from services.kv_store.tiers.chunk_names import blob_of
+from services.kv_store.tiers.local import LocalTier
 from shared.errors import InvalidRequest, NotFound, StorageFull
 from shared.kv_format import ChunkFile, verify_chunk
 from tests.kv_chunks import chunk_bytes, chunk_id_of, newer_chunk_bytes
@@ -96,7 +96,9 @@ def test_what_is_settled_is_a_copy_unless_it_was_replaced_meanwhile(tmp_path: Pa
     tier.check_invariants()
 
 
-def test_who_was_told_where_a_kept_chunk_is_finds_it_there_for_a_while_after_it_settled(tmp_path: Path) -> None:
+def test_who_was_told_where_a_kept_chunk_is_finds_it_there_for_a_while_after_it_settled(
+    tmp_path: Path,
+) -> None:
     tier = tier_in(tmp_path)
     keep(tier, A, truth=True)
     told = tier.open(A)
@@ -190,7 +192,9 @@ def test_reserved_room_is_nobody_elses(tmp_path: Path) -> None:
         lambda data: data[:-40] + bytes([data[-40] ^ 4]) + data[-39:],
     ],
 )
-def test_a_damaged_frame_is_found_when_the_chunk_is_opened(tmp_path: Path, damage: Callable[[bytes], bytes], known: bool) -> None:
+def test_a_damaged_frame_is_found_when_the_chunk_is_opened(
+    tmp_path: Path, damage: Callable[[bytes], bytes], known: bool
+) -> None:
     tier = tier_in(tmp_path)
     keep(tier, A)
     path = tier.path_of(A)
@@ -203,7 +207,9 @@ def test_a_damaged_frame_is_found_when_the_chunk_is_opened(tmp_path: Path, damag
     tier.check_invariants()
 
 
-def test_a_file_that_somebody_changed_while_the_store_ran_is_read_again_before_it_is_given_out(tmp_path: Path) -> None:
+def test_a_file_that_somebody_changed_while_the_store_ran_is_read_again_before_it_is_given_out(
+    tmp_path: Path,
+) -> None:
     tier = tier_in(tmp_path)
     for chunk_id in (A, B):
         keep(tier, chunk_id)
@@ -298,7 +304,9 @@ def test_what_others_staged_goes_when_nothing_happened_to_it_for_long_whatever_t
 
 @pytest.mark.parametrize("truth", [False, True])
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_disk_that_is_full_at_any_moment_loses_and_tears_nothing(tmp_path: Path, replace: bool, truth: bool) -> None:
+def test_a_disk_that_is_full_at_any_moment_loses_and_tears_nothing(
+    tmp_path: Path, replace: bool, truth: bool
+) -> None:
     for full_at in range(100):
         directory = tmp_path / str(full_at)
         before = tier_in(directory)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.kv_store.locks import Locks
+from services.kv_store.node.locks import Locks
 
 
 async def test_one_at_a_time_per_name_and_nothing_is_kept_of_names() -> None:

@@ -8,13 +8,15 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kv_store.manifest_json import VERSION, decode, encode
+from services.kv_store.documents.manifest_json import VERSION, decode, encode
 from shared.errors import NewerFormat
 from shared.kv_types import Manifest, ManifestChunk
 from tests.kv_chunks import chunk_id_of
 
 CHUNK = ManifestChunk(chunk_id_of(0), (1, 2, 3), 0, 9, "päge }\n", "Part > Chapter")
-DOCUMENT = Manifest("default", "books", "ü.pdf", "Title", "hash", "model", (5,), (CHUNK,), {"author": "N. N."}, 1.5)
+DOCUMENT = Manifest(
+    "default", "books", "ü.pdf", "Title", "hash", "model", (5,), (CHUNK,), {"author": "N. N."}, 1.5
+)
 ENCODED = replace(DOCUMENT, auxiliary="model", chunks=(replace(CHUNK, auxiliary_id=chunk_id_of(1)),))
 
 
@@ -24,11 +26,17 @@ def sealed(body: str) -> bytes:
 
 
 @given(st.text(), st.text(), st.lists(st.tuples(st.text(), st.lists(st.integers(0, 2**32 - 1)))))
-def test_a_manifest_comes_back_as_it_was(document_id: str, title: str, chunks: list[tuple[str, list[int]]]) -> None:
-    parts = tuple(ManifestChunk(chunk_id_of(i), tuple(ids), text=text) for i, (text, ids) in enumerate(chunks))
+def test_a_manifest_comes_back_as_it_was(
+    document_id: str, title: str, chunks: list[tuple[str, list[int]]]
+) -> None:
+    parts = tuple(
+        ManifestChunk(chunk_id_of(i), tuple(ids), text=text) for i, (text, ids) in enumerate(chunks)
+    )
     manifest = Manifest("t", "c", document_id, title, chunks=parts)
     assert decode(encode(manifest)) == manifest
-    encoded = replace(manifest, auxiliary="a", chunks=tuple(replace(c, auxiliary_id=chunk_id_of(9)) for c in parts))
+    encoded = replace(
+        manifest, auxiliary="a", chunks=tuple(replace(c, auxiliary_id=chunk_id_of(9)) for c in parts)
+    )
     assert decode(encode(encoded)) == encoded
 
 
@@ -63,7 +71,9 @@ def test_a_later_version_is_refused_as_such() -> None:
         decode(sealed('"version":4,"manifest":{"whatever":"it is"}'))
 
 
-@pytest.mark.parametrize("body", ['"version":2', '"version":2,"manifest":{"tenant":"t"}', '"version":2,"manifest":[]'])
+@pytest.mark.parametrize(
+    "body", ['"version":2', '"version":2,"manifest":{"tenant":"t"}', '"version":2,"manifest":[]']
+)
 def test_fields_that_are_not_ours_are_damage(body: str) -> None:
     with pytest.raises(ValueError, match="another version"):
         decode(sealed(body))

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from services.kv_store.config import KvStoreConfig, MemoryConfig
-from services.kv_store.memory_directory import MemoryDirectory, memory_directory, modest_capacity, remove_what_was_left
-from services.kv_store.own_tiers import OwnTiers
+from services.kv_store.tiers.building import OwnTiers
+from services.kv_store.tiers.memory_directory import (
+    MemoryDirectory,
+    memory_directory,
+    modest_capacity,
+    remove_what_was_left,
+)
 
 
 def test_a_directory_belongs_to_one_agent_at_a_time(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.kv_store.blobs import Blobs
-from services.kv_store.chunk_names import blob_of
-from services.kv_store.fetch import FetchConfig
-from services.kv_store.flight import FlightReader
-from services.kv_store.node_tiers import LocalCopy, NodeTiers
-from services.kv_store.sources import PeerSearch
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.flight import FlightReader
+from services.kv_store.fetching.sources import PeerSearch
+from services.kv_store.node.chunks import LocalCopy, NodeTiers
+from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import CorruptData, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.kv_format import TAIL_GUESS_BYTES, ChunkFile, verify_chunk, write_chunk
 from shared.kv_types import OpenedChunk
@@ -79,7 +79,9 @@ async def open_one(tiers: NodeTiers, chunk_id: str = A) -> OpenedChunk:
     return (await tiers.open([chunk_id], nobody()))[0]
 
 
-async def put(tiers: NodeTiers, chunk_id: str = A, seed: int = 0, *, replace: bool = False, behind: bool = False) -> bool:
+async def put(
+    tiers: NodeTiers, chunk_id: str = A, seed: int = 0, *, replace: bool = False, behind: bool = False
+) -> bool:
     staged = tiers.disk.staging.new()
     staged.write_bytes(large(chunk_id, seed))
     existed = await tiers.put(chunk_id, staged, replace, behind)
@@ -106,14 +108,19 @@ def read_layers(opened: OpenedChunk) -> bool:
     with ChunkFile.open(opened.path, opened.layers, A, opened.progress) as file:
         header = file.header
         for layer in range(header.num_layers):
-            file.read_layer(layer, *(np.empty((header.num_kv_heads, *b.shape), f"u{b.item_bytes}") for b in header.buffers))
+            file.read_layer(
+                layer,
+                *(np.empty((header.num_kv_heads, *b.shape), f"u{b.item_bytes}") for b in header.buffers),
+            )
     return True
 
 
 # ---- fetching
 
 
-async def test_a_chunk_is_fetched_once_for_all_who_ask_and_read_while_it_arrives(make: Make, stored: DictBlobs) -> None:
+async def test_a_chunk_is_fetched_once_for_all_who_ask_and_read_while_it_arrives(
+    make: Make, stored: DictBlobs
+) -> None:
     calls: Counter[str] = Counter()
     may_send = threading.Event()
 
@@ -131,12 +138,18 @@ async def test_a_chunk_is_fetched_once_for_all_who_ask_and_read_while_it_arrives
     assert await asyncio.gather(*reading) == [True, True]
     assert await whole(tiers) == large(A)
     assert calls["stat"] == 0  # the answer with the end tells the size
-    assert (counter(tiers, "object_fetches"), counter(tiers, "object_bytes"), counter(tiers, "coalesced")) == (1, SIZE, 7)
+    assert (
+        counter(tiers, "object_fetches"),
+        counter(tiers, "object_bytes"),
+        counter(tiers, "coalesced"),
+    ) == (1, SIZE, 7)
     assert (await open_one(tiers)).progress == ""
     assert bytes_in(tiers) == {"disk": SIZE, "pending": 0}
 
 
-async def test_a_reader_who_comes_after_the_chunk_has_arrived_finds_what_it_was_told(make: Make, stored: DictBlobs) -> None:
+async def test_a_reader_who_comes_after_the_chunk_has_arrived_finds_what_it_was_told(
+    make: Make, stored: DictBlobs
+) -> None:
     tiers = make(stored)
     opened = await open_one(tiers)
     assert opened.progress
@@ -177,7 +190,11 @@ async def test_prefetched_chunks_are_there_when_they_are_opened(make: Make, stor
     assert await tiers.fetched(A, nobody())
     assert not await tiers.fetched(B, nobody())
     assert (await open_one(tiers)).progress == ""
-    assert (counter(tiers, "prefetches"), counter(tiers, "disk_hits"), counter(tiers, "object_fetches")) == (2, 1, 1)
+    assert (counter(tiers, "prefetches"), counter(tiers, "disk_hits"), counter(tiers, "object_fetches")) == (
+        2,
+        1,
+        1,
+    )
 
 
 @pytest.mark.parametrize("failure", [Unavailable("down"), KvquiltError("refused"), NotFound("gone")])
@@ -198,7 +215,9 @@ async def test_an_object_store_that_hangs_is_not_waited_for(make: Make, stored: 
     may_answer.set()
 
 
-async def test_one_that_hangs_in_the_middle_fails_its_readers_and_leaves_nothing(make: Make, stored: DictBlobs) -> None:
+async def test_one_that_hangs_in_the_middle_fails_its_readers_and_leaves_nothing(
+    make: Make, stored: DictBlobs
+) -> None:
     may_answer = threading.Event()
     num_reads = 0
 
@@ -208,7 +227,9 @@ async def test_one_that_hangs_in_the_middle_fails_its_readers_and_leaves_nothing
         if num_reads > 2:
             may_answer.wait(30)
 
-    tiers = make(HookedBlobs(stored, hook), fetch=FetchConfig(concurrency=2, part_bytes=40_000, timeout_s=0.2))
+    tiers = make(
+        HookedBlobs(stored, hook), fetch=FetchConfig(concurrency=2, part_bytes=40_000, timeout_s=0.2)
+    )
     opened = await open_one(tiers)
     assert opened.progress
     with pytest.raises(Unavailable):
@@ -239,7 +260,9 @@ async def test_truncated_bodies_make_a_chunk_absent(make: Make, stored: DictBlob
 
 
 @pytest.mark.parametrize("at", [100, SIZE // 2, SIZE - 60])
-async def test_a_damaged_object_is_not_given_out_and_the_next_put_replaces_it(make: Make, stored: DictBlobs, at: int) -> None:
+async def test_a_damaged_object_is_not_given_out_and_the_next_put_replaces_it(
+    make: Make, stored: DictBlobs, at: int
+) -> None:
     data = bytearray(large(A))
     data[at] ^= 1
     stored.put(blob_of(A), bytes(data))
@@ -309,7 +332,9 @@ async def test_where_nothing_has_room_a_chunk_is_absent(make: Make, stored: Dict
     assert not (await open_one(tiers)).exists
 
 
-async def test_a_chunk_that_loses_its_room_while_it_arrives_can_still_be_read(make: Make, stored: DictBlobs) -> None:
+async def test_a_chunk_that_loses_its_room_while_it_arrives_can_still_be_read(
+    make: Make, stored: DictBlobs
+) -> None:
     may_send = threading.Event()
     num_reads = 0
 
@@ -382,7 +407,9 @@ async def test_a_file_damaged_while_it_is_read_is_found_by_its_reader_and_healed
         raw.flush()
         header = file.header
         with pytest.raises(CorruptData):
-            file.read_layer(2, *(np.empty((header.num_kv_heads, *b.shape), f"u{b.item_bytes}") for b in header.buffers))
+            file.read_layer(
+                2, *(np.empty((header.num_kv_heads, *b.shape), f"u{b.item_bytes}") for b in header.buffers)
+            )
     assert await put(tiers, replace=True) is True
     assert await whole(tiers) == large(A)
 
@@ -400,7 +427,9 @@ async def test_what_was_put_is_in_the_object_store_when_that_is_acknowledged(mak
     assert counter(tiers, "uploads") == 1
 
 
-async def test_while_the_object_store_is_down_nothing_is_acknowledged_but_what_may_come_later(make: Make) -> None:
+async def test_while_the_object_store_is_down_nothing_is_acknowledged_but_what_may_come_later(
+    make: Make,
+) -> None:
     objects = FailingBlobs(DictBlobs(), Unavailable("down"))
     tiers = make(objects)
     with pytest.raises(Unavailable):
@@ -416,7 +445,9 @@ async def test_while_the_object_store_is_down_nothing_is_acknowledged_but_what_m
     assert list(objects.inner.data) == [blob_of(B)]  # type: ignore[attr-defined]
 
 
-async def test_a_new_life_uploads_what_waited_and_what_was_stored_before_there_was_an_object_store(make: Make) -> None:
+async def test_a_new_life_uploads_what_waited_and_what_was_stored_before_there_was_an_object_store(
+    make: Make,
+) -> None:
     alone = make(None)
     await put(alone)
     assert bytes_in(alone) == {"disk": SIZE}
@@ -482,7 +513,9 @@ async def test_two_writers_of_a_chunk_store_it_once(make: Make) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", large(A)[:-1], large(B)])
-async def test_what_is_not_the_chunk_is_refused_and_dropped(make: Make, stored: DictBlobs, data: bytes) -> None:
+async def test_what_is_not_the_chunk_is_refused_and_dropped(
+    make: Make, stored: DictBlobs, data: bytes
+) -> None:
     tiers = make(stored)
     staged = tiers.disk.staging.new()
     staged.write_bytes(data)
@@ -565,7 +598,12 @@ async def test_stats_are_exact_to_the_byte(make: Make, stored: DictBlobs, tmp_pa
     tiers.pin(frozenset([A]))
     disk = next(s for s in tiers.stats()[0] if s.tier == "disk")
     on_disk = sum(p.stat().st_size for p in tmp_path.glob("cache/**/*.arrow"))
-    assert (disk.num_chunks, disk.num_bytes, disk.capacity_bytes, disk.pinned_bytes) == (3, on_disk, 10 * SIZE, SIZE)
+    assert (disk.num_chunks, disk.num_bytes, disk.capacity_bytes, disk.pinned_bytes) == (
+        3,
+        on_disk,
+        10 * SIZE,
+        SIZE,
+    )
     objects = tiers.object_stats()
     assert objects is not None
     assert (objects.num_chunks, objects.num_bytes) == (3, sum(map(len, stored.data.values())))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.kv_store.chunk_names import blob_of
-from services.kv_store.object_chunks import ObjectChunk, is_newer_object, verify_object
+from services.kv_store.tiers.chunk_names import blob_of
+from services.kv_store.tiers.object_chunks import ObjectChunk, is_newer_object, verify_object
 from shared.errors import CorruptData, NewerFormat, NotFound
 from tests.dict_blobs import DictBlobs
 from tests.faulty_blobs import TruncatedBlobs
@@ -76,4 +76,8 @@ def test_what_is_not_there_and_what_is_newer_are_told_apart() -> None:
         verify_object(DictBlobs(), A)
     with pytest.raises(NewerFormat):
         verify_object(stored(newer_chunk_bytes(A)), A)
-    assert [is_newer_object(blobs, A) for blobs in (DictBlobs(), stored(), stored(newer_chunk_bytes(A)))] == [False, False, True]
+    assert [is_newer_object(blobs, A) for blobs in (DictBlobs(), stored(), stored(newer_chunk_bytes(A)))] == [
+        False,
+        False,
+        True,
+    ]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.kv_store.object_credentials import ENVIRONMENT, credentials_from
-from services.kv_store.object_settings import ObjectSettings
+from services.kv_store.s3.credentials import ENVIRONMENT, credentials_from
+from services.kv_store.s3.settings import ObjectSettings
 from shared.config import load
 from shared.errors import ConfigError, FailedPrecondition
 
@@ -20,10 +20,21 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["", "minio", "minio:9000", "minio.kvquilt.svc.cluster.local:9000", "10.0.0.7:9000", "[fd00::7]:9000", "s3.amazonaws.com"],
+    [
+        "",
+        "minio",
+        "minio:9000",
+        "minio.kvquilt.svc.cluster.local:9000",
+        "10.0.0.7:9000",
+        "[fd00::7]:9000",
+        "s3.amazonaws.com",
+    ],
 )
 def test_endpoints_are_hosts_with_or_without_port(endpoint: str) -> None:
-    assert load(ObjectSettings, {"endpoint": endpoint, "bucket": "kv.quilt-1", "prefix": "team/a"}).endpoint == endpoint
+    assert (
+        load(ObjectSettings, {"endpoint": endpoint, "bucket": "kv.quilt-1", "prefix": "team/a"}).endpoint
+        == endpoint
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +92,11 @@ def test_the_first_complete_pair_of_the_environment_counts(monkeypatch: pytest.M
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other secret")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
     found = credentials_from("").retrieve()
-    assert (found.access_key, found.secret_key, found.session_token) == ("incomplete", "other secret", "token")
+    assert (found.access_key, found.secret_key, found.session_token) == (
+        "incomplete",
+        "other secret",
+        "token",
+    )
 
 
 def test_keys_come_from_a_file_and_change_with_it(tmp_path: Path) -> None:
@@ -110,7 +125,15 @@ def test_keys_come_from_a_mounted_secret_and_change_with_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "content", [None, "", "{", "{}", '{"access_key": "a", "secret_key": ""}', "[default]\naws_secret_access_key = topsecret\n"]
+    "content",
+    [
+        None,
+        "",
+        "{",
+        "{}",
+        '{"access_key": "a", "secret_key": ""}',
+        "[default]\naws_secret_access_key = topsecret\n",
+    ],
 )
 def test_a_file_without_keys_is_named_and_its_content_is_not(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "keys"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services.kv_store.parts import Arrivals, PartReading, ReadPart, parts_of
-from services.kv_store.reading_threads import ReadingThreads
+from services.kv_store.fetching.parts import Arrivals, PartReading, ReadPart, parts_of
+from services.kv_store.fetching.reading_threads import ReadingThreads
 from shared.errors import CorruptData, NotFound, StorageFull, Unavailable
 
 PARTS = parts_of(95, 10)
@@ -35,7 +35,9 @@ def test_parts_cover_all_bytes_once() -> None:
     assert parts_of(0, 10) == []
 
 
-async def test_every_part_is_read_once_and_every_layer_marked_when_it_is_whole(threads: ReadingThreads) -> None:
+async def test_every_part_is_read_once_and_every_layer_marked_when_it_is_whole(
+    threads: ReadingThreads,
+) -> None:
     read: Counter[tuple[int, int]] = Counter()
     marked: list[int] = []
     it = reading(threads, lambda start, length, _: read.update([(start, length)]), marked)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.kv_store.blobs import WHOLE, ByteRange
-from services.kv_store.catalog import Document
-from services.kv_store.pins import BLOB, Pin, Pins, check_room
+from services.kv_store.blobs.protocol import WHOLE, ByteRange
+from services.kv_store.documents.catalog import Document
+from services.kv_store.documents.pins import BLOB, Pin, Pins, check_room
 from shared.errors import KvquiltError, NotFound, StorageFull, Unavailable
 from tests.dict_blobs import DictBlobs
 
@@ -87,7 +87,9 @@ def test_pins_outlive_the_process_and_can_be_taken_back(catalog: Catalog) -> Non
     assert pins_in(blobs, catalog).chunks().chunk_ids == {"a", "b", "x"}
 
 
-def test_what_does_not_exist_cannot_be_pinned_and_what_is_not_pinned_cannot_be_unpinned(catalog: Catalog) -> None:
+def test_what_does_not_exist_cannot_be_pinned_and_what_is_not_pinned_cannot_be_unpinned(
+    catalog: Catalog,
+) -> None:
     pins = pins_in(DictBlobs(), catalog)
     for pin in (Pin("t", "songs"), Pin("t", "books", "9")):
         with pytest.raises(NotFound, match="does not exist"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.kv_store.catalog import Document
-from services.kv_store.quotas import Quotas, Usage, after_replacing
+from services.kv_store.documents.catalog import Document
+from services.kv_store.documents.quotas import Quotas, Usage, after_replacing
 from shared.errors import StorageFull
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk, TenantStats
 
@@ -26,7 +26,11 @@ def test_usage_counts_each_chunk_once_per_tenant() -> None:
     usage.learn(stats(a=5, b=7, c=0))
     assert usage.unknown(["a", "b", "c"]) == ["c"]
     told = usage.tenants(DOCUMENTS, Quotas(0, {"acme": 100, "gamma": 9}))
-    assert told == (TenantStats("acme", 2, 12, 100), TenantStats("beta", 1, 5, 0), TenantStats("gamma", 0, 0, 9))
+    assert told == (
+        TenantStats("acme", 2, 12, 100),
+        TenantStats("beta", 1, 5, 0),
+        TenantStats("gamma", 0, 0, 9),
+    )
 
 
 def test_sizes_follow_a_change_of_encoding_and_are_forgotten_with_the_chunks() -> None:
@@ -42,7 +46,9 @@ def test_more_than_the_quota_is_refused_with_tenant_quota_and_remedy() -> None:
     quotas = Quotas(100, {"acme": 10})
     quotas.check("acme", 0, 10)
     quotas.check("beta", 0, 100)
-    with pytest.raises(StorageFull, match=r"'acme' would have 11 bytes.*quota of 10; delete documents") as refused:
+    with pytest.raises(
+        StorageFull, match=r"'acme' would have 11 bytes.*quota of 10; delete documents"
+    ) as refused:
         quotas.check("acme", 0, 11)
     assert refused.value.code == "STORAGE_FULL"
     with pytest.raises(StorageFull, match="'beta'"):
@@ -63,7 +69,9 @@ def test_no_quota_is_no_limit() -> None:
 
 def test_a_document_that_replaces_another_counts_instead_of_it() -> None:
     def new(collection: str, document_id: str) -> Manifest:
-        return Manifest("acme", collection, document_id, chunks=(ManifestChunk("b", ()), ManifestChunk("d", ())))
+        return Manifest(
+            "acme", collection, document_id, chunks=(ManifestChunk("b", ()), ManifestChunk("d", ()))
+        )
 
     assert after_replacing(DOCUMENTS, new("books", "1")) == ({"a", "b", "c"}, {"b", "c", "d"})
     assert after_replacing(DOCUMENTS, new("films", "1")) == ({"a", "b", "c"}, {"a", "b", "c", "d"})

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from services.kv_store.reading_threads import ReadingThreads
+from services.kv_store.fetching.reading_threads import ReadingThreads
 
 
 @pytest.fixture
@@ -30,7 +30,9 @@ def test_the_most_urgent_goes_next_and_the_first_of_equals_first(one: ReadingThr
     go, _ = busy(one)
     done: list[str] = []
     orders = [(True, 5), (False, 7), (True, 0), (False, 7)]
-    futures = [one.submit(order, lambda name=f"{order}{i}": done.append(name)) for i, order in enumerate(orders)]
+    futures = [
+        one.submit(order, lambda name=f"{order}{i}": done.append(name)) for i, order in enumerate(orders)
+    ]
     go.set()
     for future in futures:
         future.result(10)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.kv_store.retries import Clock, Retries, Unreachable
+from services.kv_store.s3.retries import Clock, Retries, Unreachable
 from shared.errors import Unavailable
 
 BUSY, ERROR = Unavailable("busy"), Unreachable("down")

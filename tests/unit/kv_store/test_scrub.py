@@ -1,4 +1,5 @@
-"""Scrubbing a node and a cluster: what is damaged is found, replaced from good copies, and missed when there are none."""
+"""Scrubbing a node and a cluster: what is damaged is found, replaced from good copies, and missed when there
+are none."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from services.kv_store.scrub import Scrub, scrub_cluster
+from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
 from shared.errors import CorruptData, FailedPrecondition, NotFound, Unavailable
 from shared.kv_types import DamagedCopy, VerifyProgress
 from shared.request import RequestContext
@@ -30,8 +31,8 @@ class Copy:
 
 @dataclass
 class Node:
-    """Copies by tier and chunk: "good", "bad", or "newer" for one that a newer program wrote. ``elsewhere``: chunks of which other
-    nodes have good copies."""
+    """Copies by tier and chunk: "good", "bad", or "newer" for one that a newer program wrote. ``elsewhere``:
+    chunks of which other nodes have good copies."""
 
     disk: dict[str, str] = field(default_factory=dict)
     memory: dict[str, str] = field(default_factory=dict)
@@ -148,7 +149,9 @@ async def cluster(
 
     peers = {name: partial(Scrub(name, nodes[name], repair).run, CTX) for name in others}
     messages: list[VerifyProgress] = []
-    async with aclosing(scrub_cluster(CTX, Scrub(home, nodes[home], repair), peers, lambda: referenced, stored)) as progress:
+    async with aclosing(
+        scrub_cluster(CTX, Scrub(home, nodes[home], repair), peers, lambda: referenced, stored)
+    ) as progress:
         async for message in progress:
             messages.append(message)
             HEARD.extend(d.chunk_id for d in message.damaged)
@@ -161,7 +164,12 @@ async def test_a_chunk_is_missing_when_no_node_has_a_good_copy_and_a_document_ne
     nodes = {"home": Node({A: "bad", B: "bad"}), "other": Node({A: "good", B: "bad", C: "bad"})}
     last, damaged = await cluster(nodes, referenced=[A, B, chunk_id_of(9)])
     assert set(last.missing) == {B, chunk_id_of(9)}  # of C, nobody needs it
-    assert {(d.node_id, d.chunk_id) for d in damaged} == {("home", A), ("home", B), ("other", B), ("other", C)}
+    assert {(d.node_id, d.chunk_id) for d in damaged} == {
+        ("home", A),
+        ("home", B),
+        ("other", B),
+        ("other", C),
+    }
     assert (last.num_copies, last.num_bytes) == (5, 50)
 
 
@@ -184,5 +192,12 @@ async def test_what_is_not_where_it_must_be_is_brought_there_from_whoever_has_it
 async def test_a_node_that_does_not_answer_is_an_error_after_the_others_were_heard() -> None:
     HEARD.clear()
     with pytest.raises(Unavailable):
-        await cluster({"home": Node(), "down": Node({A: "good"}, failure=Unavailable("down")), "other": Node({B: "bad"})}, [])
+        await cluster(
+            {
+                "home": Node(),
+                "down": Node({A: "good"}, failure=Unavailable("down")),
+                "other": Node({B: "bad"}),
+            },
+            [],
+        )
     assert HEARD == [B]

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.kv_store.agent import Agent
-from services.kv_store.cluster_store import ClusterStore
+from services.kv_store.node.agent import Agent
+from services.kv_store.node.cluster_store import ClusterStore
 from shared.errors import FailedPrecondition, NotFound
 from shared.kv_format import verify_chunk
 from shared.kv_types import Manifest, ManifestChunk
@@ -27,7 +27,9 @@ from tests.unit.kv_store.disks import QuickDisk
 ResultT = TypeVar("ResultT")
 NODES = ("home", "other")
 CHUNKS = st.sampled_from([chunk_id_of(n) for n in range(4)])
-DOCUMENTS = st.tuples(st.sampled_from(["acme", "zeta"]), st.sampled_from(["books", "films"]), st.sampled_from(["1", "2"]))
+DOCUMENTS = st.tuples(
+    st.sampled_from(["acme", "zeta"]), st.sampled_from(["books", "films"]), st.sampled_from(["1", "2"])
+)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -51,7 +53,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(chunk_id=CHUNKS)
     def put(self, chunk_id: str) -> None:
         data = chunk_bytes(chunk_id)
-        assert self.run(self.store.put(ctx(), chunk_id, len(data), in_pieces(data))) == (chunk_id in self.stored)
+        assert self.run(self.store.put(ctx(), chunk_id, len(data), in_pieces(data))) == (
+            chunk_id in self.stored
+        )
         if chunk_id not in self.stored:
             self.on_node["other"].add(chunk_id)
 
@@ -59,7 +63,9 @@ class StoreMachine(RuleBasedStateMachine):
     def adopt(self, chunk_id: str, node: str, replace: bool) -> None:
         path = Path(self.run(self.store.stage(ctx(), node))) / "file"
         path.write_bytes(chunk_bytes(chunk_id))
-        assert self.run(self.store.adopt(ctx(), chunk_id, node, str(path), replace)) == (chunk_id in self.on_node[node])
+        assert self.run(self.store.adopt(ctx(), chunk_id, node, str(path), replace)) == (
+            chunk_id in self.on_node[node]
+        )
         self.on_node[node].add(chunk_id)
 
     @rule(chunk_ids=st.lists(CHUNKS, max_size=3), node=st.sampled_from(NODES))
@@ -72,7 +78,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(chunk_id=CHUNKS, node=st.sampled_from(NODES))
     def damage(self, chunk_id: str, node: str) -> None:
-        """A file that lost its end is found when its node opens it, and taken from the other node if that has it."""
+        """A file that lost its end is found when its node opens it, and taken from the other node if that has
+        it."""
         if chunk_id not in self.on_node[node]:
             return
         (path,) = (self.directory / node).glob(f"**/{chunk_id}.arrow")
@@ -129,7 +136,10 @@ class StoreMachine(RuleBasedStateMachine):
     def documents_are_those_that_were_stored(self) -> None:
         for tenant in ("acme", "zeta"):
             page = self.run(self.store.manifest_page(ctx(tenant)))
-            found = {(m.tenant, m.collection, m.document_id): [c.chunk_id for c in m.chunks] for m in page.manifests}
+            found = {
+                (m.tenant, m.collection, m.document_id): [c.chunk_id for c in m.chunks]
+                for m in page.manifests
+            }
             assert found == {k: v for k, v in self.documents.items() if k[0] == tenant}
 
     @property

@@ -1,4 +1,5 @@
-"""Any sequence of operations on one node's tiers, hardly any room in each of them, against a dict of what was acknowledged."""
+"""Any sequence of operations on one node's tiers, hardly any room in each of them, against a dict of what was
+acknowledged."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.kv_store.chunk_files import is_damaged
-from services.kv_store.chunk_names import blob_of
-from services.kv_store.flight import FlightReader
-from services.kv_store.node_tiers import NodeTiers
-from services.kv_store.sources import PeerSearch
+from services.kv_store.fetching.flight import FlightReader
+from services.kv_store.fetching.sources import PeerSearch
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.tiers.chunk_files import is_damaged
+from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import CorruptData, StorageFull, Unavailable
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
@@ -120,7 +121,9 @@ class TiersMachine(RuleBasedStateMachine):
         with pytest.raises(CorruptData):
             self.run(self.tiers.verify_copy(chunk_id, tier))
         self.open(chunk_id)
-        place.remove_if(chunk_id, lambda: is_damaged(path, chunk_id))  # where a faster tier had it, nobody looked
+        place.remove_if(
+            chunk_id, lambda: is_damaged(path, chunk_id)
+        )  # where a faster tier had it, nobody looked
 
     @rule(chunk_ids=st.frozensets(CHUNKS, max_size=2))
     def pin(self, chunk_ids: frozenset[str]) -> None:
@@ -147,7 +150,11 @@ class TiersMachine(RuleBasedStateMachine):
         assert isinstance(inner, DictBlobs)
         for chunk_id, version in self.acknowledged.items():
             copy = self.tiers.disk.find(chunk_id)
-            data = self.tiers.disk.path_of(chunk_id).read_bytes() if copy and copy.kept else inner.data.get(blob_of(chunk_id))
+            data = (
+                self.tiers.disk.path_of(chunk_id).read_bytes()
+                if copy and copy.kept
+                else inner.data.get(blob_of(chunk_id))
+            )
             assert data == chunk_bytes(chunk_id, version)
 
     async def upload(self) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.agent import Agent
 from services.kv_store.config import GarbageConfig
-from services.kv_store.documents import Documents
-from services.kv_store.housekeeping import Housekeeping
-from services.kv_store.quotas import Quotas
+from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.quotas import Quotas
+from services.kv_store.node.agent import Agent
+from services.kv_store.node.housekeeping import Housekeeping
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
@@ -41,7 +41,9 @@ async def make(tmp_path: Path, nodes: KnownNodes) -> AsyncIterator[Make]:
     def made(node_id: str = "home", capacity: int = 6 * SIZE, quotas: Quotas | None = None) -> Agent:
         directory = tmp_path / node_id
         tiers = tiers_in(directory, objects=objects, capacity_bytes=capacity, lease_s=0.0)
-        nodes.stores[node_id] = agent = Agent(node_id, tiers, Documents(directory, objects=objects), nodes, quotas=quotas)
+        nodes.stores[node_id] = agent = Agent(
+            node_id, tiers, Documents(directory, objects=objects), nodes, quotas=quotas
+        )
         agents[node_id] = agent
         return agent
 
@@ -167,7 +169,9 @@ class Stop(Exception):
     """Ends what would go on for ever."""
 
 
-async def rounds(house: Housekeeping, run: Callable[[Housekeeping], Awaitable[None]], num_rounds: int) -> list[float]:
+async def rounds(
+    house: Housekeeping, run: Callable[[Housekeeping], Awaitable[None]], num_rounds: int
+) -> list[float]:
     """The pauses that were made."""
     pauses: list[float] = []
 
@@ -181,12 +185,17 @@ async def rounds(house: Housekeeping, run: Callable[[Housekeeping], Awaitable[No
     return pauses
 
 
-async def test_garbage_is_collected_by_itself_on_the_home_node_even_after_a_failure(make: Make, nodes: KnownNodes) -> None:
+async def test_garbage_is_collected_by_itself_on_the_home_node_even_after_a_failure(
+    make: Make, nodes: KnownNodes
+) -> None:
     home, other = make(), make("other")
     await put(home, A)
     config = GarbageConfig(period_s=5.0, grace_s=0.0)
     nodes.down.add("other")
-    assert await rounds(Housekeeping(home, nodes, "home", config, 1.0), Housekeeping.collect_garbage, 1) == [5.0, 5.0]
+    assert await rounds(Housekeeping(home, nodes, "home", config, 1.0), Housekeeping.collect_garbage, 1) == [
+        5.0,
+        5.0,
+    ]
     assert (await home.stat(CTX, [A]))[0].exists
     nodes.down.clear()
     await rounds(Housekeeping(other, nodes, "other", config, 1.0), Housekeeping.collect_garbage, 1)
@@ -220,6 +229,11 @@ async def test_every_node_follows_the_pins_by_itself(make: Make, nodes: KnownNod
 async def test_only_the_home_node_decides(make: Make) -> None:
     make()
     other = make("other")
-    for refused in (other.collect_garbage(CTX, 0.0), other.pin(CTX, "books"), other.list_pins(CTX), other.list_pinned_chunks(CTX)):
+    for refused in (
+        other.collect_garbage(CTX, 0.0),
+        other.pin(CTX, "books"),
+        other.list_pins(CTX),
+        other.list_pinned_chunks(CTX),
+    ):
         with pytest.raises(FailedPrecondition):
             await refused

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.kv_store.uploader import Uploader
+from services.kv_store.node.uploader import Uploader
 from shared.errors import Unavailable
 
 

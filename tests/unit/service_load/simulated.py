@@ -15,8 +15,8 @@ from shared.errors import KvquiltError
 
 @dataclass
 class SimulatedService:
-    """One request at a time, ``service_s[mode]`` until its first token and ``token_s`` per further one. It is right about its own
-    times, and a wire that costs ``wire_s`` lies in front of it."""
+    """One request at a time, ``service_s[mode]`` until its first token and ``token_s`` per further one. It is
+    right about its own times, and a wire that costs ``wire_s`` lies in front of it."""
 
     service_s: dict[str, float]
     token_s: float = 0.0
@@ -39,10 +39,14 @@ class SimulatedService:
                 on_token((0, 0))
         first_ms = self.service_s[reuse] * 1000
         decode_ms = self.token_s * (self.num_tokens - 1) * 1000
-        timings = Timings(prefill_ms=first_ms, decode_ms=decode_ms, total_ms=first_ms + decode_ms, engine_ttft_ms=first_ms)
+        timings = Timings(
+            prefill_ms=first_ms, decode_ms=decode_ms, total_ms=first_ms + decode_ms, engine_ttft_ms=first_ms
+        )
         reused = 0 if reuse == "full" else 80
         return Reply(
-            Usage(100, reused, 100 - reused, self.num_tokens, 20 if reused else 0), timings, ((number % 7,) * self.num_tokens,)
+            Usage(100, reused, 100 - reused, self.num_tokens, 20 if reused else 0),
+            timings,
+            ((number % 7,) * self.num_tokens,),
         )
 
 
@@ -64,12 +68,21 @@ class Witness:
 
 
 def sample(
-    index: int = 0, ttft_ms: float = 100.0, tpot_ms: float = 10.0, status: str = OK, num_tokens: int = 3, intended_s: float = 0.0
+    index: int = 0,
+    ttft_ms: float = 100.0,
+    tpot_ms: float = 10.0,
+    status: str = OK,
+    num_tokens: int = 3,
+    intended_s: float = 0.0,
 ) -> Sample:
     """Sent in time, answered as said."""
     if status != OK:
         return Sample(index, status, intended_s, intended_s, intended_s + 0.01, detail=f"why it was {status}")
     first_s = intended_s + ttft_ms / 1000
     last_s = first_s + tpot_ms / 1000 * (num_tokens - 1)
-    reply = Reply(Usage(100, 80, 20, num_tokens, 30), Timings(engine_ttft_ms=ttft_ms - 5, queue_ms=1.0), ((1,) * num_tokens,))
+    reply = Reply(
+        Usage(100, 80, 20, num_tokens, 30),
+        Timings(engine_ttft_ms=ttft_ms - 5, queue_ms=1.0),
+        ((1,) * num_tokens,),
+    )
     return Sample(index, OK, intended_s, intended_s, last_s, first_s, last_s, num_tokens, reply=reply)

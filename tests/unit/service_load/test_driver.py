@@ -90,7 +90,9 @@ def test_a_mistake_of_the_client_is_no_error_of_the_service() -> None:
 
 def test_beyond_the_safety_limit_requests_are_not_sent_and_counted() -> None:
     service = SimulatedService({"full": 5.0})
-    samples = drive(lambda number, on_token: service.ask(number, "full", on_token), [0.0, 0.1, 0.2, 20.0], max_in_flight=2)
+    samples = drive(
+        lambda number, on_token: service.ask(number, "full", on_token), [0.0, 0.1, 0.2, 20.0], max_in_flight=2
+    )
     assert [s.status for s in samples] == [OK, OK, NOT_SENT, OK]
     assert len(service.asked) == 3
 

@@ -63,7 +63,9 @@ def test_questions_are_read_from_json_or_line_by_line(tmp_path: Path) -> None:
 
 
 def test_options_become_what_is_asked() -> None:
-    args = _parser().parse_args(["--shape", "smollm2-135m", "--rate", "auto", "--reuse", "full,reordered", "--slo", "ttft:2x"])
+    args = _parser().parse_args(
+        ["--shape", "smollm2-135m", "--rate", "auto", "--reuse", "full,reordered", "--slo", "ttft:2x"]
+    )
     setting, plan = Setting.of_options(args), plan_of(args)
     assert (setting.level, setting.tokens.vocab) == ("generate", 49_152)
     tokens = setting.tokens
@@ -85,7 +87,9 @@ def test_options_become_what_is_asked() -> None:
         ("--questions /nonexistent --level answer", "--questions"),
     ],
 )
-def test_a_wrong_option_is_named_before_anything_is_started(options: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_option_is_named_before_anything_is_started(
+    options: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--target", "127.0.0.1:1", *options.split()]) == 2
     assert named in capsys.readouterr().err
 

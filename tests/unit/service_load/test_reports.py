@@ -30,7 +30,9 @@ def result(reuse: str, rate: float, good: int, bad: int, *more: Sample) -> RateR
     """Requests one second apart, warm-up aside."""
     samples = [sample(i, 50.0 if i < good else 200.0, intended_s=float(i)) for i in range(good + bad)]
     num_planned = good + bad + len(more)
-    return rate_result(reuse, rate, [*samples, *more], LIMITS, Count(num_planned, 0, max_bad=num_planned // 10))
+    return rate_result(
+        reuse, rate, [*samples, *more], LIMITS, Count(num_planned, 0, max_bad=num_planned // 10)
+    )
 
 
 def outcome(factor: float = 1.0) -> Outcome:
@@ -43,7 +45,9 @@ def outcome(factor: float = 1.0) -> Outcome:
         limits_ms=LIMITS,
         unloaded=(
             Unloaded("full", (50.0, 52.0, 48.0), (10.0,), (80.0,), (9.0, 9.5, 8.0)),
-            Unloaded("reordered", (10.0 * factor, 11.0 * factor), (10.0,), (40.0,), (5.0 * factor, 6.0 * factor)),
+            Unloaded(
+                "reordered", (10.0 * factor, 11.0 * factor), (10.0,), (40.0,), (5.0 * factor, 6.0 * factor)
+            ),
         ),
         rates=(
             result("full", 1.0, 10, 0),
@@ -67,17 +71,28 @@ class TestRateResult:
         assert found.goodput == pytest.approx(1 / 1.17)
 
     def test_requests_that_were_never_answered_are_not_good(self) -> None:
-        found = rate_result("full", 1.0, [sample(0), sample(1)], LIMITS, Count(10, 0, max_bad=9, stopped_early=True))
+        found = rate_result(
+            "full", 1.0, [sample(0), sample(1)], LIMITS, Count(10, 0, max_bad=9, stopped_early=True)
+        )
         assert (found.num_requests, found.num_good, found.holds) == (10, 2, False)
 
     def test_tokens_are_told_apart_by_where_their_kv_came_from(self) -> None:
-        found = rate_result("full", 1.0, [sample(0), sample(1), sample(2, status="INTERNAL")], LIMITS, Count(3, 0, 0))
+        found = rate_result(
+            "full", 1.0, [sample(0), sample(1), sample(2, status="INTERNAL")], LIMITS, Count(3, 0, 0)
+        )
         assert found.tokens == Tokens(resident=100, loaded=60, computed=40, generated=6)
         assert [found.tokens.share(name) for name in ("resident", "loaded", "computed")] == [0.5, 0.3, 0.2]
 
     def test_a_rate_at_which_everything_failed_has_no_times(self) -> None:
-        found = rate_result("full", 1.0, [sample(i, status="UNAVAILABLE") for i in range(3)], LIMITS, Count(3, 0, 0))
-        assert (found.statuses, found.num_failed, found.ttft_ms, found.holds) == ({"UNAVAILABLE": 3}, 3, (), False)
+        found = rate_result(
+            "full", 1.0, [sample(i, status="UNAVAILABLE") for i in range(3)], LIMITS, Count(3, 0, 0)
+        )
+        assert (found.statuses, found.num_failed, found.ttft_ms, found.holds) == (
+            {"UNAVAILABLE": 3},
+            3,
+            (),
+            False,
+        )
         assert found.metric_ms("ttft", 0.5) == 0.0
 
 
@@ -96,7 +111,9 @@ class TestOutcome:
         by_name = {m.name: m for m in outcome().measurements()}
         assert by_name["gateway_overhead_ms"].value == 5.5
         assert by_name["token_overhead_ms"].value == 0.5
-        assert "gateway_overhead_ms" not in {m.name for m in replace(outcome(), level="answer").measurements()}
+        assert "gateway_overhead_ms" not in {
+            m.name for m in replace(outcome(), level="answer").measurements()
+        }
 
     def test_a_mode_that_never_met_the_slo_has_no_goodput(self) -> None:
         found = replace(outcome(), rates=(result("full", 1.0, 0, 5),))
@@ -136,7 +153,10 @@ class TestPage:
 
     def test_a_run_without_any_answer_can_be_shown(self, tmp_path: Path) -> None:
         failed = rate_result("full", 1.0, [sample(0, status="UNAVAILABLE")], LIMITS, Count(1, 0, 0))
-        write_page(tmp_path / "report.html", replace(outcome(), rates=(failed,), unloaded=(), quality=(), token_overhead_ms=()))
+        write_page(
+            tmp_path / "report.html",
+            replace(outcome(), rates=(failed,), unloaded=(), quality=(), token_overhead_ms=()),
+        )
         assert tags_of((tmp_path / "report.html").read_text()).count("svg") == 4
 
     def test_ticks_are_round_and_within_the_axis(self) -> None:
@@ -178,7 +198,12 @@ def test_the_terminal_names_rates_errors_and_measurements() -> None:
     show(console, outcome())
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    for part in ("1 UNAVAILABLE", "why it was UNAVAILABLE", "goodput_reordered", "90% of the requests within ttft 100 ms"):
+    for part in (
+        "1 UNAVAILABLE",
+        "why it was UNAVAILABLE",
+        "goodput_reordered",
+        "90% of the requests within ttft 100 ms",
+    ):
         assert part in shown
     assert "…" not in shown, "nothing is cut off"
 

@@ -60,8 +60,13 @@ def test_a_failing_rate_of_a_search_is_given_up_early() -> None:
 
 
 def test_a_list_of_rates_is_measured_to_the_end_even_when_hopeless() -> None:
-    findings, witness = find(fast_and_slow(), replace(PLAN, reuse=("full",), rates=(0.2, 5.0), duration_s=60.0))
-    assert [(r.rate, r.holds, r.stopped_early) for r in findings.rates] == [(0.2, True, False), (5.0, False, False)]
+    findings, witness = find(
+        fast_and_slow(), replace(PLAN, reuse=("full",), rates=(0.2, 5.0), duration_s=60.0)
+    )
+    assert [(r.rate, r.holds, r.stopped_early) for r in findings.rates] == [
+        (0.2, True, False),
+        (5.0, False, False),
+    ]
     assert [r.num_requests for r in findings.rates] == [11, 270]
     assert tuple(witness.results) == findings.rates
     assert 0.85 < findings.rates[1].throughput <= 1.001, "the capacity, less what the warm-up left behind"
@@ -72,7 +77,9 @@ def test_the_first_arrivals_do_not_count() -> None:
         return Unavailable("still starting") if 0 <= number < 10 else None
 
     service = replace(fast_and_slow(), fail=cold)
-    findings, _ = find(service, replace(PLAN, reuse=("reordered",), rates=(2.0,), duration_s=50.0, warmup=0.1, num_quality=0))
+    findings, _ = find(
+        service, replace(PLAN, reuse=("reordered",), rates=(2.0,), duration_s=50.0, warmup=0.1, num_quality=0)
+    )
     (result,) = findings.rates
     assert (result.num_requests, result.statuses, result.holds) == (90, {"OK": 90}, True)
 
@@ -82,7 +89,15 @@ def test_errors_miss_the_slo_however_fast_they_are() -> None:
         return Overloaded("no room") if number >= 0 and number % 4 == 0 else None
 
     service = replace(fast_and_slow(), fail=overloaded)
-    plan = replace(PLAN, slo=parse_slo("ttft:10s"), reuse=("reordered",), rates=(1.0,), duration_s=100.0, warmup=0.0, num_quality=0)
+    plan = replace(
+        PLAN,
+        slo=parse_slo("ttft:10s"),
+        reuse=("reordered",),
+        rates=(1.0,),
+        duration_s=100.0,
+        warmup=0.0,
+        num_quality=0,
+    )
     (result,) = find(service, plan)[0].rates
     assert result.statuses == {"OK": 75, "RESOURCE_EXHAUSTED": 25}
     assert result.details == {"RESOURCE_EXHAUSTED": "no room"}
@@ -95,7 +110,8 @@ def test_what_the_wire_adds_is_told_apart_from_the_engine() -> None:
     findings, _ = find(service, replace(PLAN, rates=(0.1,), num_streams=4))
     for unloaded in findings.unloaded:
         assert unloaded.overhead_ms == pytest.approx([20.0] * PLAN.num_unloaded)
-    # Four requests take turns of 140 ms behind 20 ms of wire; the last one's own time is what the engine names.
+    # Four requests take turns of 140 ms behind 20 ms of wire; the last one's own time is what the engine
+    # names.
     assert findings.token_overhead_ms == pytest.approx([(20 + 4 * 140 - 140) / 20] * PLAN.stream_rounds)
 
 

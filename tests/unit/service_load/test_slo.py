@@ -12,7 +12,11 @@ def test_absolute_and_relative_limits_are_read() -> None:
     slo = parse_slo("ttft:500ms, tpot:0.05s,total:3x", 0.95)
     assert slo == Slo((Limit("ttft", 500), Limit("tpot", 50), Limit("total", 3, relative=True)), 0.95)
     assert slo.needs_baseline
-    assert slo.limits_ms({"ttft": 7.0, "tpot": 7.0, "total": 100.0}) == {"ttft": 500, "tpot": 50, "total": 300}
+    assert slo.limits_ms({"ttft": 7.0, "tpot": 7.0, "total": 100.0}) == {
+        "ttft": 500,
+        "tpot": 50,
+        "total": 300,
+    }
     assert not parse_slo("ttft:1s").needs_baseline
 
 
@@ -53,7 +57,9 @@ def test_a_failed_request_is_never_good(status: str) -> None:
     assert not is_good(sample(status=status), {})
 
 
-@pytest.mark.parametrize(("fraction", "count", "bad"), [(0.9, 20, 2), (0.9, 10, 1), (0.9, 9, 0), (1.0, 50, 0), (0.95, 100, 5)])
+@pytest.mark.parametrize(
+    ("fraction", "count", "bad"), [(0.9, 20, 2), (0.9, 10, 1), (0.9, 9, 0), (1.0, 50, 0), (0.95, 100, 5)]
+)
 def test_so_many_requests_may_miss_a_limit(fraction: float, count: int, bad: int) -> None:
     assert Slo((Limit("ttft", 1),), fraction).max_bad(count) == bad
 

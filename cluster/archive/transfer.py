@@ -1,0 +1,238 @@
+"""`kvquilt store export` and `import`: a collection out of one store into a file, and out of the file into
+another."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+from rich.console import Console
+
+from cluster.archive.tar import MANIFESTS, Archive, ArchiveWriter, Head, storing
+from cluster.cli.store_upkeep import scrub_bar
+from services.kv_store.documents.manifest_json import decode, encode
+from shared.clients.generation import ModelDescription
+from shared.errors import CorruptData, FailedPrecondition, ModelMismatch, NotFound
+from shared.identity import chunk_identity, ids_hash
+from shared.kv_format import verify_chunk
+from shared.kv_format.renaming import rename_chunk
+from shared.kv_types import PIECE_BYTES, ChunkStat, Manifest
+from shared.request import RequestContext, check_name
+
+
+class Store(Protocol):
+    def list_manifests(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[Manifest, None]: ...
+
+    def get(
+        self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]: ...
+
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
+
+    async def put(
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        size_bytes: int,
+        pieces: AsyncIterator[bytes],
+        replace: bool = False,
+    ) -> bool: ...
+
+    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """What went into the file, or out of it. ``num_sent``: chunks that were not there before."""
+
+    collection: str
+    num_documents: int
+    num_chunks: int
+    num_sent: int
+
+
+async def export_collection(
+    console: Console, store: Store, ctx: RequestContext, collection: str, target: Path
+) -> Transferred:
+    """
+    Raises:
+        NotFound: no such collection.
+        FailedPrecondition: a chunk is not stored whole.
+        StorageFull: no space for the file.
+    """
+    check_name("collection", collection)
+    with storing(), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        spool, chunk_file = Path(scratch) / "manifests", Path(scratch) / "chunk"
+        documents = await _spool(store, ctx, collection, spool)
+        writer = ArchiveWriter(target, documents.head(ctx.tenant, collection), chunk_file)
+        try:
+            already = len(writer.chunk_ids)
+            with scrub_bar(console) as bar:
+                task = bar.add_task("exporting", total=len(documents.chunk_ids), completed=already)
+                for chunk_id in documents.chunk_ids:
+                    if chunk_id not in writer.chunk_ids:
+                        await _fetch(store, ctx, chunk_id, chunk_file)
+                        writer.add_chunk(chunk_id, chunk_file)
+                        bar.advance(task)
+            for number, line in enumerate(_lines(spool)):
+                writer.add_manifest(number, line)
+            writer.finish()
+        finally:
+            writer.close()
+    num_chunks = len(documents.chunk_ids)
+    return Transferred(collection, documents.num_documents, num_chunks, num_chunks - already)
+
+
+async def import_collection(
+    console: Console,
+    store: Store,
+    ctx: RequestContext,
+    model: ModelDescription,
+    source: Path,
+    collection: str = "",
+) -> Transferred:
+    """For the tenant of ``ctx``; ``collection`` empty: the one it was exported from. Chunks go in before
+    their documents.
+
+    Identities name the tenant, so for another one than the exporting tenant every chunk gets the identity
+    that it has there.
+
+    Raises:
+        InvalidRequest: the file is no export.
+        ModelMismatch: its KV is of another model than the one being served.
+        CorruptData: it is damaged; chunks that are in by then are collected as garbage, whole documents stay.
+    """
+    num_chunks = num_documents = num_sent = 0
+    with Archive(source) as archive, tempfile.TemporaryDirectory() as scratch:
+        head, chunk_file = archive.head, Path(scratch) / "chunk"
+        collection = check_name("collection", collection or head.collection)
+        _check_model(head, model)
+        archive.check_complete()
+        with scrub_bar(console) as bar:
+            task = bar.add_task("importing", total=head.num_chunks)
+            for member in archive.members():
+                if member.chunk_id:
+                    archive.copy_to(member, chunk_file)
+                    chunk_id = _adapted(chunk_file, member.chunk_id, head, model, ctx.tenant)
+                    num_sent += await _send(store, ctx, chunk_id, chunk_file)
+                    num_chunks += 1
+                    bar.advance(task)
+                elif member.name.startswith(MANIFESTS):
+                    await store.put_manifest(ctx, _moved(archive.read(member), head, ctx.tenant, collection))
+                    num_documents += 1
+    return Transferred(collection, num_documents, num_chunks, num_sent)
+
+
+@dataclass(slots=True)
+class _Documents:
+    """What the documents of a collection need."""
+
+    num_documents: int = 0
+    chunk_ids: dict[str, None] = field(default_factory=dict)
+    models: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)
+    digest: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
+
+    def head(self, tenant: str, collection: str) -> Head:
+        return Head(
+            tenant,
+            collection,
+            tuple(self.models),
+            self.num_documents,
+            len(self.chunk_ids),
+            self.digest.hexdigest(),
+        )
+
+
+async def _spool(store: Store, ctx: RequestContext, collection: str, spool: Path) -> _Documents:
+    """Writes the documents to a file, a line each."""
+    found = _Documents()
+    with open(spool, "wb") as file:
+        async with aclosing(store.list_manifests(ctx, collection)) as manifests:
+            async for manifest in manifests:
+                # Whoever imports it may have another auxiliary model, or none; its KV is made there.
+                line = encode(manifest.without_auxiliary())
+                file.write(line)
+                found.digest.update(line)
+                found.num_documents += 1
+                found.chunk_ids |= dict.fromkeys(c.chunk_id for c in manifest.chunks)
+                found.models[manifest.model_fingerprint, manifest.prefix_ids] = None
+    if not found.num_documents:
+        raise NotFound(f"collection {collection!r} does not exist")
+    return found
+
+
+def _lines(spool: Path) -> Iterator[bytes]:
+    with open(spool, "rb") as file:
+        yield from file
+
+
+async def _fetch(store: Store, ctx: RequestContext, chunk_id: str, path: Path) -> None:
+    try:
+        with open(path, "wb") as file:
+            async with aclosing(store.get(ctx, chunk_id)) as pieces:
+                async for piece in pieces:
+                    file.write(piece)
+        if verify_chunk(path, chunk_id).header.chunk_id != chunk_id:
+            raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
+    except (NotFound, CorruptData) as error:
+        raise FailedPrecondition(
+            f"{error.detail}; run `kvquilt store repair`, then the same export again: it goes on where "
+            "it stopped"
+        ) from None
+
+
+def _check_model(head: Head, model: ModelDescription) -> None:
+    for fingerprint, prefix_ids in head.models:
+        if (fingerprint, prefix_ids) != (model.fingerprint, model.prefix_ids):
+            raise ModelMismatch(
+                f"the export holds KV of another model or prefix (fingerprint {fingerprint[:12]}…) "
+                "than the one being served "
+                f"({model.fingerprint[:12]}…); serve that model to import it, or ingest the documents "
+                "themselves"
+            )
+
+
+def _adapted(path: Path, chunk_id: str, head: Head, model: ModelDescription, tenant: str) -> str:
+    """Verifies the file and gives it the identity that its KV has for ``tenant``."""
+    header = verify_chunk(path, chunk_id).header
+    of = (header.model_fingerprint, model.prefix_ids, header.token_ids)
+    is_its_own = header.chunk_id == chunk_id == chunk_identity(head.tenant, *of)
+    if not is_its_own or header.prefix_hash != ids_hash(model.prefix_ids):
+        raise CorruptData(
+            f"chunk {chunk_id}: it is not the KV that its identity names; export the collection again"
+        )
+    new_id = chunk_identity(tenant, *of)
+    if new_id != chunk_id:
+        rename_chunk(path, new_id)
+    return new_id
+
+
+def _moved(data: bytes, head: Head, tenant: str, collection: str) -> Manifest:
+    try:
+        manifest = decode(data).without_auxiliary()
+    except ValueError as error:
+        raise CorruptData(
+            f"a document of the archive is damaged ({error}); export the collection again"
+        ) from None
+    of = (manifest.model_fingerprint, manifest.prefix_ids)
+    if any(chunk_identity(head.tenant, *of, c.token_ids) != c.chunk_id for c in manifest.chunks):
+        raise CorruptData(f"document {manifest.document_id!r}: it names chunks that are not its own")
+    chunks = tuple(replace(c, chunk_id=chunk_identity(tenant, *of, c.token_ids)) for c in manifest.chunks)
+    return replace(manifest, tenant=tenant, collection=collection, chunks=chunks)
+
+
+async def _send(store: Store, ctx: RequestContext, chunk_id: str, path: Path) -> bool:
+    """Whether it was not there before."""
+    (stored,) = await store.stat(ctx, [chunk_id])
+    return not stored.exists and not await store.put(ctx, chunk_id, path.stat().st_size, _pieces(path))
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece

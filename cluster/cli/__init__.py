@@ -1,0 +1,1 @@
+"""The `kvquilt` command line."""

@@ -1,0 +1,184 @@
+"""`kvquilt ask`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cluster.cli.reuse_options import ape_of, recompute_of, reuse_options
+from cluster.cli.session import Session, run
+from shared.clients.decoding import Beams, Choice, Decoding, Margins
+from shared.clients.generation import Sampling
+from shared.errors import InvalidRequest
+
+SEARCH_MODES = ("auto", "dense", "bm25", "hybrid")
+STOPPINGS = ("first", "estimate", "never")
+RULES = ("mean-logprob", "majority")
+THOUGHT_TEMPERATURE = 0.7
+
+
+@click.command()
+@click.argument("question", required=False)
+@click.option(
+    "--question",
+    "-q",
+    "questions",
+    multiple=True,
+    help="Several questions over one context, decoded together.",
+)
+@click.option("--collection", "-c", required=True, help="The documents to read.")
+@reuse_options
+@click.option("--stream/--no-stream", default=True, help="Write the answer as it comes.")
+@click.option("-k", type=click.IntRange(min=1), default=None, help="Chunks in the context.")
+@click.option("--search", type=click.Choice(SEARCH_MODES), default="auto", help="How to find them.")
+@click.option(
+    "--samples",
+    "--n",
+    "samples",
+    type=click.IntRange(1, 64),
+    default=None,
+    help=(
+        "Answers per question: independent samples (wants a temperature), or with --beams the best "
+        "so many. Default 1."
+    ),
+)
+@click.option(
+    "--beams", type=click.IntRange(1, 64), default=None, help="Beam search of this width instead of sampling."
+)
+@click.option(
+    "--length-penalty",
+    type=float,
+    default=None,
+    help="Of beams: above 0 favours long answers, 0 is none. Default 1.",
+)
+@click.option(
+    "--early-stopping",
+    type=click.Choice(STOPPINGS),
+    default=None,
+    help="Of beams, once there are as many whole answers as beams: stop at once (first), when no beam "
+    "looks better (estimate), or "
+    "when none can become better (never). Default estimate.",
+)
+@click.option(
+    "--thoughts",
+    type=click.IntRange(2, 64),
+    default=None,
+    help="So many sampled thoughts, of which one is chosen.",
+)
+@click.option(
+    "--choose",
+    type=click.Choice(RULES),
+    default=None,
+    help=(
+        "Of thoughts: the one the model finds most likely (default), or one whose final answer most "
+        "of them share."
+    ),
+)
+@click.option(
+    "--marker",
+    default="",
+    help="Of a majority: the final answer is the line behind this text; else the whole thought.",
+)
+@click.option(
+    "--margins",
+    is_flag=True,
+    help="First note on every chunk what helps, then answer with the relevant notes in context.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=None,
+    help="0: always the most likely token. Default 0, of thoughts 0.7.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Most tokens per answer.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@click.pass_obj
+def ask(
+    session: Session, /, question: str | None, questions: tuple[str, ...], collection: str, **options: Any
+) -> None:
+    """Ask the documents of a collection. However many answers are asked for, they are decoded together over
+    one context.
+
+    \b
+    kvquilt ask "Who signed the lease?" -c handbook
+    kvquilt ask "Who signed the lease?" -c handbook --reuse full       the same without reuse, for comparison
+    kvquilt ask "Who signed the lease?" -c handbook --reuse cacheclip --recompute-ratio 0.2 --explain
+    kvquilt ask -q "Who signed it?" -q "When?" -q "Where?" -c handbook
+    kvquilt ask "Who signed it?" -c handbook --samples 4 --temperature 0.8
+    kvquilt ask "Who signed it?" -c handbook --beams 4 --samples 2     the best 2 of 4 beams
+    kvquilt ask "Who signed it?" -c handbook --margins                 notes on every chunk first
+    kvquilt ask "How many rooms?" -c handbook --thoughts 5 --choose majority --marker "Answer:"
+    """
+    from cluster.cli.asking import collect, show, show_json
+    from cluster.cli.remote import rag_client
+    from shared.answer import RetrievalOptions
+    from shared.search import SearchMode
+
+    asked = ([question] if question is not None else []) + list(questions)
+    if not asked:
+        raise InvalidRequest("give a QUESTION, or several by -q")
+    if options["margins"] and len(asked) > 1:
+        raise InvalidRequest("--margins are written for one question; ask one at a time")
+    sampling, decoding = sampling_of(options), decoding_of(options)
+    retrieval = RetrievalOptions(options["k"] or 0, SearchMode(options["search"]))
+    anew = recompute_of(options), ape_of(options), options["no_prefix"], options["explain"]
+    rest = (options["reuse"], sampling, retrieval, decoding, *anew)
+
+    async def go() -> None:
+        async with rag_client(session.target) as client:
+            if len(asked) == 1:
+                events = client.answer(session.context(), collection, asked[0], *rest)
+            else:
+                events = client.answer_many(session.context(), collection, asked, *rest)
+            if options["as_json"]:
+                click.echo(show_json(await collect(events), asked))
+            else:
+                await show(session.out, events, asked, sampling.n, options["stream"], options["explain"])
+
+    run(go())
+
+
+def sampling_of(options: dict[str, Any]) -> Sampling:
+    """
+    Raises:
+        InvalidRequest: thoughts and samples.
+    """
+    if options["thoughts"] and options["samples"]:
+        raise InvalidRequest("--thoughts and --samples both say how many answers to sample; give one")
+    usual = THOUGHT_TEMPERATURE if options["thoughts"] else 0.0
+    return Sampling(
+        max_tokens=options["max_tokens"] or 0,
+        temperature=usual if options["temperature"] is None else options["temperature"],
+        seed=options["seed"],
+        n=options["thoughts"] or options["samples"] or 1,
+    )
+
+
+def decoding_of(options: dict[str, Any]) -> Decoding:
+    """
+    Raises:
+        InvalidRequest: an option without the one that it belongs to, or beams and thoughts.
+    """
+    for name, needs in (
+        ("length_penalty", "beams"),
+        ("early_stopping", "beams"),
+        ("choose", "thoughts"),
+        ("marker", "thoughts"),
+    ):
+        if options[name] and not options[needs]:
+            raise InvalidRequest(f"--{name.replace('_', '-')} belongs to --{needs}; give that too")
+    if options["beams"] and options["thoughts"]:
+        raise InvalidRequest("--beams and --thoughts exclude each other: beams are ranked already")
+    margins = Margins() if options["margins"] else None
+    if options["beams"]:
+        penalty = 1.0 if options["length_penalty"] is None else options["length_penalty"]
+        return Decoding(
+            beams=Beams(options["beams"], penalty, options["early_stopping"] or "estimate"), margins=margins
+        )
+    if options["thoughts"]:
+        return Decoding(
+            choose=Choice(options["choose"] or "mean-logprob", options["marker"]), margins=margins
+        )
+    return Decoding(margins=margins)

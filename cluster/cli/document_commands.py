@@ -1,0 +1,114 @@
+"""Commands about documents: `kvquilt ingest`, `documents`, `delete`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from cluster.cli.session import Session, run, run_resumable
+from shared.errors import InvalidRequest
+
+INGEST_DEADLINE_MS = 3_600_000
+
+
+@click.command()
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--collection", "-c", required=True, help="Where the documents go; created when new.")
+@click.option(
+    "--re-encode",
+    is_flag=True,
+    help=(
+        "Instead of PATHS: make the collection anew for the model that is being served, from its stored text."
+    ),
+)
+@click.pass_obj
+def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode: bool) -> None:
+    """Documents in: folders (searched through) and files, .txt .md .html .pdf.
+
+    Unchanged documents cost a lookup, changed ones are replaced, an interrupted run goes on when the same
+    command is given again. Exit code 1 when a document failed; the others are in.
+
+    \b
+    kvquilt ingest ./docs --collection handbook
+    kvquilt ingest lease.pdf notes.md -c handbook
+    kvquilt ingest -c handbook --re-encode             after the model was changed
+    """
+    from cluster.cli.ingesting import follow_all, ingest_files
+    from cluster.cli.remote import ingest_client
+    from cluster.cli.sources import find_sources
+
+    if bool(paths) == re_encode:
+        raise InvalidRequest("name the PATHS to ingest, or --re-encode, not both")
+    sources = find_sources(paths) if paths else []
+
+    async def go() -> int:
+        async with ingest_client(session.target) as client:
+            ctx = session.context(INGEST_DEADLINE_MS)
+            if re_encode:
+                summary = await follow_all(session.err, client.re_encode(ctx, collection))
+            else:
+                summary = await ingest_files(
+                    session.err,
+                    lambda documents: client.upsert(
+                        session.context(INGEST_DEADLINE_MS), collection, documents
+                    ),
+                    sources,
+                )
+        summary.print(session.out)
+        return 1 if summary.failed else 0
+
+    run_resumable(session, go())
+
+
+@click.command()
+@click.option("--collection", "-c", default="", help="Only this collection.")
+@click.pass_obj
+def documents(session: Session, collection: str) -> None:
+    """What has been ingested."""
+    from cluster.cli.remote import ingest_client
+
+    async def go() -> None:
+        table = Table("collection", "document", "title", "chunks", "", box=None, pad_edge=False)
+        async with ingest_client(session.target) as client:
+            async for d in client.list(session.context(), collection):
+                table.add_row(
+                    d.collection,
+                    d.document_id,
+                    d.title,
+                    str(d.num_chunks),
+                    "" if d.current else "made for another model",
+                )
+        session.out.print(table if table.row_count else "no documents")
+
+    run(go())
+
+
+@click.command()
+@click.argument("document_ids", nargs=-1)
+@click.option("--collection", "-c", required=True)
+@click.option("--all", "everything", is_flag=True, help="The whole collection.")
+@click.pass_obj
+def delete(session: Session, document_ids: tuple[str, ...], collection: str, everything: bool) -> None:
+    """Remove documents and every chunk that no other document needs.
+
+    \b
+    kvquilt delete lease.pdf -c handbook
+    kvquilt delete --all -c handbook
+    """
+    from cluster.cli.remote import ingest_client
+
+    if bool(document_ids) == everything:
+        raise InvalidRequest("name DOCUMENT_IDS, or --all, not both")
+
+    async def go() -> int:
+        async with ingest_client(session.target) as client:
+            deleted = await client.delete(session.context(), collection, document_ids, everything=everything)
+        session.out.print(f"{deleted.num_documents} documents and {deleted.num_chunks} chunks removed")
+        for document_id in deleted.not_found:
+            session.err.print(f"not found: {document_id}", style="red")
+        return 3 if deleted.not_found else 0
+
+    sys.exit(run(go()))

@@ -1,0 +1,97 @@
+"""`kvquilt explore`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from cluster.cli.reuse_options import FOREST_MODES
+from cluster.cli.session import Session, run
+from shared.clients.generation import ChunkRef, Reuse, Sampling
+from shared.errors import ModelMismatch, NotFound
+from shared.request import RequestContext
+
+DEADLINE_MS = 3_600_000
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--collection", "-c", required=True, help="The documents to read.")
+@click.option("--reuse", type=click.Choice(FOREST_MODES), help="As of `kvquilt ask`.")
+@click.option("-k", type=click.IntRange(min=1), default=None, help="Chunks in the context.")
+@click.option("--temperature", type=float, default=0.0, help="0: always the most likely token.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Of `grow` without a number.")
+@click.pass_obj
+def explore(
+    session: Session,
+    topic: str,
+    collection: str,
+    reuse: Reuse | None,
+    k: int | None,
+    temperature: float,
+    seed: int,
+    max_tokens: int | None,
+) -> None:
+    """Grow, fork, rewind, prune and merge answers while they run, over the chunks that TOPIC finds.
+
+    Commands are lines of standard input; branches have the names you give them. The forest lives until the
+    input ends and all branches rest, at most an hour. Exit code 2 when a line was refused.
+
+    \b
+    start A Who signed it?     a branch: the question (its tokens count, too)
+    grow A 40                  continue it, here by at most 40 tokens
+    fork B A 12                another with its first 12 tokens; without a number with all
+    rewind A 5                 take its last 5 tokens away; it stops growing
+    append A  And why?         continue it with this text, as it is
+    prune B                    end it; its memory is free at once
+    merge C A B                A, then what B has of its own, computed again: exact
+    place C A B                the same with B's KV as it is: no work, but an approximation
+
+    \b
+    kvquilt explore "the lease" -c handbook < commands.txt
+    """
+    from cluster.cli.exploring import COMMANDS, Conversation, Lines, lines_of
+    from cluster.cli.remote import forest_client
+
+    sampling = Sampling(max_tokens=max_tokens or 0, temperature=temperature, seed=seed)
+
+    async def go() -> int:
+        ctx = session.context(DEADLINE_MS)
+        chunks = await _context(session, ctx, collection, topic, k or 0)
+        conversation = Conversation(session.out, Lines(sampling))
+        if sys.stdin.isatty():
+            session.err.print(f"{COMMANDS}; end with Ctrl-D", style="dim", soft_wrap=True)
+        async with forest_client(session.target) as client:
+            commands = conversation.commands(lines_of(sys.stdin))
+            await conversation.show(client.explore(ctx, chunks, commands, reuse))
+        return conversation.num_refused
+
+    if run(go()):
+        sys.exit(2)
+
+
+async def _context(
+    session: Session, ctx: RequestContext, collection: str, topic: str, k: int
+) -> list[ChunkRef]:
+    """
+    Raises:
+        NotFound: nothing matches.
+        ModelMismatch: the collection was made for another model.
+    """
+    from cluster.cli.remote import generation_client, retrieval_client
+
+    async with retrieval_client(session.target) as retrieval, generation_client(session.target) as generation:
+        (hits,) = (await retrieval.search(ctx, collection, [topic], k)).rankings
+        model = await generation.describe(ctx)
+    if not hits:
+        raise NotFound(f"nothing in collection {collection!r} matches")
+    if any(hit.model_fingerprint != model.fingerprint for hit in hits):
+        raise ModelMismatch(
+            f"collection {collection!r} was ingested for another model; run `kvquilt ingest -c "
+            f"{collection} --re-encode`"
+        )
+    for number, hit in enumerate(hits):
+        session.out.print(f"[{number + 1}] {hit.document_id}", style="dim", markup=False, soft_wrap=True)
+    return [ChunkRef(hit.chunk.chunk_id, hit.chunk.token_ids) for hit in hits]

@@ -1,0 +1,125 @@
+"""`kvquilt ingest`: files into the Ingest service, a handful per call, with progress."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from cluster.cli.sources import SourceFile
+from shared.documents import SourceDocument, Stage, UpsertProgress
+
+GROUP_LEN, GROUP_BYTES = 8, 16 * 2**20
+Upsert = Callable[[Sequence[SourceDocument]], AsyncGenerator[UpsertProgress, None]]
+
+
+@dataclass(slots=True)
+class Summary:
+    """What became of the documents. ``failed``: document → reason."""
+
+    num_stored: int = 0
+    num_unchanged: int = 0
+    num_removed: int = 0
+    num_chunks: int = 0
+    num_chunks_reused: int = 0
+    num_tokens: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, progress: UpsertProgress) -> bool:
+        """Counts the end of a document; False while it goes on."""
+        match progress.stage:
+            case Stage.STORED:
+                self.num_stored += 1
+                self.num_chunks += progress.num_chunks
+                self.num_chunks_reused += progress.num_chunks_reused
+                self.num_tokens += progress.num_tokens
+            case Stage.UNCHANGED:
+                self.num_unchanged += 1
+            case Stage.REMOVED:
+                self.num_removed += 1
+            case Stage.FAILED:
+                self.failed[progress.document_id] = progress.error
+            case _:
+                return False
+        return True
+
+    @property
+    def num_done(self) -> int:
+        return self.num_stored + self.num_unchanged + self.num_removed + len(self.failed)
+
+    def print(self, console: Console) -> None:
+        chunks = (
+            f"{self.num_chunks} chunks of {self.num_tokens} tokens, {self.num_chunks_reused} with KV already"
+        )
+        removed = f", {self.num_removed} removed" if self.num_removed else ""
+        console.print(
+            f"{self.num_stored} stored ({chunks}), {self.num_unchanged} unchanged{removed}, "
+            f"{len(self.failed)} failed"
+        )
+        self.print_failed(console)
+
+    def print_failed(self, console: Console) -> None:
+        for document_id, reason in sorted(self.failed.items()):
+            console.print(Text(f"  {document_id}: {reason}", "red"), soft_wrap=True)
+
+
+async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[SourceFile]) -> Summary:
+    """A few documents per call, so that the service works on several at once and an interruption costs
+    little. A file that cannot be read is a failed document, like one that cannot be parsed; the others go
+    on."""
+    summary = Summary()
+    with _bar(console) as bar:
+        task = bar.add_task("", total=len(sources), document="")
+        for group in _groups(sources, summary):
+            async with aclosing(upsert(group)) as updates:
+                async for progress in updates:
+                    summary.add(progress)
+                    bar.update(task, document=progress.document_id, completed=summary.num_done)
+        bar.update(task, completed=summary.num_done)
+    return summary
+
+
+async def follow_all(console: Console, updates: AsyncGenerator[UpsertProgress, None]) -> Summary:
+    """Progress of documents whose number is not known beforehand (re-encoding, rebuilding, refreshing)."""
+    summary = Summary()
+    with _bar(console) as bar:
+        task = bar.add_task("", total=None, document="")
+        async with aclosing(updates):
+            async for progress in updates:
+                bar.update(task, document=progress.document_id, advance=int(summary.add(progress)))
+    return summary
+
+
+def _groups(sources: Sequence[SourceFile], summary: Summary) -> Iterator[list[SourceDocument]]:
+    """Documents by the handful, at most ``GROUP_BYTES`` together unless one alone is larger; unreadable ones
+    go to the summary."""
+    group: list[SourceDocument] = []
+    size = 0
+    for source in sources:
+        try:
+            content = source.path.read_bytes()
+        except OSError as error:
+            summary.failed[source.document_id] = f"cannot be read: {error.strerror}"
+            continue
+        if group and (len(group) == GROUP_LEN or size + len(content) > GROUP_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(SourceDocument(source.document_id, content))
+        size += len(content)
+    if group:
+        yield group
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[document]}"),
+        console=console,
+        transient=True,
+    )

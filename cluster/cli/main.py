@@ -1,0 +1,159 @@
+"""The command line: `kvquilt up`, `ingest`, `ask`, `documents`, `delete`, `store`, `retrieval`, `status`,
+`down`, `demo`.
+
+Commands only translate: options into values, values into what is printed. Errors are one line on standard
+error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
+the commands that start and stop; the others are in ``document_commands``, ``ask_command``,
+``explore_command`` and ``store_commands``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from cluster.cli.ask_command import ask
+from cluster.cli.document_commands import delete, documents, ingest
+from cluster.cli.explore_command import explore
+from cluster.cli.session import Commands, Session, run
+from cluster.cli.store_commands import retrieval, store
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Where everything is kept. Default: KVQUILT_DATA_DIR, else ~/.local/share/kvquilt.",
+)
+@click.option("--target", default="", metavar="HOST:PORT", help="A running system, instead of the local one.")
+@click.option("--tenant", default="", help="Whose documents; tenants never see each other's.")
+@click.version_option(package_name="kvquilt")
+@click.pass_context
+def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) -> None:
+    """Answers questions from your documents without reading them again: their KV is computed once, stored,
+    and reused in any order.
+
+    \b
+    kvquilt up                                         start the services on this machine
+    kvquilt ingest ./docs --collection handbook        documents in; run it again at any time
+    kvquilt ask "Who signed the lease?" -c handbook    an answer with its sources
+    kvquilt down                                       stop them
+    """
+    from cluster.paths import default_data_dir
+
+    where = data_dir.expanduser().absolute() if data_dir else default_data_dir(os.environ)
+    ctx.obj = Session(
+        where,
+        data_dir is not None,
+        target,
+        tenant,
+        Console(highlight=False),
+        Console(stderr=True, highlight=False),
+    )
+
+
+@main.command()
+@click.option(
+    "--model", help="A model directory or a Hugging Face id. Default: the demo model that comes along."
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A quilt.yaml; see docs/configuration.md.",
+)
+@click.option("--grpc-port", type=int, help="Default 9000.")
+@click.option("--http-port", type=int, help="Default 8000; health checks only.")
+@click.pass_obj
+def up(
+    session: Session,
+    model: str | None,
+    config_path: Path | None,
+    grpc_port: int | None,
+    http_port: int | None,
+) -> None:
+    """Start the services on this machine.
+
+    \b
+    kvquilt up
+    kvquilt up --model Qwen/Qwen2.5-0.5B-Instruct
+    kvquilt --data-dir /srv/kv up --config quilt.yaml
+    """
+    from cluster.cli.console import start_progress
+    from cluster.config import load_quilt
+    from cluster.local import launcher
+    from shared.config import read_yaml
+
+    values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path)) if config_path else {}
+    given = {"model": model, "grpc_port": grpc_port, "http_port": http_port}
+    values |= {key: value for key, value in given.items() if value is not None}
+    environ = dict(os.environ)
+    if session.data_dir_chosen:  # an option is stronger than the environment, which is stronger than the file
+        values["data_dir"] = str(session.data_dir)
+        environ.pop("KVQUILT_DATA_DIR", None)
+    config = load_quilt(values, environ)
+    with start_progress(session.out) as on_progress:
+        state = launcher.start(config, on_progress)
+    session.out.print(
+        f"kvquilt is ready at {state.target}; data in {config.data_dir}; log in {state.log_path}",
+        soft_wrap=True,
+    )
+    session.out.print("next: kvquilt ingest ./docs --collection handbook", style="dim")
+
+
+@main.command()
+@click.pass_obj
+def down(session: Session) -> None:
+    """Stop the services on this machine. What was ingested stays."""
+    from cluster.local import launcher
+
+    with session.out.status("stopping"):
+        stopped = launcher.stop(session.data_dir)
+    session.out.print("stopped" if stopped else f"nothing is running on {session.data_dir}")
+
+
+@main.command()
+@click.pass_obj
+def status(session: Session) -> None:
+    """The state of every service. Exit code 1 when one is not ready."""
+    from cluster.cli.console import status_table
+    from cluster.cli.remote import rag_client
+
+    async def ask() -> bool:
+        async with rag_client(session.target) as client:
+            services = await client.status(session.context(15_000))
+        session.out.print(f"kvquilt at {session.target}")
+        session.out.print(status_table(services))
+        return all(service.ready for service in services)
+
+    if not run(ask()):
+        sys.exit(1)
+
+
+@main.command()
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path),
+    default=Path("build/demo.json"),
+    help="Where the report goes.",
+)
+@click.option("--keep", is_flag=True, help="Leave the services running afterwards.")
+@click.pass_obj
+def demo(session: Session, json_path: Path, keep: bool) -> None:
+    """Start everything in build/demo, ingest the shipped documents, ask them, show what reuse bought, take
+    everything down."""
+    from cluster.local.demo import run_demo
+
+    run_demo(session.out, json_path, keep)
+
+
+for command in (ingest, ask, explore, documents, delete, store, retrieval):
+    main.add_command(command)
+
+if __name__ == "__main__":
+    main()

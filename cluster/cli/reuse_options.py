@@ -1,0 +1,103 @@
+"""Options of `kvquilt ask` that say how the context's KV is reused, and what of it is computed anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import click
+
+from shared.clients.generation import Reuse
+from shared.clients.recompute import Ape, Recompute
+from shared.clients.selection import Grouping, Reading
+from shared.errors import InvalidRequest
+
+REUSE_MODES: tuple[Reuse, ...] = get_args(Reuse)
+FOREST_MODES = tuple(mode for mode in REUSE_MODES if mode not in ("tokens", "query_attention", "cacheclip"))
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--reuse",
+        type=click.Choice(REUSE_MODES),
+        help="What is done with the chunks' stored KV. Nothing: full. Placed as it is: reordered (at "
+        "its place in the request), "
+        "composite (right after the prefix), ape (likewise, weighed). Placed, with a part of the "
+        "tokens computed anew: cacheclip "
+        "(a small model chooses them), query_attention (the question does), cacheblend (where stored "
+        "KV is off most), epic (the "
+        "first of each chunk), random, tokens (--recompute-tokens). auto does what the model's verdict says.",
+    ),
+    click.option(
+        "--recompute-ratio",
+        type=float,
+        default=None,
+        metavar="0..1",
+        help="The part of the tokens. Default 0.2.",
+    ),
+    click.option(
+        "--recompute-tokens",
+        default="",
+        metavar="1,5,9",
+        help="Of --reuse tokens: which ones, counted from 0 over all chunks in order.",
+    ),
+    click.option(
+        "--grouping",
+        type=click.Choice(get_args(Grouping)),
+        default=None,
+        help="Of cacheclip: how single tokens become runs. Windows of 8, best first, until the ratio "
+        "is met (budget); those with 5 "
+        "of the best tokens, in steps of 8 (paper) or of 1 (sliding).",
+    ),
+    click.option(
+        "--reading",
+        type=click.Choice(get_args(Reading)),
+        default=None,
+        help="Of cacheclip: the small model sees all chunks at once (stitched), or one at a time (each).",
+    ),
+    click.option(
+        "--ape-temperature",
+        type=float,
+        default=None,
+        help="Of ape: below 1 its attention is sharper. Default 0.9.",
+    ),
+    click.option(
+        "--ape-scale", type=float, default=None, help="Of ape: below 1 chunks get less of it. Default 0.9."
+    ),
+    click.option(
+        "--no-prefix",
+        is_flag=True,
+        help="Nothing in front of the chunks, for comparison; their KV is computed first.",
+    ),
+    click.option(
+        "--explain",
+        is_flag=True,
+        help="Show the chunks, what of them was computed anew and why, and what choosing it took.",
+    ),
+)
+
+
+def reuse_options(command: CommandT) -> CommandT:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def recompute_of(options: dict[str, Any]) -> Recompute:
+    """
+    Raises:
+        InvalidRequest: tokens that are no numbers, or for another mode.
+    """
+    listed = options["recompute_tokens"]
+    if listed and options["reuse"] != "tokens":
+        raise InvalidRequest("--recompute-tokens belongs to --reuse tokens; give that too")
+    try:
+        tokens = tuple(int(part) for part in listed.split(",")) if listed else ()
+    except ValueError:
+        raise InvalidRequest(f"--recompute-tokens: {listed!r} is no list of numbers such as 1,5,9") from None
+    seed = options["seed"] if options["reuse"] == "random" else 0
+    return Recompute(options["recompute_ratio"], tokens, seed, options["grouping"], options["reading"])
+
+
+def ape_of(options: dict[str, Any]) -> Ape:
+    return Ape(options["ape_temperature"], options["ape_scale"])

@@ -1,0 +1,90 @@
+"""What every command is given: where the system is, for whom, and where output goes. And how errors end a
+command."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+from rich.console import Console
+
+from shared.errors import InvalidRequest, KvquiltError, NotFound
+from shared.request import RequestContext
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the options before the command say."""
+
+    data_dir: Path
+    data_dir_chosen: bool
+    target_option: str
+    tenant: str
+    out: Console
+    err: Console
+
+    @property
+    def target(self) -> str:
+        """``--target``, else the stack that runs on the data directory.
+
+        Raises:
+            NotFound: there is none.
+        """
+        from cluster.local.state import RunDirectory
+
+        if self.target_option:
+            return self.target_option
+        state = RunDirectory(self.data_dir).running()
+        if state is None:
+            raise NotFound(
+                f"kvquilt is not running on {self.data_dir}; start it with `kvquilt up`, or name a "
+                "server by --target HOST:PORT"
+            )
+        return state.target
+
+    def context(self, deadline_ms: int = 120_000) -> RequestContext:
+        return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
+
+    def contexts(self, deadline_ms: int) -> Callable[[str], RequestContext]:
+        """A context of a tenant; empty: of the one that was chosen."""
+        return lambda tenant: RequestContext.create(tenant=tenant or self.tenant, deadline_ms=deadline_ms)
+
+
+class Commands(click.Group):
+    """Turns our errors into one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KvquiltError as error:
+            click.echo(f"kvquilt: {error.detail}", err=True)
+            ctx.exit(exit_code(error))
+
+
+def exit_code(error: KvquiltError) -> int:
+    if error.retryable:
+        return 4
+    if isinstance(error, NotFound):
+        return 3
+    return 2 if isinstance(error, InvalidRequest) else 1
+
+
+def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    return asyncio.run(work)
+
+
+def run_resumable(session: Session, work: Coroutine[Any, Any, int]) -> NoReturn:
+    """Exits with the code that ``work`` answers."""
+    try:
+        code = run(work)
+    except KeyboardInterrupt:
+        session.err.print("interrupted; the same command goes on where this one stopped")
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,350 @@
+"""Commands of operators: `kvquilt store …` about the KV that is kept, `kvquilt retrieval …` about the
+index."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cluster.cli.session import Session, run, run_resumable
+
+LONG_DEADLINE_MS = 24 * 3_600_000
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, from "90s", "30m", "1h" or "2d"; 0 needs no unit."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float) or value == "0":
+            return float(value)
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value).strip())
+        if not found:
+            self.fail(f"{value!r} is not a duration; write 90s, 30m, 1h or 2d", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
+
+
+@click.group()
+def retrieval() -> None:
+    """The index over documents."""
+
+
+@retrieval.command()
+@click.option("--collection", "-c", default="", help="Only this collection. Default: all of the tenant's.")
+@click.pass_obj
+def rebuild(session: Session, collection: str) -> None:
+    """Make the index anew from the stored documents.
+
+    Afterwards it holds exactly what the stored documents say: what was lost is indexed, what has no document
+    vanishes. For an index that was deleted, that is damaged, or that was made with another embedder. Neither
+    sources nor the generator are needed, and no KV is computed. Documents that are indexed as they should be
+    cost a lookup. Exit code 1 when a document failed.
+
+    \b
+    kvquilt retrieval rebuild
+    kvquilt retrieval rebuild -c handbook
+    """
+    from cluster.cli.ingesting import follow_all
+    from cluster.cli.remote import ingest_client
+
+    async def go() -> int:
+        async with ingest_client(session.target) as client:
+            summary = await follow_all(
+                session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection)
+            )
+        session.out.print(
+            f"{summary.num_stored} indexed, {summary.num_unchanged} as they should be, "
+            f"{summary.num_removed} removed from the "
+            f"index, {len(summary.failed)} failed",
+            soft_wrap=True,
+        )
+        summary.print_failed(session.out)
+        return 1 if summary.failed else 0
+
+    run_resumable(session, go())
+
+
+@click.group()
+def store() -> None:
+    """The KV that is kept: what there is, whether it is whole, and moving it.
+
+    \b
+    kvquilt store stats                       what every tier holds, to the byte
+    kvquilt store verify                      read and verify every copy
+    kvquilt store repair                      make whole what is damaged or missing
+    kvquilt store migrate --encoding int8     bring KV into another encoding, documents to the model that is served
+    kvquilt store gc                          remove what no document needs
+    kvquilt store pin -c handbook             keep a collection in the nodes' tiers
+    kvquilt store export -c handbook FILE     a collection as one file; `import` brings it back
+    """  # noqa: E501
+
+
+@store.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@click.pass_obj
+def stats(session: Session, as_json: bool) -> None:
+    """What every tier of every node holds, to the byte, and what each tenant's documents keep.
+
+    Tiers: memory and disk (copies; the disk is the truth where there is no object store), pending (durable on
+    that node, not yet in the object store), objects (the object store). A tenant's bytes are those of the
+    distinct chunks of its documents.
+    """
+    from cluster.cli.remote import store_client
+    from cluster.cli.store_console import counters_table, stats_json, tenants_table, tiers_table
+
+    async def go() -> None:
+        async with store_client(session.target) as client:
+            found = await client.stats(session.context())
+        if as_json:
+            click.echo(stats_json(found))
+            return
+        for table in (tiers_table(found), tenants_table(found), counters_table(found)):
+            if table.row_count:
+                session.out.print(table)
+                session.out.print()
+        if found.num_unreachable:
+            session.err.print(
+                f"{found.num_unreachable} node(s) do not answer; they are not counted", style="red"
+            )
+
+    run(go())
+
+
+@store.command()
+@click.pass_obj
+def verify(session: Session) -> None:
+    """Read and verify every copy of every chunk, in every tier of every node and in the object store.
+
+    Changes nothing. Lists damaged copies, and chunks that documents need and of which no durable good copy is
+    left; exit code 1 if there are any. `kvquilt store repair` makes them whole.
+    """
+    from cluster.cli.remote import store_client
+    from cluster.cli.store_upkeep import verify as scrub
+
+    async def go() -> int:
+        async with store_client(session.target) as client:
+            findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=False)
+        findings.print(session.out)
+        if not findings.whole:
+            session.out.print("make it whole: kvquilt store repair", style="dim")
+        return 0 if findings.whole else 1
+
+    sys.exit(run(go()))
+
+
+@store.command()
+@click.pass_obj
+def repair(session: Session) -> None:
+    """Verify everything, replace damaged copies by good ones, and compute anew what has no good copy left.
+
+    Documents of all tenants are repaired, or those of --tenant. Exit code 0 when everything is whole
+    afterwards.
+    """
+    from cluster.cli.remote import ingest_client, store_client
+    from cluster.cli.store_upkeep import repair as recompute
+    from cluster.cli.store_upkeep import verify as scrub
+
+    async def go() -> int:
+        async with store_client(session.target) as client, ingest_client(session.target) as ingest:
+            findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=True)
+            findings.print(session.out)
+            contexts = session.contexts(LONG_DEADLINE_MS)
+            whole = await recompute(
+                session.out, session.err, client, ingest, contexts, session.tenant, findings
+            )
+        session.out.print("whole" if whole else "not whole: see above; the same command may be given again")
+        return 0 if whole else 1
+
+    run_resumable(session, go())
+
+
+@store.command()
+@click.option("--collection", "-c", default="", help="Only this collection. Default: all of the tenant's.")
+@click.option(
+    "--encoding", default="", help="exact, int8, … Default: the one in which the generator writes new KV."
+)
+@click.pass_obj
+def migrate(session: Session, collection: str, encoding: str) -> None:
+    """Bring documents to the model that is served, and their KV into one encoding.
+
+    Documents of another model are made anew from their stored text, as `kvquilt ingest --re-encode` does.
+    Questions are answered meanwhile: a store may hold mixed encodings. Exit code 1 when a document failed.
+
+    \b
+    kvquilt store migrate --encoding int8           half the bytes
+    kvquilt store migrate -c handbook               after the model or its kv_encoding was changed
+    """
+    from cluster.cli.remote import generation_client, ingest_client
+    from cluster.cli.store_upkeep import migrate as bring
+
+    async def go() -> int:
+        async with ingest_client(session.target) as ingest, generation_client(session.target) as generation:
+            chosen = encoding or (await generation.describe(session.context())).kv_encoding
+            contexts = session.contexts(LONG_DEADLINE_MS)
+            summary = await bring(session.out, session.err, ingest, contexts, collection, chosen)
+        if summary.failed:
+            summary.print_failed(session.out)
+            return 1
+        session.out.print(
+            f"{summary.num_done} documents have all their KV in {chosen or 'the encoding of the generator'}"
+        )
+        return 0
+
+    run_resumable(session, go())
+
+
+@store.command()
+@click.option(
+    "--grace",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    help="Only what was stored at least this long ago.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@click.pass_obj
+def gc(session: Session, grace: float, dry_run: bool) -> None:
+    """Remove chunks that no document needs and nobody reads.
+
+    The store does this by itself from time to time (kv_store.garbage in the configuration). Nothing that a
+    document refers to or a request is reading is ever removed.
+    """
+    from cluster.cli.remote import store_client
+
+    async def go() -> None:
+        async with store_client(session.target) as client:
+            found = await client.collect_garbage(session.context(LONG_DEADLINE_MS), grace, dry_run)
+        doing = "would be removed" if dry_run else "removed"
+        session.out.print(
+            f"{found.num_chunks} chunks of {found.num_bytes:,} bytes {doing}; {found.num_kept} kept "
+            "(too young or being read)",
+            soft_wrap=True,
+        )
+
+    run(go())
+
+
+@store.command()
+@click.argument("document_ids", nargs=-1)
+@click.option("--collection", "-c", required=True)
+@click.pass_obj
+def pin(session: Session, document_ids: tuple[str, ...], collection: str) -> None:
+    """Keep documents in the nodes' tiers once they are there, whatever else is read.
+
+    Without DOCUMENT_IDS the whole collection, documents that are added later included.
+
+    \b
+    kvquilt store pin -c handbook
+    kvquilt store pin lease.pdf -c handbook
+    """
+    _change_pins(session, collection, document_ids, unpin=False)
+
+
+@store.command()
+@click.argument("document_ids", nargs=-1)
+@click.option("--collection", "-c", required=True)
+@click.pass_obj
+def unpin(session: Session, document_ids: tuple[str, ...], collection: str) -> None:
+    """Take pins back: of DOCUMENT_IDS, or of the collection."""
+    _change_pins(session, collection, document_ids, unpin=True)
+
+
+@store.command()
+@click.pass_obj
+def pins(session: Session) -> None:
+    """What is pinned."""
+    from cluster.cli.remote import store_client
+    from cluster.cli.store_console import pins_table
+
+    async def go() -> None:
+        async with store_client(session.target) as client:
+            found = await client.list_pins(session.context())
+        session.out.print(pins_table(found) if found else "nothing is pinned")
+
+    run(go())
+
+
+@store.command("export")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--collection", "-c", required=True)
+@click.pass_obj
+def export_(session: Session, file: Path, collection: str) -> None:
+    """Write a collection, its documents and their KV, to one FILE.
+
+    The file is a tar archive; every chunk is in it once, and is verified on the way. It appears under its
+    name when it is whole; an export that was interrupted goes on when the same command is given again.
+
+    \b
+    kvquilt store export -c handbook handbook.kvquilt
+    """
+    from cluster.archive.transfer import export_collection
+    from cluster.cli.remote import store_client
+
+    async def go() -> int:
+        async with store_client(session.target) as client:
+            written = await export_collection(
+                session.err, client, session.context(LONG_DEADLINE_MS), collection, file
+            )
+        session.out.print(
+            f"{written.num_documents} documents and {written.num_chunks} chunks in {file}", soft_wrap=True
+        )
+        return 0
+
+    run_resumable(session, go())
+
+
+@store.command("import")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--collection", "-c", default="", help="Under another name. Default: the one it was exported from."
+)
+@click.pass_obj
+def import_(session: Session, file: Path, collection: str) -> None:
+    """Bring an exported collection into this store, for the tenant that was chosen, and index it.
+
+    Documents of the same id are replaced. The model that is served must be the one that computed the KV.
+    Everything is verified; chunks that are stored already are not sent again, so an interrupted import goes
+    on when the same command is given again.
+
+    \b
+    kvquilt store import handbook.kvquilt
+    kvquilt --tenant acme store import handbook.kvquilt -c manual
+    """
+    from cluster.archive.transfer import import_collection
+    from cluster.cli.ingesting import follow_all
+    from cluster.cli.remote import generation_client, ingest_client, store_client
+
+    async def go() -> int:
+        ctx = session.context(LONG_DEADLINE_MS)
+        async with store_client(session.target) as client, generation_client(session.target) as generation:
+            model = await generation.describe(session.context())
+            written = await import_collection(session.err, client, ctx, model, file, collection)
+        async with ingest_client(session.target) as ingest:
+            summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
+        session.out.print(
+            f"{written.num_documents} documents and {written.num_chunks} chunks in collection "
+            f"{written.collection}",
+            soft_wrap=True,
+        )
+        summary.print_failed(session.out)
+        return 1 if summary.failed else 0
+
+    run_resumable(session, go())
+
+
+def _change_pins(session: Session, collection: str, document_ids: tuple[str, ...], unpin: bool) -> None:
+    from cluster.cli.remote import store_client
+
+    async def go() -> None:
+        async with store_client(session.target) as client:
+            for document_id in document_ids or ("",):
+                num_bytes = await client.pin(session.context(), collection, document_id, unpin)
+        session.out.print(f"{num_bytes:,} bytes are pinned now, over all tenants")
+
+    run(go())

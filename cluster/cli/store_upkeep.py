@@ -1,0 +1,162 @@
+"""`kvquilt store verify`, `repair` and `migrate`: what is asked of which service, in which order, with
+progress."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from cluster.cli.ingesting import Summary, follow_all
+from shared.documents import DocumentInfo, UpsertProgress
+from shared.kv_types import ChunkStat, DamagedCopy, StoreStats, VerifyProgress
+from shared.request import RequestContext
+
+_IDS_PER_CALL = 1000
+
+Contexts = Callable[[str], RequestContext]
+"""A context of a tenant (empty: of the one that was chosen)."""
+
+
+class Store(Protocol):
+    async def stats(self, ctx: RequestContext) -> StoreStats: ...
+
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
+
+    def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]: ...
+
+
+class Ingest(Protocol):
+    def list(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[DocumentInfo, None]: ...
+
+    def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]: ...
+
+    def refresh(
+        self, ctx: RequestContext, collection: str = "", chunk_ids: Sequence[str] = (), encoding: str = ""
+    ) -> AsyncGenerator[UpsertProgress, None]: ...
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a scrub found."""
+
+    num_copies: int = 0
+    num_bytes: int = 0
+    damaged: list[DamagedCopy] = field(default_factory=list)
+    missing: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        return not self.damaged and not self.missing
+
+    def print(self, console: Console) -> None:
+        from cluster.cli.store_console import damage_lines
+
+        console.print(
+            f"{self.num_copies:,} copies of {self.num_bytes:,} bytes verified: {len(self.damaged)} damaged"
+        )
+        for line in damage_lines(self.damaged):
+            console.print(line, soft_wrap=True)
+        for chunk_id in self.missing:
+            console.print(f"{chunk_id}  no durable good copy is left", style="red")
+
+
+async def verify(console: Console, store: Store, ctx: RequestContext, repair: bool) -> Findings:
+    findings = Findings()
+    stats = await store.stats(ctx)
+    tiers = [t for node in stats.nodes for t in node.tiers] + ([stats.objects] if stats.objects else [])
+    with scrub_bar(console) as bar:
+        task = bar.add_task("repairing" if repair else "verifying", total=sum(t.num_chunks for t in tiers))
+        async with aclosing(store.verify(ctx, repair)) as updates:
+            async for now in updates:
+                findings.num_copies, findings.num_bytes, findings.missing = (
+                    now.num_copies,
+                    now.num_bytes,
+                    now.missing,
+                )
+                findings.damaged += now.damaged
+                bar.update(task, completed=now.num_copies)
+    return findings
+
+
+async def repair(
+    out: Console,
+    console: Console,
+    store: Store,
+    ingest: Ingest,
+    contexts: Contexts,
+    tenant: str,
+    findings: Findings,
+) -> bool:
+    """Computes what a repairing scrub could not restore, for ``tenant`` (empty: for all that have documents);
+    whether everything is whole now."""
+    missing = list(findings.missing)
+    tenants = (
+        [tenant]
+        if tenant
+        else [t.tenant for t in (await store.stats(contexts(""))).tenants if t.num_documents]
+    )
+    for name in tenants:
+        for begin in range(0, len(missing), _IDS_PER_CALL):
+            batch = missing[begin : begin + _IDS_PER_CALL]
+            summary = await follow_all(console, ingest.refresh(contexts(name), chunk_ids=batch))
+            out.print(f"{name}: {summary.num_chunks - summary.num_chunks_reused} chunks computed anew")
+            summary.print_failed(out)
+        missing = await _absent(store, contexts(name), missing)
+    for chunk_id in missing:
+        out.print(f"{chunk_id}  could not be computed anew", style="red")
+    return not missing
+
+
+async def migrate(
+    out: Console, console: Console, ingest: Ingest, contexts: Contexts, collection: str, encoding: str
+) -> Summary:
+    """Documents of another model are made anew for the one that is served; then all KV is brought into
+    ``encoding``."""
+    stale = sorted({d.collection async for d in ingest.list(contexts(""), collection) if not d.current})
+    for name in stale:
+        summary = await follow_all(console, ingest.re_encode(contexts(""), name))
+        out.print(f"{name}: made anew for the model that is served")
+        if summary.failed:
+            return summary
+    return await follow_all(console, ingest.refresh(contexts(""), collection, encoding=encoding))
+
+
+@contextmanager
+def scrub_bar(console: Console) -> Iterator[Progress]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield bar
+
+
+@contextmanager
+def byte_bar(console: Console) -> Iterator[Progress]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield bar
+
+
+async def _absent(store: Store, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+    stats = [
+        s
+        for begin in range(0, len(chunk_ids), _IDS_PER_CALL)
+        for s in await store.stat(ctx, chunk_ids[begin : begin + _IDS_PER_CALL])
+    ]
+    return [s.chunk_id for s in stats if not s.exists]

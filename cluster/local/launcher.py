@@ -1,0 +1,177 @@
+"""Starting and stopping the local stack from a shell: one detached supervisor per data directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.local.processes import end_orphans, end_session
+from cluster.local.state import RunDirectory, StackState
+from cluster.paths import PROJECT_ROOT
+from shared.config import to_dict
+from shared.errors import Conflict, Unavailable
+
+if TYPE_CHECKING:
+    from cluster.config import QuiltConfig
+
+POLL_S = 0.2
+START_TIMEOUT_S = 1800.0  # a model may have to be downloaded first
+STOP_TIMEOUT_S = 60.0
+
+
+def start(config: QuiltConfig, on_progress: Callable[[StackState], None] = lambda state: None) -> StackState:
+    """Returns when every service is ready. Whatever goes wrong, nothing is left running.
+
+    Raises:
+        Conflict: a stack runs already, or a port is taken.
+        Unavailable: a service failed to start; the detail has its reason.
+    """
+    run = RunDirectory(Path(config.data_dir))
+    if run.is_locked():
+        state = run.read()
+        where = f" at {state.target} (pid {state.pid}, {state.phase})" if state else ""
+        raise Conflict(
+            f"kvquilt is running already{where} on {config.data_dir}; stop it with `kvquilt down`, or "
+            "use another --data-dir"
+        )
+    _clear_dead(run)
+    check_ports(config)
+    process = _spawn(config, run)
+    try:
+        return _wait(process, run, on_progress)
+    except BaseException:  # Ctrl-C too: a half-started stack is of no use
+        stop(run.data_dir, process)
+        raise
+
+
+def stop(data_dir: Path, process: subprocess.Popen[bytes] | None = None) -> bool:
+    """Ends the stack of ``data_dir`` (or the one just spawned) and waits until its last process is gone.
+    False: there was none."""
+    run = RunDirectory(data_dir)
+    state = run.running()
+    if process is None and state is None:
+        _clear_dead(run)
+        return False
+    pid = process.pid if process else state.pid if state else 0
+    _signal(pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    while _alive(pid, process) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    _signal(pid, signal.SIGKILL)
+    end_session(pid)
+    run.clear()
+    return True
+
+
+def check_ports(config: QuiltConfig) -> None:
+    """
+    Raises:
+        Conflict: names the setting whose port is taken.
+    """
+    for setting, host, port in (
+        ("grpc_port", "", config.grpc_port),
+        ("http_port", config.http_host, config.http_port),
+    ):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise Conflict(
+                    f"{setting}: port {port} cannot be used ({error.strerror}); choose another with "
+                    f"--{setting.replace('_', '-')}"
+                ) from None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _clear_dead(run: RunDirectory) -> None:
+    """What a supervisor that was killed could not take with it: some of Ray's processes, scratch files, the
+    state."""
+    state = run.read()
+    if state is not None and not run.is_locked():
+        end_orphans(state.pid, "ray::", state.ray_dir)
+        run.clear()
+
+
+def _spawn(config: QuiltConfig, run: RunDirectory) -> subprocess.Popen[bytes]:
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.log_path.parent.mkdir(parents=True, exist_ok=True)
+    run.config_path.write_text(json.dumps(to_dict(config), indent=1), encoding="utf-8")
+    if run.log_path.exists():
+        os.replace(run.log_path, run.log_path.with_suffix(".previous.log"))
+    with open(run.log_path, "wb") as log_file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cluster.local.supervisor", config.data_dir],
+            cwd="/",  # the stack outlives whatever directory it was started from
+            env=_environment(os.environ.copy()),
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _environment(base: dict[str, str]) -> dict[str, str]:
+    """A private Ray whose workers find our packages whatever their directory."""
+    for name in [n for n in base if n.startswith("KVQUILT_") or n in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH")]:
+        del base[name]
+    return base | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT_ROOT), base.get("PYTHONPATH")))),
+        "PYTHONUNBUFFERED": "1",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_COLOR_PREFIX": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _wait(
+    process: subprocess.Popen[bytes], run: RunDirectory, on_progress: Callable[[StackState], None]
+) -> StackState:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        ended = process.poll() is not None
+        state = run.read()
+        if state and state.phase == "failed":
+            raise Unavailable(f"{state.reason}\nThe whole log: {run.log_path}")
+        if ended:
+            raise Unavailable(f"the supervisor ended before the services were ready; its log: {run.log_path}")
+        if state:
+            on_progress(state)
+            if state.phase == "ready":
+                return state
+        time.sleep(POLL_S)
+    raise Unavailable(f"the services were not ready within {START_TIMEOUT_S:.0f} s; the log: {run.log_path}")
+
+
+def _alive(pid: int, process: subprocess.Popen[bytes] | None) -> bool:
+    if process is not None:
+        return process.poll() is None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

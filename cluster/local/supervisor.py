@@ -1,0 +1,228 @@
+"""The process that owns a local stack: a private Ray, Ray Serve, the applications; started and stopped by
+``launcher``.
+
+``python -m cluster.local.supervisor DATA_DIR`` reads ``run/config.json`` there, reports in
+``run/state.json``, and lives until SIGTERM. If it is killed, Ray's head processes die with it (PDEATHSIG) and
+workers when they lose the raylet; two of Ray's agents stay behind until the next ``up`` or ``down``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster import applications
+from cluster.cli.remote import rag_client
+from cluster.compose import deployed, serve_config
+from cluster.config import QuiltConfig
+from cluster.local.processes import end_session
+from cluster.local.state import RAY_DIR_PREFIX, RunDirectory, StackState
+from services.kv_store.tiers.memory_directory import remove_what_was_left
+from shared import log as logs
+from shared.config import load, to_dict
+from shared.errors import KvquiltError, Unavailable
+from shared.request import RequestContext
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 100 * 2**20  # KV never travels through it
+POLL_S = 0.3
+HEALTH_TIMEOUT_S = 40.0  # models are loaded by then; what is wrong now stays wrong
+
+
+def main() -> int:
+    run = RunDirectory(Path(sys.argv[1]))
+    config = load(QuiltConfig, json.loads(run.config_path.read_text(encoding="utf-8")))
+    logs.configure("supervisor", config.log.level, config.log.format)
+    with run.lock():
+        return Supervisor(config, run, threading.Event()).run()
+
+
+class Supervisor:
+    def __init__(self, config: QuiltConfig, run: RunDirectory, stop: threading.Event) -> None:
+        self._config = config
+        self._run = run
+        self._stop = stop
+        self._state = StackState(
+            pid=os.getpid(),
+            phase="starting",
+            target=f"127.0.0.1:{config.grpc_port}",
+            http=f"http://{config.http_host}:{config.http_port}",
+            log_path=str(run.log_path),
+            model=config.model,
+            # Ray's sockets live here; their paths must stay below 108 characters, so the data directory will
+            # not do.
+            ray_dir=tempfile.mkdtemp(prefix=RAY_DIR_PREFIX),
+        )
+
+    def run(self) -> int:
+        self._report(services=dict.fromkeys(deployed(self._config), "waiting"))
+        try:
+            self._listen_for_signals()
+            start_ray(self._state.ray_dir)
+            self._listen_for_signals()  # ray.init puts its own handlers in place
+            deploy(self._config)
+            self._wait_until_ready()
+            self._report(phase="ready")
+            self._stop.wait()
+            self._report(phase="stopping")
+            return 0
+        except KvquiltError as error:
+            return self._failed(error.detail)
+        except Exception as error:
+            log.exception("the stack failed")
+            return self._failed(f"{type(error).__name__}: {error}")
+        finally:
+            take_down()
+            if os.getsid(0) == os.getpid():  # never anybody else's processes
+                end_session(os.getpid())
+            shutil.rmtree(self._state.ray_dir, ignore_errors=True)
+            store = self._config.kv_store
+            remove_what_was_left(store.memory.path_for(Path(store.directory)))
+            if self._state.phase != "failed":
+                self._run.clear()
+
+    def _listen_for_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+
+    def _wait_until_ready(self) -> None:
+        """
+        Raises:
+            Unavailable: an application could not be started; says which and why.
+        """
+        while not self._stop.wait(POLL_S):
+            services = application_states(self._config)
+            self._report(services=services)
+            if all(state == "running" for state in services.values()):
+                break
+        deadline_s = time.monotonic() + HEALTH_TIMEOUT_S
+        while not self._stop.wait(POLL_S):
+            unhealthy = asyncio.run(unready_services(self._state.target))
+            self._report(services={name: unhealthy.get(name, "ready") for name in deployed(self._config)})
+            if not unhealthy:
+                return
+            if time.monotonic() > deadline_s:
+                raise Unavailable("; ".join(f"{name}: {detail}" for name, detail in unhealthy.items()))
+
+    def _failed(self, reason: str) -> int:
+        self._report(phase="failed", reason=reason)
+        return 1
+
+    def _report(self, **changes: Any) -> None:
+        self._state = dataclasses.replace(self._state, **changes)
+        self._run.write(self._state)
+
+
+def start_ray(ray_dir: str) -> None:
+    import ray
+
+    ray.init(
+        address="local",
+        namespace="kvquilt",
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _temp_dir=ray_dir,
+        _node_ip_address="127.0.0.1",
+    )
+
+
+def deploy(config: QuiltConfig) -> None:
+    """What ``serve deploy`` does with the composed config, through the API that needs no dashboard."""
+    from ray import serve
+    from ray.serve.config import HTTPOptions, gRPCOptions
+
+    values = to_dict(config)
+    composed = serve_config(values, config)
+    serve.start(
+        proxy_location=composed["proxy_location"],
+        http_options=HTTPOptions(**composed["http_options"]),
+        grpc_options=gRPCOptions(**composed["grpc_options"]),
+        logging_config=composed["logging_config"],
+    )
+    # Built here, not in a process per application; with the whole section, which says what `deployments`
+    # says.
+    targets = [
+        serve.RunTarget(
+            applications.build(app["name"], values), name=app["name"], route_prefix=app["route_prefix"]
+        )
+        for app in composed["applications"]
+    ]
+    serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def application_states(config: QuiltConfig) -> dict[str, str]:
+    """
+    Raises:
+        Unavailable: an application failed to start for good.
+    """
+    from ray import serve
+
+    found = serve.status().applications
+    for name, app in found.items():
+        messages = [app.message, *(d.message for d in app.deployments.values())]
+        if app.status.value == "DEPLOY_FAILED":
+            raise Unavailable(f"{name}: {root_cause(messages)}")
+    return {
+        name: found[name].status.value.lower() if name in found else "waiting" for name in deployed(config)
+    }
+
+
+def root_cause(messages: list[str]) -> str:
+    """The last exception line of a replica's traceback, without module path."""
+    lines = [
+        line.strip() for message in messages for line in re.sub(r"\x1b\[[0-9;]*m", "", message).splitlines()
+    ]
+    causes = [
+        line
+        for line in lines
+        if re.match(r"[\w.]+(Error|Exception|Unsupported|Mismatch|Found|Unavailable|Request)\b.*:", line)
+    ]
+    ours = [line for line in causes if line.startswith("shared.errors.")]
+    chosen = (ours or causes or [line for line in lines if line] or ["failed to start"])[-1]
+    return chosen.removeprefix("shared.errors.").partition(": ")[2] if ours else chosen
+
+
+async def unready_services(target: str) -> dict[str, str]:
+    """Application → why it is not ready, asked through the port that users use."""
+    async with rag_client(target) as client:
+        try:
+            services = await client.status(RequestContext.create(deadline_ms=5_000))
+        except KvquiltError as error:
+            return {"gateway": error.detail}
+    return {s.service: s.detail or "not ready" for s in services if not s.ready}
+
+
+def take_down() -> None:
+    """Ends Serve (replicas drain) and Ray; never raises, since it runs on the way out."""
+    import ray
+    from ray import serve
+
+    try:
+        if ray.is_initialized():
+            serve.shutdown()
+    except Exception:
+        log.exception("Ray Serve did not shut down cleanly")
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Everything is down. On a busy machine Ray's libraries, left to end by themselves, hang on the way out.
+    os._exit(exit_code)

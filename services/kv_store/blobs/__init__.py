@@ -1,0 +1,1 @@
+"""Named, immutable byte strings, and the directories and disks that keep them."""

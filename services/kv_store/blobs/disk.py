@@ -1,0 +1,110 @@
+"""The few file operations that durability is made of, behind one seam: tests put a full or a dying disk
+here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared.errors import InternalError, KvquiltError
+from shared.kv_format import storage_error
+
+log = logging.getLogger(__name__)
+
+
+class Disk:
+    """What a method did is durable when it returns, if it does not say otherwise. All raise ``OSError``."""
+
+    def make_dir(self, path: Path) -> None:
+        """With its parents; the names of the new ones are durable."""
+        if path.is_dir():
+            return
+        self.make_dir(path.parent)
+        path.mkdir(exist_ok=True)
+        self.sync_dir(path.parent)
+
+    def write(self, path: Path, data: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def append(self, path: Path, data: bytes) -> None:
+        """Not yet durable: ``sync`` follows after the last piece."""
+        with open(path, "ab") as file:
+            file.write(data)
+
+    def allocate(self, path: Path, size_bytes: int) -> int:
+        """A descriptor of a new file whose space is taken already: filling it cannot fail for want of space.
+        Not durable."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            if size_bytes:
+                os.posix_fallocate(fd, 0, size_bytes)
+        except OSError:
+            os.close(fd)
+            path.unlink()
+            raise
+        return fd
+
+    def sync(self, path: Path) -> None:
+        """Makes a file durable that somebody else wrote."""
+        _fsync(path)
+
+    def move(self, source: Path, target: Path) -> None:
+        """Replaces ``target`` in one step."""
+        self.rename(source, target)
+        self.sync_dir(target.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Like ``move``; not durable before ``sync_dir``."""
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> bool:
+        """Whether the file was there. After a power failure it may be there again."""
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def sync_dir(self, path: Path) -> None:
+        _fsync(path)
+
+
+class VolatileDisk(Disk):
+    """Where nothing needs to survive the machine."""
+
+    def write(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+
+    def sync(self, path: Path) -> None:
+        pass
+
+    def sync_dir(self, path: Path) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def storing() -> Iterator[None]:
+    """What the disk reports, as an error for the caller; every other ``OSError`` is the operator's
+    business."""
+    try:
+        yield
+    except OSError as error:
+        full = storage_error(error)
+        if isinstance(full, KvquiltError):
+            raise full from None
+        log.exception("the disk failed")
+        raise InternalError("the store's disk failed; the service's log has the reason") from None
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,1 @@
+"""Document manifests, and what follows from them: references, pins, quotas."""

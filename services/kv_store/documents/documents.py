@@ -1,0 +1,320 @@
+"""The documents of all tenants, kept by the home node as immutable manifests.
+
+The truth is the object store (``manifest_mirror``) or, without one, the home node's disk
+(``manifest_files``). Who refers to what is derived (``catalog``), never stored.
+
+A document that goes away leaves a manifest in ``removed/`` until its chunks are deleted: there it is a
+journal, so that a crash between removing the document and deleting its chunks leaves no chunk behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from services.kv_store.blobs.disk import Disk, storing
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.documents.catalog import Catalog, Document, Key, Removal, name_of
+from services.kv_store.documents.manifest_files import ManifestFiles, Manifests
+from services.kv_store.documents.manifest_json import decode, encode
+from services.kv_store.documents.manifest_mirror import ManifestMirror
+from shared.errors import CorruptData, InvalidRequest, KvquiltError, NewerFormat, NotFound, Unavailable
+from shared.kv_types import Manifest, ManifestChunk, ManifestPage
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Document", "Documents", "Removal", "keep_synced"]
+
+DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
+PAGE_BYTES = 1 << 20
+LONGEST_DOCUMENT_ID = 2048
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+_UNSURE = "the documents are not known: the object store has not answered yet; retry"
+
+
+class Documents:
+    """Thread-safe; methods block on the disk and on the object store, if they do not say otherwise.
+
+    ``ready``: they were the same as the bucket's once, so reading needs only this node. ``sure``: they still
+    are as far as we know; after a change whose end is not known (the object store went away in the middle) we
+    do not, until ``sync`` looked. Both are always true without an object store. Whatever needs them looks
+    itself.
+
+    Raises (any method): ``StorageFull``, ``InternalError``; with an object store also what ``Blobs`` raise.
+    """
+
+    def __init__(self, directory: Path, disk: Disk | None = None, objects: Blobs | None = None) -> None:
+        """Asks nothing of ``objects``."""
+        self._changing = threading.RLock()  # held by the one who changes manifests
+        self._reading = threading.Lock()  # held while the catalog is looked at or changed, never for long
+        with storing():
+            self._files = ManifestFiles(directory, disk or Disk())
+            self._mirror = None if objects is None else ManifestMirror(self._files, objects)
+            self._manifests: Manifests = self._mirror or self._files
+            if self._mirror is None:
+                self._files.now_mirrors(None)
+            self._catalog = self._scan(set_damaged_aside=True)
+        self.ready = self.sure = self._mirror is None
+        self._failure: KvquiltError | None = None
+
+    @property
+    def num_documents(self) -> int:
+        return len(self._catalog.documents)
+
+    @property
+    def failure(self) -> KvquiltError | None:
+        """Why they are not sure, as far as is known. Does not block."""
+        return None if self.sure else self._failure
+
+    def references(self, chunk_id: str) -> int:
+        """How many documents refer to the chunk, or may: documents of a later version are not read. Does not
+        block.
+
+        Raises:
+            Unavailable: not sure.
+        """
+        if not self.sure:
+            raise Unavailable(_UNSURE)
+        with self._reading:
+            return self._catalog.references[chunk_id] + len(self._catalog.newer)
+
+    def documents(self) -> list[Document]:
+        """All, of all tenants, as far as they are known here. Does not block."""
+        with self._reading:
+            return list(self._catalog.documents.values())
+
+    def chunk_ids_of(self, tenant: str) -> set[str]:
+        """The distinct chunks of a tenant's documents, as far as they are known here. Does not block."""
+        return {
+            chunk_id
+            for document in self.documents()
+            if document.tenant == tenant
+            for chunk_id in document.chunk_ids
+        }
+
+    def pending(self) -> list[Removal]:
+        """Documents that are gone and whose chunks may still be stored; none while not sure. Does not
+        block."""
+        with self._reading:
+            return list(self._catalog.pending.values()) if self.sure else []
+
+    def finish(self, removal: Removal) -> None:
+        """The chunks of ``removal`` that nothing refers to are deleted everywhere."""
+        with self._change(removal.name):
+            self._manifests.remove(removal.name)
+
+    def put(self, manifest: Manifest) -> Removal | None:
+        """Stores a document in one step; what it replaced is pending. Until it is replaced, its chunks count
+        as referenced.
+
+        Raises:
+            InvalidRequest: a name or the id is not allowed.
+            NewerFormat: a later version of kvquilt stored it; it stays.
+        """
+        name, data = name_of(_checked_key(manifest)), encode(manifest)
+        with self._change(name):
+            removal = self._note_removal(name)
+            self._manifests.put(name, data)
+        return removal
+
+    def remove(self, tenant: str, collection: str, document_id: str) -> Removal:
+        """
+        Raises:
+            NotFound: no such document.
+            NewerFormat: a later version of kvquilt stored it; it stays.
+        """
+        name = name_of((tenant, collection, document_id))
+        with self._change(name):
+            removal = self._note_removal(name)
+            if removal is not None:
+                self._manifests.remove(name)
+        if removal is None:
+            raise _absent(collection, document_id)
+        return removal
+
+    def get(self, tenant: str, collection: str, document_id: str) -> Manifest:
+        """
+        Raises:
+            NotFound: no such document.
+            CorruptData: its manifest is damaged wherever it is kept.
+            NewerFormat: a later version of kvquilt stored it.
+        """
+        self._make_ready()
+        name = name_of((tenant, collection, document_id))
+        with storing():
+            manifest = self._read(name) or self._read_healed(name)
+        if manifest is None:
+            raise _absent(collection, document_id)
+        return manifest
+
+    def page(self, tenant: str, collection: str, start_after: str, limit: int, summary: bool) -> ManifestPage:
+        """Documents of ``collection`` (empty: of all) in the order of collection and id, up to ``limit`` or 1
+        MiB.
+
+        ``start_after`` is the ``Manifest.cursor`` of the last one known.
+        """
+        self._make_ready()
+        limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
+        manifests: list[Manifest] = []
+        num_bytes = 0
+        with self._reading:
+            keys = self._catalog.keys_after(tenant, collection, start_after)
+        for key in keys:
+            if len(manifests) >= limit or num_bytes >= PAGE_BYTES:
+                return ManifestPage(tuple(manifests), truncated=True)
+            try:
+                manifest = self.get(*key)
+                num_bytes += 0 if summary else self._files.size_bytes(name_of(key))
+            except (NotFound, CorruptData, FileNotFoundError):
+                continue  # removed meanwhile; damaged ones are in the log
+            manifests.append(_summary(manifest) if summary else manifest)
+        return ManifestPage(tuple(manifests), truncated=False)
+
+    def sync(self) -> None:
+        """Makes this node's manifests the bucket's, if they may differ."""
+        touched: set[str] = set()
+        known_failure = self._failure
+        with storing(), self._changing:
+            if self._mirror is None or self.sure:
+                return
+            if (
+                self._failure is not None and self._failure is not known_failure
+            ):  # of somebody who looked while we waited
+                raise type(self._failure)(self._failure.detail)
+            try:
+                self._mirror.sync(touched)
+            except KvquiltError as error:
+                self._failure = error
+                raise
+            finally:
+                for name in touched:
+                    self._reload(name)
+            self.ready = self.sure = True
+
+    def check_invariants(self) -> None:
+        """The catalog is what this node's manifests say."""
+        with self._changing, self._reading:
+            found = self._scan(set_damaged_aside=False)
+            assert self._catalog.documents == found.documents
+            assert self._catalog.pending == found.pending
+            assert self._catalog.newer == found.newer
+            self._catalog.check_invariants()
+
+    @contextmanager
+    def _change(self, name: str) -> Iterator[None]:
+        """Around a change of ``name``: afterwards the catalog says what the files say, however far it
+        came."""
+        with storing(), self._changing:
+            self.sync()
+            if name in self._catalog.newer:
+                raise NewerFormat("a later version of kvquilt stored this document; update kvquilt here")
+            try:
+                yield
+            except BaseException:
+                self.sure = self._mirror is None
+                raise
+            finally:
+                self._reload(name)
+
+    def _note_removal(self, name: str) -> Removal | None:
+        """Writes the journal of a document that is about to go, if there is one."""
+        document = self._catalog.documents.get(name)
+        if document is None:
+            return None
+        removal = Removal(f"removed/{uuid.uuid4().hex}.json", document.chunk_ids)
+        try:
+            self._manifests.put(
+                removal.name,
+                encode(Manifest(*document.key, chunks=tuple(_bare(c) for c in document.chunk_ids))),
+            )
+        finally:
+            self._reload(removal.name)
+        return removal
+
+    def _reload(self, name: str) -> None:
+        with self._reading:
+            try:
+                self._catalog.load(name, self._files.read(name))
+            except ValueError as error:
+                log.error("manifest %s is damaged: %s", name, error)
+
+    def _read(self, name: str) -> Manifest | None:
+        """None: not there, or damaged."""
+        data = self._files.read(name)
+        try:
+            return None if data is None else decode(data)
+        except ValueError as error:
+            log.error("manifest %s is damaged: %s", name, error)
+            return None
+
+    def _read_healed(self, name: str) -> Manifest | None:
+        """One whose file is damaged or lost, from the object store. None: there is no such document.
+
+        Raises:
+            CorruptData: there is no good one.
+        """
+        if name not in self._catalog.documents:
+            return None
+        with self._changing:
+            healed = self._mirror is not None and self._mirror.heal(name)
+            if healed:
+                self._reload(name)
+        manifest = self._read(name)
+        if manifest is None and name in self._catalog.documents:
+            raise CorruptData("the document's manifest is damaged; ingest the document again")
+        return manifest
+
+    def _make_ready(self) -> None:
+        if not self.ready:
+            self.sync()
+
+    def _scan(self, set_damaged_aside: bool) -> Catalog:
+        catalog = Catalog()
+        for name in self._files.names():
+            try:
+                catalog.load(name, self._files.read(name))
+            except ValueError as error:
+                if (
+                    set_damaged_aside
+                ):  # and wait for the object store's copy, or for the document to be ingested again
+                    log.error("manifest %s is damaged (%s); set aside", name, error)
+                    self._files.set_aside(name)
+        return catalog
+
+
+async def keep_synced(documents: Documents) -> None:
+    """For ever: looks at the object store, ever less often while it is down, so that others need not wait for
+    it."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            await asyncio.to_thread(documents.sync)
+            pause_s = _FIRST_PAUSE_S
+        except KvquiltError as error:
+            log.warning("the documents cannot be compared with the object store: %s", error.detail)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        await asyncio.sleep(pause_s)
+
+
+def _checked_key(manifest: Manifest) -> Key:
+    if not 0 < len(manifest.document_id) <= LONGEST_DOCUMENT_ID:
+        raise InvalidRequest(f"manifest.document_id: must have 1 to {LONGEST_DOCUMENT_ID} characters")
+    return manifest.tenant, manifest.collection, manifest.document_id
+
+
+def _bare(chunk_id: str) -> ManifestChunk:
+    return ManifestChunk(chunk_id, ())
+
+
+def _summary(manifest: Manifest) -> Manifest:
+    return replace(manifest, chunks=tuple(replace(c, token_ids=(), text="") for c in manifest.chunks))
+
+
+def _absent(collection: str, document_id: str) -> NotFound:
+    return NotFound(f"document {document_id!r}: not in collection {collection!r}")

@@ -1,0 +1,92 @@
+"""Manifests as files of the home node: the truth where there is no object store, else its mirror.
+
+<directory>/manifests/<tenant>/<collection>/<hash of document id>.json    the documents
+<directory>/removed/<number>.json                                         documents that are gone, their chunks still to be deleted
+<directory>/bucket.json                                                   whose mirror this is; absent: nobody's
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from services.kv_store.blobs.disk import Disk
+
+FOLDERS = ("manifests/", "removed/")
+_NAME = re.compile(
+    r"manifests/(?!\.)[A-Za-z0-9._-]+/(?!\.)[A-Za-z0-9._-]+/[0-9a-f]{40}\.json|removed/[0-9a-f]{32}\.json"
+)
+_BUCKET = "bucket.json"
+
+
+def is_manifest_name(name: str) -> bool:
+    """Names become paths: others than ours are not for us."""
+    return _NAME.fullmatch(name) is not None
+
+
+class Manifests(Protocol):
+    """Named manifests, durable when a method returns. Raise ``OSError`` and ``shared.errors``."""
+
+    def put(self, name: str, data: bytes) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+
+class ManifestFiles:
+    """All methods raise ``OSError``."""
+
+    def __init__(self, directory: Path, disk: Disk) -> None:
+        self._directory, self._disk = directory, disk
+        self._staging = directory / "staging"
+        for path in (directory / "manifests", directory / "removed", self._staging):
+            self._disk.make_dir(path)
+
+    def names(self) -> Iterator[str]:
+        for pattern in ("manifests/*/*/*.json", "removed/*.json"):
+            for path in self._directory.glob(pattern):
+                name = path.relative_to(self._directory).as_posix()
+                if is_manifest_name(name):
+                    yield name
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return (self._directory / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def size_bytes(self, name: str) -> int:
+        return (self._directory / name).stat().st_size
+
+    def put(self, name: str, data: bytes) -> None:
+        """In one step: whatever happens, the old bytes or the new ones are there."""
+        path, staged = self._directory / name, self._staging / f"put-{uuid.uuid4().hex}"
+        try:
+            self._disk.write(staged, data)
+            self._disk.make_dir(path.parent)
+            self._disk.move(staged, path)
+        finally:
+            self._disk.remove(staged)
+
+    def remove(self, name: str) -> None:
+        path = self._directory / name
+        if self._disk.remove(path):
+            self._disk.sync_dir(path.parent)
+
+    def set_aside(self, name: str) -> None:
+        """Keeps a damaged one for the operator under another name."""
+        path = self._directory / name
+        self._disk.move(path, path.with_suffix(".damaged"))
+
+    def bucket(self) -> bytes | None:
+        """The marker of the bucket whose mirror this is."""
+        return self.read(_BUCKET)
+
+    def now_mirrors(self, bucket: bytes | None) -> None:
+        """None: from now on these files are the truth themselves."""
+        if bucket is None:
+            self.remove(_BUCKET)
+        elif self.bucket() != bucket:
+            self.put(_BUCKET, bucket)

@@ -1,0 +1,1 @@
+"""Brings chunks to a node from where they are."""

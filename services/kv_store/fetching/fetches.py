@@ -1,0 +1,137 @@
+"""What is on its way to this node: one fetch per chunk, however many ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from pathlib import Path
+
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.fetching.fetch import Fetch, FetchConfig, FetchRoom
+from services.kv_store.fetching.reading_threads import ReadingThreads
+from services.kv_store.fetching.sources import ObjectSource, PeerSearch, Source
+from services.kv_store.tiers.local import LocalTier
+from shared.kv_types import OpenedChunk
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 3.0
+
+
+class Fetches:
+    """From the object store first and from other nodes then, or the other way round; the first that has the
+    chunk, and whole."""
+
+    def __init__(
+        self,
+        tiers: Sequence[LocalTier],
+        objects: Blobs | None,
+        config: FetchConfig,
+        prefer_peers: bool,
+        counters: Counter[str],
+        threads: Executor,
+    ) -> None:
+        """``tiers``: where a chunk may go, the best first."""
+        self.damaged_objects: set[str] = set()
+        """Chunks whose object turned out to be damaged: not stored, whatever the object store says."""
+        self._objects, self._config, self._prefer_peers, self._counters = (
+            objects,
+            config,
+            prefer_peers,
+            counters,
+        )
+        self._threads = threads
+        self._readers = ReadingThreads(config.concurrency, "kv-fetch")
+        self._room = FetchRoom(
+            tiers, config, self._readers, threads, counters, self._linger, self._take_in, self._note_damage
+        )
+        self._running: dict[str, tuple[Fetch, asyncio.Task[bool]]] = {}
+        self._lingering: dict[Path, asyncio.TimerHandle] = {}
+        self._homeless: dict[
+            str, OpenedChunk
+        ] = {}  # whole, but no tier had room: they are where they were staged, for a while
+
+    def __contains__(self, chunk_id: str) -> bool:
+        return chunk_id in self._running or chunk_id in self._homeless
+
+    async def open(self, chunk_id: str, peers: PeerSearch) -> OpenedChunk | None:
+        """Where the chunk can be read, as soon as its frame is there; None: it cannot be had soon."""
+        if chunk_id in self._homeless:
+            return self._homeless[chunk_id]
+        self._counters["coalesced"] += chunk_id in self._running
+        fetch, _ = self.start(chunk_id, peers, urgent=True)
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                return await fetch.framed()
+        except TimeoutError:
+            return None
+
+    def start(
+        self, chunk_id: str, peers: PeerSearch, urgent: bool = False
+    ) -> tuple[Fetch, asyncio.Task[bool]]:
+        """The fetch that is under way, or a new one."""
+        if chunk_id not in self._running:
+            fetch = Fetch(self._room, chunk_id)
+            task = asyncio.create_task(fetch.run(self._sources(chunk_id, peers)))
+            self._running[chunk_id] = fetch, task
+            task.add_done_callback(lambda task: self._ended(chunk_id, task))
+        fetch, task = self._running[chunk_id]
+        if urgent:
+            fetch.hurry()
+        return fetch, task
+
+    def drop(self, chunk_id: str) -> None:
+        """What comes from now on is of a chunk that is gone."""
+        fetch, _ = self._running.pop(chunk_id, (None, None))
+        if fetch is not None:
+            fetch.drop()
+        self._homeless.pop(chunk_id, None)
+
+    async def close(self) -> None:
+        tasks = [task for _, task in self._running.values()]
+        for chunk_id in [*self._running, *self._homeless]:
+            self.drop(chunk_id)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for path in list(self._lingering):
+            self._end_lingering(path)
+        self._readers.close()
+
+    async def _sources(self, chunk_id: str, peers: PeerSearch) -> AsyncIterator[Source]:
+        if self._prefer_peers or self._objects is None:
+            for source in await peers.sources(chunk_id):
+                yield source
+        if self._objects is not None:
+            yield ObjectSource(self._objects, chunk_id, self._threads)
+            if not self._prefer_peers:
+                for source in await peers.sources(chunk_id):
+                    yield source
+
+    def _ended(self, chunk_id: str, task: asyncio.Task[bool]) -> None:
+        if self._running.get(chunk_id, (None, None))[1] is task:
+            del self._running[chunk_id]
+        if not task.cancelled() and task.exception() is not None:
+            log.error("fetching chunk %s failed", chunk_id, exc_info=task.exception())
+
+    def _note_damage(self, kind: str, chunk_id: str) -> None:
+        self._counters[f"damaged_{kind}s"] += 1
+        if kind == "object":
+            self.damaged_objects.add(chunk_id)
+
+    def _linger(self, path: Path) -> None:
+        self._lingering[path] = asyncio.get_running_loop().call_later(LINGER_S, self._end_lingering, path)
+
+    def _end_lingering(self, path: Path) -> None:
+        self._lingering.pop(path).cancel()
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        for chunk_id in [c for c, opened in self._homeless.items() if opened.path == str(path)]:
+            del self._homeless[chunk_id]
+
+    def _take_in(self, opened: OpenedChunk) -> None:
+        self._homeless[opened.chunk_id] = opened

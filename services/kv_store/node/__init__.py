@@ -1,0 +1,1 @@
+"""One node's part of the store, and the front that asks all nodes."""

@@ -1,0 +1,222 @@
+"""The store of the whole cluster: every call sent to the nodes that can answer it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+
+from services.kv_store.fetching.nodes import Nodes, ask, merged_page, on_node
+from services.kv_store.node.agent import SERVICE
+from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id
+from shared.clients.health import ServiceHealth
+from shared.errors import NotFound, Unavailable
+from shared.kv_types import (
+    ChunkPage,
+    ChunkStat,
+    CollectedGarbage,
+    DeletedChunks,
+    Manifest,
+    ManifestPage,
+    OpenedChunk,
+    PinnedChunks,
+    PinnedDocuments,
+    StoreStats,
+    VerifyProgress,
+)
+from shared.request import RequestContext
+
+_LATELY_S = 600.0
+
+
+class ClusterStore:
+    """A ``shared.kv_types.KvStore``. An empty node id means the home node."""
+
+    def __init__(self, nodes: Nodes, own_node_id: str) -> None:
+        """Chunks that arrive as streams are kept on ``own_node_id``."""
+        self._nodes, self._own_node_id = nodes, own_node_id
+        self._asked: dict[str, float] = {}  # node → when its chunks were last asked for
+
+    async def stat(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
+    ) -> list[ChunkStat]:
+        """
+        Raises:
+            Unavailable: a chunk was not found, but may lie on a node that does not answer.
+        """
+        found, unreachable = await self._find(ctx, chunk_ids, held)
+        if unreachable and any(c not in found for c in chunk_ids):
+            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
+        return [found[c][1] if c in found else ChunkStat(c, exists=False) for c in chunk_ids]
+
+    async def open(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+    ) -> list[OpenedChunk]:
+        self._asked[self._node(node_id)] = time.monotonic()
+        return await on_node(self._nodes, self._node(node_id), lambda store: store.open(ctx, chunk_ids))
+
+    async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
+        return await on_node(self._nodes, self._node(node_id), lambda store: store.stage(ctx))
+
+    async def adopt(
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        node_id: str,
+        path: str,
+        replace: bool = False,
+        behind: bool = False,
+    ) -> bool:
+        return await on_node(
+            self._nodes,
+            self._node(node_id),
+            lambda store: store.adopt(ctx, chunk_id, "", path, replace, behind),
+        )
+
+    async def put(
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        size_bytes: int,
+        pieces: AsyncIterator[bytes],
+        replace: bool = False,
+    ) -> bool:
+        found, _ = await self._find(ctx, [chunk_id])
+        if found and not replace:
+            return True
+        stored = await on_node(
+            self._nodes,
+            self._own_node_id,
+            lambda store: store.put(ctx, chunk_id, size_bytes, pieces, replace),
+        )
+        return stored or bool(found)
+
+    async def get(
+        self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        found, unreachable = await self._find(ctx, [chunk_id])
+        if chunk_id not in found:
+            raise (
+                Unavailable("a node of the store does not answer; retry")
+                if unreachable
+                else NotFound(f"chunk {chunk_id}: not stored")
+            )
+        store = await self._nodes.store(found[chunk_id][0])
+        async with aclosing(store.get(ctx, chunk_id, offset, length)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.delete(ctx, chunk_ids))
+
+    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
+        limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
+        pages, unreachable = await ask(
+            self._nodes, self._nodes.ids(), lambda store: store.list_page(ctx, start_after, limit)
+        )
+        if unreachable:
+            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
+        return merged_page(list(pages.values()), limit)
+
+    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.put_manifest(ctx, manifest))
+
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
+        return await on_node(
+            self._nodes, self._nodes.home(), lambda home: home.get_manifest(ctx, collection, document_id)
+        )
+
+    async def manifest_page(
+        self,
+        ctx: RequestContext,
+        collection: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        summary: bool = False,
+    ) -> ManifestPage:
+        return await on_node(
+            self._nodes,
+            self._nodes.home(),
+            lambda home: home.manifest_page(ctx, collection, start_after, limit, summary),
+        )
+
+    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
+        return await on_node(
+            self._nodes, self._nodes.home(), lambda home: home.delete_manifest(ctx, collection, document_id)
+        )
+
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
+        lately = time.monotonic() - _LATELY_S
+        nodes = (
+            [node_id] if node_id else [n for n in self._nodes.ids() if self._asked.get(n, lately) > lately]
+        )
+        await ask(self._nodes, nodes, lambda store: store.prefetch(ctx, chunk_ids))
+
+    async def stats(self, ctx: RequestContext) -> StoreStats:
+        """The object store and the tenants are the home node's to know."""
+        answers, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.stats(ctx))
+        nodes = tuple(node for stats in answers.values() for node in stats.nodes)
+        home = answers.get(self._nodes.home(), StoreStats(()))
+        return StoreStats(nodes, home.objects, home.tenants, unreachable + home.num_unreachable)
+
+    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+        store = await self._nodes.store(self._nodes.home())
+        async with aclosing(store.verify(ctx, repair)) as updates:
+            async for update in updates:
+                yield update
+
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+    ) -> CollectedGarbage:
+        return await on_node(
+            self._nodes,
+            self._nodes.home(),
+            lambda home: home.collect_garbage(ctx, grace_s, dry_run, chunk_ids),
+        )
+
+    async def pin(
+        self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
+    ) -> int:
+        return await on_node(
+            self._nodes, self._nodes.home(), lambda home: home.pin(ctx, collection, document_id, unpin)
+        )
+
+    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
+        return await on_node(self._nodes, self._nodes.home(), lambda home: home.list_pins(ctx))
+
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
+        return await on_node(
+            self._nodes, self._nodes.home(), lambda home: home.list_pinned_chunks(ctx, known_version)
+        )
+
+    async def health(self, ctx: RequestContext) -> ServiceHealth:
+        """Chunks and bytes are summed over the nodes; a chunk on two nodes counts twice."""
+        answers, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.health(ctx))
+        facts = {
+            name: str(sum(int(a.facts[name]) for a in answers.values()))
+            for name in ("chunks", "bytes", "documents")
+        }
+        home = answers.get(self._nodes.home())
+        details = (
+            [f"{unreachable} of {len(answers) + unreachable} nodes do not answer"] if unreachable else []
+        )
+        if home is not None and home.detail:
+            details.append(home.detail)
+        ready = home is not None and home.ready
+        return ServiceHealth(SERVICE, ready, "; ".join(details), {**facts, "nodes": str(len(answers))})
+
+    async def _find(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
+    ) -> tuple[dict[str, tuple[str, ChunkStat]], int]:
+        """Node and facts of the stored ones, and how many nodes did not answer."""
+        for chunk_id in chunk_ids:
+            check_chunk_id(chunk_id)
+        answers, unreachable = await ask(
+            self._nodes, self._nodes.ids(), lambda store: store.stat(ctx, chunk_ids, held)
+        )
+        return {
+            s.chunk_id: (node, s) for node, stats in answers.items() for s in stats if s.exists
+        }, unreachable
+
+    def _node(self, node_id: str) -> str:
+        return node_id or self._nodes.home()

@@ -1,0 +1,52 @@
+"""What an agent does again and again beside its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.kv_store.config import GarbageConfig
+from services.kv_store.fetching.nodes import Nodes
+from services.kv_store.node.agent import Agent
+from shared.errors import KvquiltError
+from shared.request import RequestContext
+
+log = logging.getLogger(__name__)
+
+_LONG_MS = 24 * 3_600_000
+Sleep = Callable[[float], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Housekeeping:
+    agent: Agent
+    nodes: Nodes
+    node_id: str
+    garbage: GarbageConfig
+    pins_s: float
+    sleep: Sleep = asyncio.sleep
+
+    async def follow_pins(self) -> None:
+        """For ever: what is pinned or pinned no more, the node knows soon."""
+        while True:
+            await _try("following pins", self.agent.follow_pins(RequestContext.create()))
+            await self.sleep(self.pins_s)
+
+    async def collect_garbage(self) -> None:
+        """For ever, on the home node; not at all where the period is 0."""
+        while self.garbage.period_s:
+            await self.sleep(self.garbage.period_s)
+            if self.nodes.home() == self.node_id:
+                ctx = RequestContext.create(deadline_ms=_LONG_MS)
+                await _try("collecting garbage", self.agent.collect_garbage(ctx, self.garbage.grace_s))
+
+
+async def _try(doing: str, work: Awaitable[object]) -> None:
+    try:
+        await work
+    except KvquiltError as error:
+        log.info("%s failed, and is tried again: %s", doing, error.detail)
+    except Exception:
+        log.exception("%s failed", doing)

@@ -1,0 +1,193 @@
+"""How chunks become durable: through to the object store, or kept on the disk and brought there later.
+
+What is deleted or replaced goes from the disk first and from memory then, for copies go the other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.fetching.fetches import LINGER_S, Fetches
+from services.kv_store.node.locks import Locks
+from services.kv_store.node.uploader import Uploader
+from services.kv_store.tiers.chunk_files import is_newer, verified
+from services.kv_store.tiers.chunk_names import blob_of
+from services.kv_store.tiers.local import LocalTier
+from services.kv_store.tiers.object_chunks import is_newer_object
+from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
+from shared.kv_format import ChunkSummary
+
+log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+
+class Writes:
+    """One writer per chunk at a time. A file of a newer format is never replaced."""
+
+    def __init__(
+        self,
+        disk: LocalTier,
+        memory: LocalTier | None,
+        objects: Blobs | None,
+        fetches: Fetches,
+        counters: Counter[str],
+        threads: Executor,
+    ) -> None:
+        self._disk, self._memory, self._objects, self._fetches = disk, memory, objects, fetches
+        self._counters, self._threads = counters, threads
+        self._tiers = [t for t in (disk, memory) if t is not None]
+        self._locks = Locks()
+        self._uploader = Uploader(self._upload)
+        self._leaving: dict[str, asyncio.TimerHandle] = {}
+
+    async def exists(self, chunk_id: str) -> bool:
+        """Whether it is stored, and as durably as ``put`` would make it."""
+        async with self._locks.hold(chunk_id):
+            return await self._exists(chunk_id, behind=False, uploaded=True)
+
+    async def put(self, chunk_id: str, staged: Path, replace: bool, behind: bool) -> bool:
+        """See ``NodeTiers.put``."""
+        try:
+            async with self._locks.hold(chunk_id):
+                copied = self._objects is None and any(tier.find(chunk_id) for tier in self._tiers)
+                durable = await self._exists(chunk_id, behind, uploaded=not behind and not replace)
+                newer = await self._in_threads(self._is_newer, chunk_id, durable and replace and not behind)
+                if not newer and (not durable or replace):
+                    await self._store(chunk_id, staged, behind)
+                return durable or copied or newer
+        finally:
+            await self._in_threads(self._disk.staging.discard, staged)
+
+    async def put_copy(self, chunk_id: str, path: Path) -> None:
+        """Stores the bytes of a good copy as if they were new."""
+        staged = await self._in_threads(self._disk.staging.copy_of, path)
+        try:
+            async with self._locks.hold(chunk_id):
+                await self._store(chunk_id, staged, behind=False)
+        finally:
+            await self._in_threads(self._disk.staging.discard, staged)
+
+    async def delete(self, chunk_id: str) -> bool:
+        """From this node's tiers."""
+        async with self._locks.hold(chunk_id):
+            self._fetches.drop(chunk_id)
+            return any([await self._in_threads(tier.remove, chunk_id) for tier in self._tiers])
+
+    async def alone(self, chunk_id: str, call: Callable[[], ResultT]) -> ResultT:
+        """``call`` in a thread, while nobody writes the chunk or brings it here."""
+        async with self._locks.hold(chunk_id):
+            self._fetches.drop(chunk_id)
+            return await self._in_threads(call)
+
+    def upload_pending(self) -> None:
+        if self._objects is not None:
+            self._uploader.add(c.chunk_id for c in self._disk.copies(kept_only=True))
+
+    async def uploaded(self) -> None:
+        """Returns once nothing waits for the object store."""
+        await self._uploader.idle()
+
+    async def close(self) -> None:
+        await self._uploader.close()
+        for chunk_id in list(self._leaving):
+            self._leave(chunk_id)
+
+    async def _exists(self, chunk_id: str, behind: bool, uploaded: bool) -> bool:
+        """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there
+        first."""
+        copy = self._disk.find(chunk_id)
+        if copy is not None and copy.kept:
+            await self._in_threads(self._disk.commit, chunk_id)
+            if uploaded:
+                await self._upload_locked(chunk_id)
+            return True
+        if self._objects is None or chunk_id in self._fetches.damaged_objects:
+            return False
+        try:
+            return await self._in_threads(self._objects.stat, blob_of(chunk_id)) is not None
+        except KvquiltError:
+            if behind:  # it can be stored here, and the object store be asked later
+                return False
+            raise
+
+    async def _store(self, chunk_id: str, staged: Path, behind: bool) -> None:
+        summary = await self._in_threads(verified, staged, chunk_id)
+        self._fetches.drop(chunk_id)
+        if self._objects is None or behind:
+            await self._in_threads(self._keep_truth, chunk_id, staged, summary)
+            if self._objects is not None:
+                self._uploader.add([chunk_id])
+        else:
+            await self._in_threads(self._put_object, self._objects, chunk_id, staged, summary)
+            self._counters["uploads"] += 1
+        self._fetches.damaged_objects.discard(chunk_id)
+
+    def _keep_truth(self, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
+        self._disk.with_room(
+            summary.size_bytes, lambda: self._disk.keep(chunk_id, staged, summary, truth=True)
+        )
+        if self._memory is not None:
+            self._memory.remove(chunk_id)
+
+    def _put_object(self, objects: Blobs, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
+        objects.put_file(blob_of(chunk_id), staged)
+        try:
+            self._disk.remove(chunk_id)  # it may be kept there, which a copy does not replace
+            if staged.exists():
+                self._disk.keep(chunk_id, staged, summary)
+        except KvquiltError as error:  # a copy is not worth an error
+            log.warning("no copy of chunk %s stays here: %s", chunk_id, error.detail)
+        if self._memory is not None:
+            self._memory.remove(chunk_id)
+
+    async def _upload(self, chunk_id: str) -> None:
+        async with self._locks.hold(chunk_id):
+            await self._upload_locked(chunk_id)
+
+    async def _upload_locked(self, chunk_id: str) -> None:
+        """Brings what is kept here to the object store; nothing if it is not here any more."""
+        copy = self._disk.find(chunk_id)
+        if self._objects is None or copy is None or not copy.kept:
+            return
+        version, path = self._disk.version(chunk_id), self._disk.path_of(chunk_id)
+        try:
+            await self._in_threads(verified, path, chunk_id)
+            if not await self._in_threads(is_newer_object, self._objects, chunk_id):
+                await self._in_threads(self._objects.put_file, blob_of(chunk_id), path)
+                self._counters["uploads"] += 1
+        except NewerFormat as error:
+            log.warning("what waits for the object store stays here: %s", error.detail)
+            return
+        except CorruptData as error:
+            log.error("what waited for the object store is damaged: %s", error.detail)
+            await self._in_threads(self._disk.remove, chunk_id)
+        except (NotFound, FileNotFoundError):
+            pass  # settling finds out
+        await self._in_threads(self._disk.settle, chunk_id, version)
+        if chunk_id in self._leaving:
+            self._leaving.pop(chunk_id).cancel()
+        self._leaving[chunk_id] = asyncio.get_running_loop().call_later(LINGER_S, self._leave, chunk_id)
+
+    def _leave(self, chunk_id: str) -> None:
+        self._leaving.pop(chunk_id).cancel()
+        with suppress(KvquiltError):
+            self._disk.leave(chunk_id)
+
+    def _is_newer(self, chunk_id: str, look_at_object: bool) -> bool:
+        """Uploading looks at the object itself."""
+        for tier in self._tiers:
+            with suppress(NotFound):
+                if is_newer(tier.path_of(chunk_id)):
+                    return True
+        return look_at_object and self._objects is not None and is_newer_object(self._objects, chunk_id)
+
+    async def _in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)

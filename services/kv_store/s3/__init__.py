@@ -1,0 +1,1 @@
+"""Blobs in a bucket of an S3-compatible server."""

@@ -1,0 +1,83 @@
+"""The files of one of a node's own tiers, and where in its directory they lie.
+
+    <directory>/chunks/ab/abcd….arrow          kept: the only whole ones there are, durable, never evicted
+    <directory>/cache/chunks/ab/abcd….arrow    copies of what is whole elsewhere: evicted when room is needed
+    <directory>/staging/                       being written
+
+A chunk is in one of the two places. A tier in shared memory has copies only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.kv_store.blobs.directory import DirectoryBlobs
+from services.kv_store.blobs.disk import Disk
+from services.kv_store.blobs.staging import Staging
+from services.kv_store.tiers.chunk_names import CHUNKS, blob_of, chunk_of
+
+_LARGEST_LIST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """``kept``: not evictable, for it may be the only one. ``modified_s``: seconds since 1970."""
+
+    chunk_id: str
+    size_bytes: int
+    modified_s: float
+    kept: bool = False
+
+
+class TierFiles:
+    """Thread-safe, and knows nothing by itself: the file system is asked every time."""
+
+    def __init__(self, directory: Path, staging: Staging, disk: Disk | None, keeps: bool) -> None:
+        self.cache = DirectoryBlobs(directory / "cache", staging, disk, durable=False)
+        self._kept = DirectoryBlobs(directory, staging, disk) if keeps else None
+
+    @property
+    def keeps(self) -> bool:
+        return self._kept is not None
+
+    def blobs(self, kept: bool) -> DirectoryBlobs:
+        if not kept:
+            return self.cache
+        assert self._kept is not None, "this tier holds copies only"
+        return self._kept
+
+    def path_of(self, copy: Copy) -> Path:
+        return self.blobs(copy.kept).path_of(blob_of(copy.chunk_id))
+
+    def find(self, chunk_id: str, copies_only: bool = False) -> Copy | None:
+        for kept in [True, False] if self.keeps and not copies_only else [False]:
+            stat = self.blobs(kept).stat(blob_of(chunk_id))
+            if stat is not None:
+                return Copy(chunk_id, stat.size_bytes, stat.modified_s, kept)
+        return None
+
+    def scan(self, clean: bool = False, kept_no_more: Container[str] = ()) -> dict[str, Copy]:
+        """What is there; ``clean``: and removes copies of what is also kept (a crash came in between).
+        ``kept_no_more``: of these only copies count."""
+        found = (
+            {c.chunk_id: c for c in self._list(True) if c.chunk_id not in kept_no_more} if self.keeps else {}
+        )
+        for copy in self._list(False):
+            if copy.chunk_id not in found:
+                found[copy.chunk_id] = copy
+            elif clean:
+                self.cache.delete(blob_of(copy.chunk_id))
+        return found
+
+    def _list(self, kept: bool) -> Iterator[Copy]:
+        after = ""
+        while True:
+            page = self.blobs(kept).list(CHUNKS, after, _LARGEST_LIST)
+            for blob in page.blobs:
+                if chunk_id := chunk_of(blob.name):
+                    yield Copy(chunk_id, blob.size_bytes, blob.modified_s, kept)
+            if not page.truncated:
+                return
+            after = page.blobs[-1].name

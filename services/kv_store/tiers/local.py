@@ -1,0 +1,396 @@
+"""One of a node's own tiers: which chunks lie in a directory, how much room they take, and which of them go
+when there is none.
+
+What is *kept* may be the only one there is: it is durable and never evicted. The others are copies of what is
+whole elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import bisect_right
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from services.kv_store.blobs.directory import DirectoryBlobs
+from services.kv_store.blobs.disk import Disk
+from services.kv_store.blobs.protocol import WHOLE, ByteRange
+from services.kv_store.blobs.staging import StagedFile, Staging
+from services.kv_store.tiers.chunk_files import Stamp, is_damaged, stamp_of, verified
+from services.kv_store.tiers.chunk_names import blob_of
+from services.kv_store.tiers.eviction import S3Fifo
+from services.kv_store.tiers.files import Copy, TierFiles
+from services.kv_store.tiers.leases import Leases
+from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
+from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
+from shared.kv_types import OpenedChunk, TierStats
+
+log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+
+LEASE_S = 60.0
+_MOST_KNOWN_LAYOUTS = 16_384
+
+
+class Reservation:
+    """Room in a tier for what is being written, until ``release``, which may be called again."""
+
+    def __init__(self, release: Callable[[int], None], num_bytes: int) -> None:
+        self._release, self._num_bytes = release, num_bytes
+
+    def release(self) -> None:
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        self._release(num_bytes)
+
+
+class LocalTier:
+    """Thread-safe; every method may block on the disk. The file system is the truth; what it says is found
+    once, at the start.
+
+    Raises (any method): ``StorageFull``, ``InternalError`` when the disk fails.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        disk: Disk | None = None,
+        keeps: bool = False,
+        kept_name: str = "",
+        capacity_bytes: int = 0,
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``keeps``: it may hold the truth, which counts as tier ``kept_name``. ``capacity_bytes`` 0: as much
+        as fits."""
+        self.name, self.kept_name, self.capacity_bytes = name, kept_name or name, capacity_bytes
+        self.staging = Staging(directory / "staging", disk, clock)
+        self._files = TierFiles(directory, self.staging, disk, keeps)
+        self._lock = threading.RLock()  # held while files change names
+        self._layouts: OrderedDict[str, tuple[Stamp, ChunkSummary]] = OrderedDict()
+        self._leases = Leases(lease_s, clock)
+        self._pins: frozenset[str] = frozenset()
+        self._queue = S3Fifo()
+        self._uses: Counter[str] = Counter()
+        self._leaving: set[str] = set()  # copies whose name as kept is still there
+        self._sorted: list[str] | None = None
+        self._reserved_bytes = self.num_evictions = 0
+        self._index = self._files.scan(clean=True)
+        self._num_bytes = sum(c.size_bytes for c in self._index.values())
+        for copy in self._index.values():
+            if not copy.kept:
+                self._queue.admit(copy.chunk_id, copy.size_bytes)
+        self._shrink()
+
+    @property
+    def kept(self) -> DirectoryBlobs:
+        """The directory itself, where nothing is evicted."""
+        return self._files.blobs(True)
+
+    # ---- looking
+
+    def find(self, chunk_id: str) -> Copy | None:
+        with self._lock:
+            return self._index.get(chunk_id)
+
+    def copies(self, start_after: str = "", limit: int = 0, kept_only: bool = False) -> list[Copy]:
+        """In the order of ids; ``limit`` 0: all."""
+        with self._lock:
+            if self._sorted is None:
+                self._sorted = sorted(self._index)
+            start = bisect_right(self._sorted, start_after)
+            found = (self._index[c] for c in self._sorted[start:])
+            return list(islice((c for c in found if c.kept or not kept_only), limit or None))
+
+    def path_of(self, chunk_id: str) -> Path:
+        """Where its file is.
+
+        Raises:
+            NotFound: not in this tier.
+        """
+        copy = self.find(chunk_id)
+        if copy is None:
+            raise NotFound(f"chunk {chunk_id}: not stored")
+        return self._files.path_of(copy)
+
+    def read(self, chunk_id: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
+        """The bytes of its file in pieces.
+
+        Raises:
+            NotFound: not in this tier (raised by the first ``next``).
+        """
+        copy = self.find(chunk_id)
+        return self._files.blobs(copy is not None and copy.kept).read(blob_of(chunk_id), byte_range)
+
+    def open(self, chunk_id: str) -> OpenedChunk | None:
+        """Where a reader finds it, and a promise to leave it there for a while. A file whose frame is
+        damaged, or that somebody changed, is removed; one of a newer format is left alone. Both count as
+        absent."""
+        with self._lock:
+            copy = self._index.get(chunk_id)
+            if copy is None:
+                return None
+            self.lease(chunk_id)
+            self._queue.touch(chunk_id)
+            path = self._files.path_of(copy)
+            known = self._layouts.get(chunk_id)
+        try:
+            stamp = stamp_of(path)
+            if known is None or known[0] != stamp:
+                summary = inspect_chunk(path) if known is None else verified(path, chunk_id)
+                self._remember(chunk_id, stamp, summary)
+            else:
+                summary = known[1]
+        except (FileNotFoundError, NotFound):
+            self.check_again(chunk_id)
+            return None
+        except CorruptData as error:
+            log.warning("a copy in tier %s is damaged: %s", self.name, error.detail)
+            self.remove_if(chunk_id, lambda: is_damaged(path, chunk_id))
+            return None
+        except NewerFormat as error:
+            log.warning("a copy in tier %s cannot be read by this version: %s", self.name, error.detail)
+            return None
+        return OpenedChunk(chunk_id, True, str(path), summary.size_bytes, summary.layers, tier=self.name)
+
+    def num_uses(self, chunk_id: str) -> int:
+        """Counts another use of a chunk that is worth a faster tier; how many there were since it came
+        here."""
+        with self._lock:
+            self._uses[chunk_id] += 1
+            return self._uses[chunk_id]
+
+    def stats(self) -> list[TierStats]:
+        """One for the copies, one for what is kept if that is called differently."""
+        with self._lock:
+            copies = list(self._index.values())
+            pins = self._pins
+        names = [self.name] if not self._files.keeps else list(dict.fromkeys((self.name, self.kept_name)))
+        return [self._stats_of(name, [c for c in copies if self._name_of(c) == name], pins) for name in names]
+
+    # ---- changing
+
+    def reserve(self, num_bytes: int) -> Reservation | None:
+        """Makes room for a copy that is about to be written; None: there is none."""
+        with self._lock:
+            if not self._make_room(num_bytes):
+                return None
+            self._reserved_bytes += num_bytes
+            return Reservation(self._unreserve, num_bytes)
+
+    def allocate(self, size_bytes: int) -> StagedFile:
+        """A new staged file. Where the disk is full before the capacity is reached, copies make room.
+
+        Raises:
+            StorageFull: there are too few of them.
+        """
+        return self.with_room(size_bytes, lambda: self.staging.allocate(size_bytes))
+
+    def with_room(self, num_bytes: int, write: Callable[[], ResultT]) -> ResultT:
+        """``write``, and again after evicting that much if the disk was full."""
+        try:
+            return write()
+        except StorageFull:
+            with self._lock:
+                if not self._evict(num_bytes):
+                    raise
+            return write()
+
+    def keep(
+        self,
+        chunk_id: str,
+        staged: Path,
+        summary: ChunkSummary,
+        *,
+        truth: bool = False,
+        reservation: Reservation | None = None,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Gives a staged, verified file its place. As ``truth`` it is durable when this returns. False: there
+        is no room, or ``unless`` says so at the last moment; the staged file is then still there.
+
+        Raises:
+            StorageFull: no room for the truth.
+        """
+        blobs, blob = self._files.blobs(truth), blob_of(chunk_id)
+        blobs.prepare(blob, staged)
+        with self._lock:
+            if reservation is not None:
+                reservation.release()
+            old = self._index.get(chunk_id)
+            if unless() or (old is not None and old.kept and not truth):
+                return False
+            if not self._make_room(summary.size_bytes - (old.size_bytes if old else 0), besides=chunk_id):
+                if truth:
+                    raise StorageFull(
+                        "no space left where KV is stored; delete documents or enlarge the volume"
+                    )
+                return False
+            self._place(blobs, chunk_id, staged, summary, truth)
+        blobs.commit(blob)
+        return True
+
+    def settle(self, chunk_id: str, version: str) -> None:
+        """What was kept is whole elsewhere now: it becomes a copy, if it is still what it was. Its old name
+        stays until ``leave``, for those who were told of it."""
+        with self._lock:
+            copy = self._index.get(chunk_id)
+            if copy is None or not copy.kept or self.version(chunk_id) != version:
+                self.check_again(chunk_id)
+                return
+            blob = blob_of(chunk_id)
+            second = self.staging.second_name(self._files.path_of(copy))
+            self._files.cache.prepare(blob, second)
+            self._files.cache.place(blob, second)
+            self._leaving.add(chunk_id)
+            self._index[chunk_id] = replace(copy, kept=False)
+            self._queue.admit(chunk_id, copy.size_bytes)
+            self._shrink()
+
+    def leave(self, chunk_id: str) -> None:
+        """Ends the name that a settled chunk had."""
+        with self._lock:
+            if chunk_id in self._leaving:
+                self._leaving.discard(chunk_id)
+                self._files.blobs(True).delete(blob_of(chunk_id))
+
+    def version(self, chunk_id: str) -> str:
+        """Changes whenever the file does; empty: there is none."""
+        try:
+            return str(stamp_of(self.path_of(chunk_id)))
+        except (FileNotFoundError, NotFound):
+            return ""
+
+    def commit(self, chunk_id: str) -> None:
+        """Makes sure that the truth that is here is durable: whoever placed it may not have come to this
+        yet."""
+        copy = self.find(chunk_id)
+        if copy is not None and copy.kept:
+            self._files.blobs(True).commit(blob_of(chunk_id))
+
+    def remove(self, chunk_id: str) -> bool:
+        """Whether it was there. Who reads it goes on."""
+        return self.remove_if(chunk_id, lambda: True)
+
+    def remove_if(self, chunk_id: str, condition: Callable[[], bool]) -> bool:
+        with self._lock:
+            return chunk_id in self._index and condition() and self._drop(chunk_id)
+
+    def lease(self, chunk_id: str) -> None:
+        """Keeps it from eviction for a while: somebody was told where it is."""
+        with self._lock:
+            self._leases.renew(chunk_id)
+
+    def leased(self, chunk_id: str) -> bool:
+        with self._lock:
+            return chunk_id in self._leases
+
+    def pin(self, chunk_ids: frozenset[str]) -> None:
+        """These, and no others, are never evicted."""
+        with self._lock:
+            self._pins = chunk_ids
+
+    def check_invariants(self, verify: bool = True) -> None:
+        """The index is what a scan finds, every counter is what it says; ``verify``: and every file is
+        whole."""
+        with self._lock:
+            found = self._files.scan(kept_no_more=self._leaving)
+            assert self._index == found, set(self._index.items()) ^ set(found.items())
+            assert self._num_bytes == sum(c.size_bytes for c in found.values())
+            assert self._reserved_bytes >= 0
+            assert self._sorted is None or self._sorted == sorted(found)
+            self._queue.check_invariants()
+            copies = [c for c in found.values() if not c.kept]
+            assert len(self._queue) == len(copies)
+            assert all(c.chunk_id in self._queue for c in copies)
+            assert self._queue.num_bytes == sum(c.size_bytes for c in copies)
+            paths = {chunk_id: self.path_of(chunk_id) for chunk_id in found if verify}
+        for chunk_id, path in paths.items():
+            assert verify_chunk(path).header.chunk_id == chunk_id
+
+    # ---- with the lock held
+
+    def _place(
+        self, blobs: DirectoryBlobs, chunk_id: str, staged: Path, summary: ChunkSummary, truth: bool
+    ) -> None:
+        try:
+            blobs.place(blob_of(chunk_id), staged)
+            if truth:
+                self._leaving.discard(chunk_id)
+                self._files.cache.delete(blob_of(chunk_id))
+        finally:
+            self.check_again(chunk_id)  # renamed or not, when the disk failed
+        self._remember(chunk_id, stamp_of(self.path_of(chunk_id)), summary)
+
+    def _unreserve(self, num_bytes: int) -> None:
+        with self._lock:
+            self._reserved_bytes -= num_bytes
+
+    def _make_room(self, num_bytes: int, besides: str = "") -> bool:
+        if not self.capacity_bytes:
+            return True
+        short = self._num_bytes + self._reserved_bytes + num_bytes - self.capacity_bytes
+        return short <= 0 or self._evict(short, besides)
+
+    def _evict(self, num_bytes: int, besides: str = "") -> bool:
+        victims = self._queue.victims(
+            num_bytes, lambda c: c == besides or c in self._pins or c in self._leases
+        )
+        for chunk_id in victims:
+            self._drop(chunk_id)
+        self.num_evictions += len(victims)
+        return bool(victims)
+
+    def _shrink(self) -> None:
+        """To the capacity, or as near as may be."""
+        while (
+            self.capacity_bytes and (over := self._num_bytes + self._reserved_bytes - self.capacity_bytes) > 0
+        ):
+            if not self._evict(over) and not self._evict(1):
+                return
+
+    def _drop(self, chunk_id: str) -> bool:
+        self.leave(chunk_id)
+        removed = self._files.blobs(self._index[chunk_id].kept).delete(blob_of(chunk_id))
+        self._note(chunk_id, None)
+        return removed
+
+    def check_again(self, chunk_id: str) -> None:
+        """Makes the index agree with the disk, however far a change of the chunk came."""
+        with self._lock:
+            self._note(chunk_id, self._files.find(chunk_id, copies_only=chunk_id in self._leaving))
+
+    def _note(self, chunk_id: str, copy: Copy | None) -> None:
+        old = self._index.pop(chunk_id, None)
+        self._num_bytes += (copy.size_bytes if copy else 0) - (old.size_bytes if old else 0)
+        if copy is None or copy.kept:
+            self._queue.remove(chunk_id)
+        else:
+            self._queue.admit(chunk_id, copy.size_bytes)
+        if copy is not None:
+            self._index[chunk_id] = copy
+        else:
+            self._layouts.pop(chunk_id, None)
+            del self._uses[chunk_id]
+        if (copy is None) != (old is None):
+            self._sorted = None
+
+    def _remember(self, chunk_id: str, stamp: Stamp, summary: ChunkSummary) -> None:
+        with self._lock:
+            self._layouts[chunk_id] = stamp, summary
+            while len(self._layouts) > _MOST_KNOWN_LAYOUTS:
+                self._layouts.popitem(last=False)
+
+    def _name_of(self, copy: Copy) -> str:
+        return self.kept_name if copy.kept else self.name
+
+    def _stats_of(self, name: str, copies: list[Copy], pins: frozenset[str]) -> TierStats:
+        pinned = sum(c.size_bytes for c in copies if c.chunk_id in pins)
+        return TierStats(name, len(copies), sum(c.size_bytes for c in copies), self.capacity_bytes, pinned)

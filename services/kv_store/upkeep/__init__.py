@@ -1,0 +1,1 @@
+"""Keeps the store whole and small: scrubbing, repair, garbage collection."""

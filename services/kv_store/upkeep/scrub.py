@@ -1,0 +1,244 @@
+"""Scrubbing: every copy in every tier is read and verified, and what is damaged is replaced by a good copy
+from elsewhere.
+
+    other nodes ─▶ each verifies (and repairs) its own tiers ─┐
+    home node   ─▶ its own tiers, and the object store        ├─▶ which referenced chunks have no good copy left: ``missing``
+                                                              ┘
+A file of a newer format version is whole for all that we can tell: it is neither damaged nor touched.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from shared.errors import CorruptData, FailedPrecondition, KvquiltError, NotFound
+from shared.kv_types import DamagedCopy, VerifyProgress
+from shared.request import RequestContext
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 4
+_REPORT_S = 0.5
+
+
+class Copy(Protocol):
+    """One copy of a chunk."""
+
+    @property
+    def chunk_id(self) -> str: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class Copies(Protocol):
+    """The copies that a node looks after: those in its tiers, and on the home node the objects too.
+    ``Unavailable`` and ``StorageFull`` from any method end the scrub."""
+
+    @property
+    def tiers(self) -> Sequence[str]:
+        """Where a copy of a chunk may be."""
+        ...
+
+    def all(self) -> Iterator[Copy]:
+        """May block."""
+        ...
+
+    async def verify_copy(self, chunk_id: str, tier: str) -> int:
+        """Bytes that were read.
+
+        Raises:
+            CorruptData: it is not what was stored.
+            NotFound: it is gone by now.
+            FailedPrecondition: a newer version of this program wrote it.
+        """
+        ...
+
+    async def restore(self, chunk_id: str) -> bool:
+        """Replaces damaged copies by good ones, from here or from elsewhere; whether there was one."""
+        ...
+
+    async def remove_copy(self, chunk_id: str, tier: str) -> bool: ...
+
+
+@dataclass(slots=True)
+class Scrub:
+    """One run over the copies of one node. ``lost``: chunks of which damaged copies were found and no good
+    one is left here."""
+
+    node_id: str
+    copies: Copies
+    repair: bool
+    num_copies: int = 0
+    num_bytes: int = 0
+    lost: set[str] = field(default_factory=set)
+    _suspects: set[str] = field(default_factory=set)
+
+    async def run(self, ctx: RequestContext) -> AsyncGenerator[VerifyProgress, None]:
+        """Progress from time to time; ``missing`` of the last one is ``lost``."""
+        reported = time.monotonic()
+        news: list[DamagedCopy] = []
+        copies = self.copies.all()
+        while batch := await asyncio.to_thread(_take, copies):
+            ctx.check_deadline("verifying the store")
+            found = await asyncio.gather(*(self._look_at(copy) for copy in batch))
+            news += [damaged for damaged in found if damaged is not None]
+            if news or time.monotonic() - reported > _REPORT_S:
+                yield VerifyProgress(self.num_copies, self.num_bytes, tuple(news))
+                reported, news = time.monotonic(), []
+        self.lost = {c for c in sorted(self._suspects) if not await self._has_good_copy(c)}
+        yield VerifyProgress(self.num_copies, self.num_bytes, missing=tuple(sorted(self.lost)))
+
+    async def _look_at(self, copy: Copy) -> DamagedCopy | None:
+        """The damage, if there is any."""
+        try:
+            reason = await self._damage(copy.chunk_id, copy.tier)
+        except NotFound:
+            return None
+        self.num_copies += 1
+        self.num_bytes += copy.size_bytes
+        if not reason:
+            return None
+        log.warning("damaged copy of chunk %s in tier %s: %s", copy.chunk_id, copy.tier, reason)
+        self._suspects.add(copy.chunk_id)
+        restored = self.repair and await self._repair(copy)
+        return DamagedCopy(copy.chunk_id, self.node_id, copy.tier, reason, restored)
+
+    async def _repair(self, copy: Copy) -> bool:
+        """Whether the chunk is whole here now; if not, the damaged copy is gone, so that nobody takes it for
+        one."""
+        if await self.restored(copy.chunk_id):
+            return True
+        try:
+            if await self._damage(copy.chunk_id, copy.tier):  # still
+                await self.copies.remove_copy(copy.chunk_id, copy.tier)
+        except NotFound:
+            pass
+        return False
+
+    async def restored(self, chunk_id: str) -> bool:
+        """Whether there was still a good copy somewhere, which has been brought where it must be."""
+        try:
+            return await self.copies.restore(chunk_id)
+        except KvquiltError as error:
+            log.warning("chunk %s was not restored: %s", chunk_id, error.detail)
+            return False
+
+    async def _has_good_copy(self, chunk_id: str) -> bool:
+        for tier in self.copies.tiers:
+            try:
+                if not await self._damage(chunk_id, tier):
+                    return True
+            except NotFound:
+                continue
+        return False
+
+    async def _damage(self, chunk_id: str, tier: str) -> str:
+        """What is wrong with the copy; empty if nothing. ``NotFound``: it is gone."""
+        try:
+            await self.copies.verify_copy(chunk_id, tier)
+        except CorruptData as error:
+            return error.detail
+        except FailedPrecondition as error:
+            log.info("chunk %s in tier %s is left alone: %s", chunk_id, tier, error.detail)
+        return ""
+
+
+PeerVerify = Callable[[], AsyncGenerator[VerifyProgress, None]]
+Stored = Callable[[Sequence[str]], Awaitable[dict[str, Collection[str]]]]
+"""Which of these chunks each node has (the home node: in its tiers or in the object store). Raises
+``Unavailable``."""
+_PAGE = 1000
+
+
+async def scrub_cluster(
+    ctx: RequestContext,
+    home: Scrub,
+    peers: Mapping[str, PeerVerify],
+    referenced: Callable[[], Collection[str]],
+    stored: Stored,
+) -> AsyncGenerator[VerifyProgress, None]:
+    """The other nodes first, all at once, then the home node; the last message says what is ``missing`` in
+    the whole cluster.
+
+    Raises:
+        Unavailable: a node did not answer to the end; what was found until then has been told.
+    """
+    lost: dict[str, Collection[str]] = {}
+    copies, num_bytes = 0, 0
+    async with aclosing(_merged(peers)) as updates:
+        async for node_id, now, before in updates:
+            copies, num_bytes = (
+                copies + now.num_copies - before.num_copies,
+                num_bytes + now.num_bytes - before.num_bytes,
+            )
+            lost[node_id] = now.missing
+            yield VerifyProgress(copies, num_bytes, now.damaged)
+    async with aclosing(home.run(ctx)) as progress:
+        async for now in progress:
+            yield VerifyProgress(copies + now.num_copies, num_bytes + now.num_bytes, now.damaged)
+    lost[home.node_id] = home.lost
+    missing = [
+        c
+        async for c in _missing(sorted(referenced()), lost, stored)
+        if not (home.repair and await home.restored(c))
+    ]
+    yield VerifyProgress(copies + home.num_copies, num_bytes + home.num_bytes, missing=tuple(missing))
+
+
+async def _missing(
+    chunk_ids: Sequence[str], lost: dict[str, Collection[str]], stored: Stored
+) -> AsyncGenerator[str, None]:
+    """Those that no node has, other than in damaged copies."""
+    for begin in range(0, len(chunk_ids), _PAGE):
+        page = chunk_ids[begin : begin + _PAGE]
+        good = {
+            c
+            for node_id, found in (await stored(page)).items()
+            for c in found
+            if c not in lost.get(node_id, ())
+        }
+        for chunk_id in page:
+            if chunk_id not in good:
+                yield chunk_id
+
+
+async def _merged(
+    peers: Mapping[str, PeerVerify],
+) -> AsyncGenerator[tuple[str, VerifyProgress, VerifyProgress], None]:
+    """What each node says, as it comes, with what it had said before. The first error ends them all, after
+    the others' news."""
+    updates: asyncio.Queue[tuple[str, VerifyProgress, VerifyProgress] | None] = asyncio.Queue()
+
+    async def follow(node_id: str, verify: PeerVerify) -> None:
+        before = VerifyProgress(0, 0)
+        try:
+            async with aclosing(verify()) as progress:
+                async for now in progress:
+                    updates.put_nowait((node_id, now, before))
+                    before = now
+        finally:
+            updates.put_nowait(None)
+
+    tasks = [asyncio.create_task(follow(node_id, verify)) for node_id, verify in peers.items()]
+    try:
+        for _ in tasks:
+            while (update := await updates.get()) is not None:
+                yield update
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _take(copies: Iterator[Copy]) -> list[Copy]:
+    return list(islice(copies, _AT_ONCE))

@@ -1,0 +1,310 @@
+"""What keeps the store whole and no larger than it must be: scrubbing, garbage collection, pins and quotas,
+as one node does them.
+
+The home node decides and asks the others, which answer about themselves; the rules are in ``scrub``,
+``garbage``, ``pins`` and ``quotas``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import TypeVar
+
+from services.kv_store.documents.catalog import Document
+from services.kv_store.documents.documents import Documents
+from services.kv_store.documents.pins import Pin, Pins, check_room
+from services.kv_store.documents.quotas import Quotas, Usage, after_replacing
+from services.kv_store.fetching.nodes import Nodes, ask, merged_page
+from services.kv_store.fetching.sources import PeerSearch
+from services.kv_store.node.chunks import LocalCopy, NodeTiers
+from services.kv_store.tiers.chunk_names import chunk_of
+from services.kv_store.tiers.object_chunks import all_objects
+from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
+from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
+from shared.errors import FailedPrecondition, KvquiltError, Unavailable
+from shared.kv_types import (
+    ChunkPage,
+    CollectedGarbage,
+    DeletedChunks,
+    KvStore,
+    Manifest,
+    PinnedChunks,
+    PinnedDocuments,
+    TenantStats,
+    VerifyProgress,
+)
+from shared.request import RequestContext, check_name
+
+log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+Search = Callable[[RequestContext, Sequence[str]], PeerSearch]
+
+_IDS_PER_CALL = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCopies:
+    """``services.kv_store.upkeep.scrub.Copies`` of one node."""
+
+    node_tiers: NodeTiers
+    peers: Callable[[str], PeerSearch]
+    with_objects: bool
+
+    @property
+    def tiers(self) -> Sequence[str]:
+        return ("memory", "disk", "objects") if self.with_objects else ("memory", "disk")
+
+    def all(self) -> Iterator[LocalCopy]:
+        return chain(self.node_tiers.copies(), self._objects())
+
+    async def verify_copy(self, chunk_id: str, tier: str) -> int:
+        return await self.node_tiers.verify_copy(chunk_id, tier)
+
+    async def restore(self, chunk_id: str) -> bool:
+        return await self.node_tiers.restore(chunk_id, self.peers(chunk_id))
+
+    async def remove_copy(self, chunk_id: str, tier: str) -> bool:
+        return await self.node_tiers.remove_copy(chunk_id, tier)
+
+    def _objects(self) -> Iterator[LocalCopy]:
+        if self.with_objects and self.node_tiers.objects is not None:
+            for blob in all_objects(self.node_tiers.objects):
+                if (chunk_id := chunk_of(blob.name)) is not None:
+                    yield LocalCopy(chunk_id, "objects", blob.size_bytes, blob.modified_s)
+
+
+class Upkeep:
+    """``own``: this node's store, as the others see it."""
+
+    def __init__(
+        self,
+        node_id: str,
+        own: KvStore,
+        tiers: NodeTiers,
+        documents: Documents,
+        nodes: Nodes,
+        quotas: Quotas | None,
+        search: Search,
+    ) -> None:
+        self._search = search
+        self._node_id, self._own, self._tiers, self._documents, self._nodes = (
+            node_id,
+            own,
+            tiers,
+            documents,
+            nodes,
+        )
+        self._quotas = quotas or Quotas()
+        self._pins = Pins(tiers.truth, documents.documents)
+        self._usage = Usage()
+        self._pinned_version = ""
+
+    # ---- scrubbing
+
+    async def verify(self, ctx: RequestContext, repair: bool) -> AsyncGenerator[VerifyProgress, None]:
+        """Of this node; the home node asks the others too and looks after the object store."""
+        async with aclosing(await self._scrub(ctx, repair)) as progress:
+            async for now in progress:
+                yield now
+
+    async def _scrub(self, ctx: RequestContext, repair: bool) -> AsyncGenerator[VerifyProgress, None]:
+        is_home = self._nodes.home() == self._node_id
+        copies = NodeCopies(
+            self._tiers,
+            lambda chunk_id: self._search(ctx, [chunk_id]),
+            with_objects=is_home and self._tiers.objects is not None,
+        )
+        scrub = Scrub(self._node_id, copies, repair)
+        if not is_home:
+            return scrub.run(ctx)
+        await asyncio.to_thread(self._documents.sync)
+        peers = {n: partial(self._verify_peer, ctx, n, repair) for n in self._others()}
+        return scrub_cluster(ctx, scrub, peers, self._referenced, partial(self._stored, ctx))
+
+    async def _verify_peer(
+        self, ctx: RequestContext, node_id: str, repair: bool
+    ) -> AsyncGenerator[VerifyProgress, None]:
+        peer = await self._nodes.store(node_id)
+        async for progress in peer.verify(ctx, repair):
+            yield progress
+
+    def _referenced(self) -> set[str]:
+        return {c for d in self._documents.documents() for c in d.chunk_ids}
+
+    async def _stored(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> dict[str, Collection[str]]:
+        """By node: where the truth of chunks is."""
+        answers, unreachable = await self._ask_others(lambda peer: peer.stat(ctx, chunk_ids))
+        if unreachable:
+            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
+        own = await self._own.stat(ctx, chunk_ids)
+        return {
+            n: [s.chunk_id for s in stats if s.exists] for n, stats in {**answers, self._node_id: own}.items()
+        }
+
+    # ---- garbage
+
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool, chunk_ids: Sequence[str] = ()
+    ) -> CollectedGarbage:
+        """With ``chunk_ids``: only which of them must stay because of this node."""
+        if chunk_ids:
+            return CollectedGarbage(
+                0, 0, 0, tuple(await asyncio.to_thread(self._needed_here, chunk_ids, grace_s))
+            )
+        self._check_home()
+        await asyncio.to_thread(self._documents.sync)
+        return await collect(ctx, self, self._documents.references, grace_s, dry_run)
+
+    async def now_s(self) -> float:
+        objects = self._tiers.objects
+        return time.time() if objects is None else await asyncio.to_thread(keeper_now_s, objects)
+
+    async def list_page(self, ctx: RequestContext, start_after: str = "") -> ChunkPage:
+        """Of all nodes and the object store."""
+        answers, unreachable = await self._ask_others(
+            lambda peer: peer.list_page(ctx, start_after, _IDS_PER_CALL)
+        )
+        if unreachable:
+            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
+        own = await self._own.list_page(ctx, start_after, _IDS_PER_CALL)
+        return merged_page([own, *answers.values()], _IDS_PER_CALL)
+
+    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
+        return await self._own.delete(ctx, chunk_ids)
+
+    async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> Collection[str]:
+        if not chunk_ids:
+            return ()
+        answers, unreachable = await self._ask_others(
+            lambda peer: peer.collect_garbage(ctx, grace_s, True, chunk_ids)
+        )
+        if unreachable:
+            raise Unavailable(f"{unreachable} node(s) of the store do not answer, and may be reading; retry")
+        here = await asyncio.to_thread(self._needed_here, chunk_ids, grace_s)
+        return here.union(*(answer.kept for answer in answers.values()))
+
+    def _needed_here(self, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
+        tiers = [t for t in (self._tiers.memory, self._tiers.disk) if t is not None]
+        found = [copy for c in chunk_ids for tier in tiers if (copy := tier.find(c)) is not None]
+        ages = ((copy.chunk_id, copy.modified_s) for copy in found)
+        return young(ages, time.time(), grace_s) | {c for c in chunk_ids if self._tiers.leased(c)}
+
+    # ---- pins
+
+    async def pin(self, ctx: RequestContext, collection: str, document_id: str, unpin: bool) -> int:
+        """Bytes that are pinned now, over all tenants."""
+        self._check_home()
+        pin = Pin(ctx.tenant, check_name("collection", collection), document_id)
+        pins = await asyncio.to_thread(self._pins.with_change, pin, unpin)
+        num_bytes = await self._bytes_of(ctx, self._pins.documents_of(pins))
+        if not unpin:
+            check_room(num_bytes, await self._disk_capacities(ctx))
+        await asyncio.to_thread(self._pins.change, pin, unpin)
+        await self.follow_pins(ctx)
+        return num_bytes
+
+    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
+        self._check_home()
+        pins = await asyncio.to_thread(self._pins.of, ctx.tenant)
+        return [
+            PinnedDocuments(
+                p.collection, p.document_id, await self._bytes_of(ctx, self._pins.documents_of([p]))
+            )
+            for p in pins
+        ]
+
+    async def pinned_chunks(self, known_version: str) -> PinnedChunks:
+        """Without ids where ``known_version`` is what holds."""
+        self._check_home()
+        pinned = await asyncio.to_thread(self._pins.chunks)
+        return PinnedChunks(pinned.version) if pinned.version == known_version else pinned
+
+    async def follow_pins(self, ctx: RequestContext) -> None:
+        """Makes this node keep what is pinned by now. Raises ``Unavailable``."""
+        home = self._nodes.home()
+        if home == self._node_id:
+            await asyncio.to_thread(self._pins.load)
+            pinned = await self.pinned_chunks(self._pinned_version)
+        else:
+            pinned = await (await self._nodes.store(home)).list_pinned_chunks(ctx, self._pinned_version)
+        if pinned.version != self._pinned_version:
+            self._tiers.pin(pinned.chunk_ids)
+            self._pinned_version = pinned.version
+
+    async def _disk_capacities(self, ctx: RequestContext) -> dict[str, int]:
+        answers, _ = await self._ask_others(lambda peer: peer.stats(ctx))
+        tiers = {node.node_id: node.tiers for answer in answers.values() for node in answer.nodes}
+        tiers[self._node_id] = (await asyncio.to_thread(self._tiers.stats))[0]
+        return {
+            node_id: next((t.capacity_bytes for t in of if t.tier == "disk"), 0)
+            for node_id, of in tiers.items()
+        }
+
+    # ---- quotas
+
+    async def check_quota(self, ctx: RequestContext, manifest: Manifest) -> None:
+        """
+        Raises:
+            StorageFull: with this document the tenant would have more than it may.
+        """
+        if not self._quotas.of(manifest.tenant):
+            return
+        before, after = after_replacing(self._documents.documents(), manifest)
+        await self._learn(ctx, {*self._usage.unknown(before), *manifest.kv_ids})
+        self._quotas.check(manifest.tenant, self._usage.bytes_of(before), self._usage.bytes_of(after))
+
+    async def tenants(self, ctx: RequestContext) -> tuple[TenantStats, ...]:
+        """With the sizes that chunks have now; with those last seen where a node does not answer."""
+        documents = self._documents.documents()
+        referenced = {c for d in documents for c in d.chunk_ids}
+        try:
+            await self._learn(ctx, referenced)
+        except KvquiltError as error:
+            log.warning("what tenants have is told by older sizes: %s", error.detail)
+        self._usage.forget_all_but(referenced)
+        return self._usage.tenants(documents, self._quotas)
+
+    async def _bytes_of(self, ctx: RequestContext, documents: Sequence[Document]) -> int:
+        chunk_ids = {c for d in documents for c in d.chunk_ids}
+        await self._learn(ctx, self._usage.unknown(chunk_ids))
+        return self._usage.bytes_of(chunk_ids)
+
+    async def _learn(self, ctx: RequestContext, chunk_ids: Collection[str]) -> None:
+        """The sizes of these chunks: by listing where there are many, for asking for each takes a while in an
+        object store."""
+        if len(chunk_ids) <= _IDS_PER_CALL:
+            ids = list(chunk_ids)
+            answers, _ = await self._ask_others(lambda peer: peer.stat(ctx, ids)) if ids else ({}, 0)
+            self._usage.learn(s for stats in answers.values() for s in stats)
+            self._usage.learn(await self._own.stat(ctx, ids))
+            return
+        after, truncated = "", True
+        while truncated:
+            page = await self.list_page(ctx, after)
+            self._usage.learn(page.chunks)
+            truncated = page.truncated and bool(page.chunks)
+            after = page.chunks[-1].chunk_id if page.chunks else ""
+
+    # ---- nodes
+
+    def check_invariants(self) -> None:
+        self._pins.check_invariants()
+
+    def _check_home(self) -> None:
+        if self._nodes.home() != self._node_id:
+            raise FailedPrecondition("documents are kept by the agent of the home node only")
+
+    def _others(self) -> list[str]:
+        return [n for n in self._nodes.ids() if n != self._node_id]
+
+    async def _ask_others(
+        self, call: Callable[[KvStore], Awaitable[ResultT]]
+    ) -> tuple[dict[str, ResultT], int]:
+        return await ask(self._nodes, self._others(), call)

@@ -1,0 +1,1 @@
+"""Branches and forests: how answers grow."""

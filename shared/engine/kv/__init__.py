@@ -1,0 +1,1 @@
+"""KV in memory: segments, their encodings, residency and loading."""

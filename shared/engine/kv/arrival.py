@@ -1,0 +1,93 @@
+"""Segments that are used while they are still being read: layer i computes while layer i+1 arrives.
+
+Loader threads mark layers, the engine's thread waits for the layer that its pass needs next. A pass that
+cannot go on is given up as a whole: nothing it did counts before it ends, so it can simply run again later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+_POLL_S = 0.005
+_PATIENCE_S = 1.0
+
+
+class GivenUp(Exception):
+    """The pass needs a layer that is not there. ``stalled``: it was waited for in vain; otherwise it will
+    never come, or there is something better to do than to wait."""
+
+    def __init__(self, stalled: bool) -> None:
+        super().__init__("a layer is not there yet" if stalled else "the wait for a layer ended early")
+        self.stalled = stalled
+
+
+class Patience:
+    """How long one pass may wait for layers, all in all, and what ends the wait at once."""
+
+    def __init__(self, interrupted: Callable[[], bool] = lambda: False, total_s: float = _PATIENCE_S) -> None:
+        self._interrupted = interrupted
+        self._left_s = total_s
+
+    def spend(self, seconds: float) -> None:
+        """
+        Raises:
+            GivenUp: no more waiting.
+        """
+        self._left_s -= seconds
+        if self._interrupted():
+            raise GivenUp(stalled=False)
+        if self._left_s <= 0:
+            raise GivenUp(stalled=True)
+
+
+class Arrival:
+    """Which layers of one segment are there. For any thread."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._began_s = time.monotonic()
+        self._changed = threading.Condition()
+        self._there = [False] * num_layers
+        self._num_missing = num_layers
+        self._failed = False
+
+    @property
+    def whole(self) -> bool:
+        return self._num_missing == 0
+
+    @property
+    def remaining_s(self) -> float:
+        """How long the missing layers will take if they come as the others did."""
+        num_missing, num_there = self._num_missing, len(self._there) - self._num_missing
+        return (time.monotonic() - self._began_s) * num_missing / max(1, num_there)
+
+    @property
+    def failed(self) -> bool:
+        """What is missing will never come."""
+        return self._failed
+
+    def layer_arrived(self, layer: int) -> None:
+        with self._changed:
+            self._num_missing -= not self._there[layer]
+            self._there[layer] = True
+            self._changed.notify_all()
+
+    def fail(self) -> None:
+        with self._changed:
+            self._failed = True
+            self._changed.notify_all()
+
+    def wait_for(self, layer: int, patience: Patience) -> None:
+        """
+        Raises:
+            GivenUp: the layer will never come, or ``patience`` came to its end.
+        """
+        while not self._there[layer]:
+            if self._failed:
+                raise GivenUp(stalled=False)
+            began = time.monotonic()
+            with self._changed:
+                self._changed.wait_for(lambda: self._there[layer] or self._failed, _POLL_S)
+            if not self._there[layer]:
+                patience.spend(time.monotonic() - began)

@@ -1,0 +1,45 @@
+"""Tokens of a placed segment that a request does not see, because it holds them recomputed in a private
+segment.
+
+Shapes: L layers, T tokens, W = ceil(T / 32) words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Excluded:
+    """One placement's exclusions, a bit per layer and token: bit ``t % 32`` of ``words_LW[layer, t // 32]``
+    set means that token ``t`` is not seen. int32, contiguous, on the device of the segment. Backends read a
+    layer's words when they run that layer."""
+
+    words_LW: torch.Tensor
+
+    @classmethod
+    def of(cls, hidden_LT: torch.Tensor) -> Excluded:
+        """From booleans, True where a token is not seen."""
+        num_layers, num_tokens = hidden_LT.shape
+        padded_LT = torch.nn.functional.pad(hidden_LT, (0, -num_tokens % _BITS)).long()
+        shifts = torch.arange(_BITS, device=hidden_LT.device)
+        return cls((padded_LT.view(num_layers, -1, _BITS) << shifts).sum(-1).to(torch.int32).contiguous())
+
+    @classmethod
+    def none(cls, num_layers: int, num_tokens: int, device: torch.device) -> Excluded:
+        """To be filled layer by layer, by ``set``."""
+        return cls(torch.zeros(num_layers, -(-num_tokens // _BITS), dtype=torch.int32, device=device))
+
+    def set(self, layer: int, hidden_T: torch.Tensor) -> None:
+        """Only while no step is planned or done that reads this layer."""
+        self.words_LW[layer] = Excluded.of(hidden_T[None].to(self.words_LW.device)).words_LW[0]
+
+    def hidden(self, layer: int, begin: int, end: int) -> torch.Tensor:
+        """Booleans [end - begin] of tokens [begin, end), True where a token is not seen."""
+        words_W = self.words_LW[layer, begin // _BITS : -(-end // _BITS)]
+        bits_T = (words_W[:, None] >> torch.arange(_BITS, device=words_W.device)).bitwise_and_(1).view(-1)
+        return bits_T[begin % _BITS :][: end - begin].bool()

@@ -1,0 +1,188 @@
+"""Threads that move KV between the engine and its segment source, so that the step loop never waits for
+storage."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from shared.engine.kv.reading import Arriving, ChunkReading, Loaded, ReadingList
+from shared.engine.kv.segment import Segment
+from shared.engine.kv.source import SegmentSource, StoredSegment
+from shared.engine.model.model import ModelSpec
+from shared.errors import CorruptData, InternalError, KvquiltError
+
+log = logging.getLogger(__name__)
+
+_REQUESTS_AT_A_TIME = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``intact``: the chunk is stored and every layer of it reads right."""
+
+    key: str
+    intact: bool
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    key: str
+    error: KvquiltError | None
+
+
+class Loader:
+    """Results arrive through callbacks on the loader's threads."""
+
+    def __init__(self, source: SegmentSource, spec: ModelSpec, num_threads: int) -> None:
+        """``num_threads``: for the chunks of one request; a few requests are served at a time, so that one
+        whose KV comes slowly does not hold up the others."""
+        self._source = source
+        self._spec = spec
+        self._num_threads = num_threads
+        self._closing = threading.Event()
+        self._readers = ThreadPoolExecutor(_REQUESTS_AT_A_TIME * num_threads, thread_name_prefix="kv-load")
+        self._verifiers = ThreadPoolExecutor(num_threads, thread_name_prefix="kv-verify")
+        self._scout = ThreadPoolExecutor(1, thread_name_prefix="kv-prefetch")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
+
+    def load(self, chunk_lens: Mapping[str, int], tell: Callable[[Arriving | Loaded], None]) -> None:
+        """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk,
+        before that perhaps with ``Arriving``."""
+        self._readers.submit(self._load, chunk_lens, tell)
+
+    def verify(
+        self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None], encoding: str = ""
+    ) -> None:
+        """Calls ``done`` once per chunk; reads everything and keeps nothing. ``encoding``: see
+        ``SegmentSource.open``."""
+        self._verifiers.submit(self._verify_all, chunk_lens, done, encoding)
+
+    def as_stored(self, segment: Segment) -> None:
+        """Gives a complete segment, in place, the values that it will be loaded with."""
+        self._source.as_stored(segment.k_LKTD, segment.v_LKTD)
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        """Tells the source what will be loaded later. Failures do not matter."""
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._scout.submit(self._prefetch, chunk_ids)
+
+    def save(
+        self,
+        key: str,
+        prefix_ids: tuple[int, ...],
+        token_ids: tuple[int, ...],
+        segment: Segment,
+        replace: bool,
+        behind: bool,
+        encoding: str = "",
+        done: Callable[[Saved], None] | None = None,
+    ) -> None:
+        """Makes a complete segment durable. Without ``done`` a failure is only logged: the answer does not
+        depend on it."""
+        self._writer.submit(self._save, key, prefix_ids, token_ids, segment, replace, behind, encoding, done)
+
+    def close(self) -> None:
+        """Waits for what is being stored; what is being read is given up."""
+        self._closing.set()
+        for pool in (self._scout, self._verifiers, self._readers):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True)
+
+    def _load(self, chunk_lens: Mapping[str, int], tell: Callable[[Arriving | Loaded], None]) -> None:
+        stored = self._open(chunk_lens)
+        for key in chunk_lens.keys() - stored.keys():
+            tell(Loaded(key, None, broken=False))
+        readings = [
+            ChunkReading(key, stored[key], Segment.arriving(self._spec, num_tokens), tell)
+            for key, num_tokens in chunk_lens.items()
+            if key in stored
+        ]
+        reading_list = ReadingList(readings, self._spec.num_layers)
+        with contextlib.suppress(RuntimeError):  # closing: this thread clears the list alone
+            for _ in range(self._num_threads - 1):
+                self._readers.submit(reading_list.work, self._closing)
+        reading_list.work(self._closing)
+
+    def _open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+        try:
+            return self._source.open(chunk_lens, encoding)
+        except Exception:
+            log.exception("the segment source failed to open %d chunks; they are recomputed", len(chunk_lens))
+            return {}
+
+    def _verify_all(
+        self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None], encoding: str
+    ) -> None:
+        stored = self._open(chunk_lens, encoding)
+        for key, num_tokens in chunk_lens.items():
+            if key not in stored:
+                done(Checked(key, intact=False, broken=False))
+                continue
+            try:
+                self._verifiers.submit(self._verify, key, stored[key], num_tokens, done)
+            except RuntimeError:  # closing
+                stored[key].close()
+
+    def _verify(
+        self, key: str, stored: StoredSegment, num_tokens: int, done: Callable[[Checked], None]
+    ) -> None:
+        intact = broken = False
+        try:
+            spec = self._spec
+            k_KTD, v_KTD = (
+                torch.empty(spec.num_kv_heads, num_tokens, spec.head_dim, dtype=spec.dtype) for _ in "kv"
+            )
+            for layer in range(spec.num_layers):
+                stored.read_layer(layer, k_KTD, v_KTD)
+            intact = True
+        except CorruptData as error:
+            log.warning(
+                "stored KV of chunk %s is corrupt (%s); it is computed and replaced", key, error.detail
+            )
+            broken = True
+        except KvquiltError as error:
+            log.warning("stored KV of chunk %s cannot be had (%s); it is computed", key, error.detail)
+        except Exception:
+            log.exception("stored KV of chunk %s cannot be read; it is computed", key)
+        finally:
+            stored.close()
+        done(Checked(key, intact, broken))
+
+    def _prefetch(self, chunk_ids: Sequence[str]) -> None:
+        try:
+            self._source.prefetch(chunk_ids)
+        except Exception:
+            log.exception("%d chunks could not be asked for in advance", len(chunk_ids))
+
+    def _save(
+        self,
+        key: str,
+        prefix_ids: tuple[int, ...],
+        token_ids: tuple[int, ...],
+        segment: Segment,
+        replace: bool,
+        behind: bool,
+        encoding: str,
+        done: Callable[[Saved], None] | None,
+    ) -> None:
+        error: KvquiltError | None = None
+        try:
+            self._source.save(
+                key, prefix_ids, token_ids, segment.k_LKTD, segment.v_LKTD, replace, behind, encoding
+            )
+        except KvquiltError as failure:
+            log.warning("KV of chunk %s could not be stored: %s", key, failure.detail)
+            error = failure
+        except Exception:
+            log.exception("KV of chunk %s could not be stored", key)
+            error = InternalError("the chunk's KV could not be stored; the generator's log has the reason")
+        if done is not None:
+            done(Saved(key, error))

@@ -1,0 +1,148 @@
+"""Segments that any request may place: one resident copy per chunk, shared by everybody who retrieved it.
+
+An entry is LOADING (loader threads look for it), then STREAMING (its first layer is there) or COMPUTING (it
+is being prefilled) until it is READY::
+
+    LOADING ──► STREAMING ──► READY
+      │ ▲           │           ▲
+      │ └─ broke ───┘           │
+      └───────► COMPUTING ──────┘
+
+References count the requests that placed it or wait for it; READY entries nobody refers to stay until their
+room is needed, least recently used first. Owned by the engine's thread.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.engine.kv.segment import Branch, Segment
+from shared.errors import InvalidRequest
+
+
+class State(enum.Enum):
+    LOADING = "loading"
+    STREAMING = "streaming"
+    COMPUTING = "computing"
+    READY = "ready"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """``branch`` computes it, behind ``prefix_ids``, while COMPUTING; ``broken``: a stored copy failed its
+    checksum and must be replaced."""
+
+    key: str
+    token_ids: tuple[int, ...]
+    state: State
+    refs: int = 0
+    segment: Segment | None = None
+    branch: Branch | None = None
+    prefix_ids: tuple[int, ...] = ()
+    broken: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return self.state is State.READY
+
+    @property
+    def arriving(self) -> bool:
+        """A pass may begin on it, waiting for layers as it goes."""
+        arrival = self.segment.arrival if self.segment is not None else None
+        return self.state is State.STREAMING and arrival is not None and not arrival.failed
+
+
+class Pool:
+    """Entries by key, in order of last use."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.num_bytes = 0
+        self._entries: dict[str, Entry] = {}
+
+    def acquire(self, key: str, token_ids: tuple[int, ...]) -> tuple[Entry, bool]:
+        """The entry with one more reference, and whether it is new (LOADING; somebody must fill it).
+
+        Raises:
+            InvalidRequest: the key stands for other tokens.
+        """
+        entry = self._entries.pop(key, None)
+        new = entry is None
+        if entry is None:
+            entry = Entry(key, token_ids, State.LOADING)
+        self._entries[key] = entry  # most recently used last
+        if entry.token_ids != token_ids:
+            raise InvalidRequest(f"chunks: identity {key} was given for two different runs of tokens")
+        entry.refs += 1
+        return entry, new
+
+    def get(self, key: str) -> Entry | None:
+        return self._entries.get(key)
+
+    def release(self, entry: Entry) -> None:
+        entry.refs -= 1
+        if entry.refs == 0 and entry.state is State.COMPUTING:
+            del self._entries[entry.key]  # nobody wants it any more
+        self._evict()
+
+    def compute(self, entry: Entry, branch: Branch) -> None:
+        entry.state, entry.branch = State.COMPUTING, branch
+
+    def stream(self, entry: Entry, segment: Segment) -> None:
+        """Its layers are arriving."""
+        entry.state, entry.segment = State.STREAMING, segment
+        self.num_bytes += segment.num_bytes
+        self._evict()
+
+    def fill(self, entry: Entry, segment: Segment) -> None:
+        if entry.state is not State.STREAMING:
+            self.num_bytes += segment.num_bytes
+        entry.state, entry.segment, entry.branch = State.READY, segment, None
+        self._evict()
+
+    def broke(self, entry: Entry) -> None:
+        """What was arriving will never be whole."""
+        if entry.segment is not None:
+            self.num_bytes -= entry.segment.num_bytes
+        entry.state, entry.segment = State.LOADING, None
+
+    def discard(self, entry: Entry) -> None:
+        """Takes an unreferenced entry that could not be loaded out."""
+        del self._entries[entry.key]
+
+    def computing(self) -> list[Entry]:
+        return [entry for entry in self._entries.values() if entry.state is State.COMPUTING]
+
+    def ready_keys(self) -> list[str]:
+        return [entry.key for entry in self._entries.values() if entry.state is State.READY]
+
+    def check_invariants(self, refs: Mapping[str, int]) -> None:
+        """``refs``: what the requests alive hold, counted anew."""
+        ready = [e for e in self._entries.values() if e.state is State.READY]
+        assert self.num_bytes == sum(e.segment.num_bytes for e in self._entries.values() if e.segment), (
+            "resident bytes"
+        )
+        assert all(e.segment.whole for e in ready if e.segment), "a ready segment lacks layers"
+        for key, entry in self._entries.items():
+            assert entry.refs == refs.get(key, 0), (
+                f"{key}: {entry.refs} references, {refs.get(key, 0)} holders"
+            )
+            has_segment = entry.state in (State.READY, State.STREAMING)
+            assert (entry.segment is not None) == has_segment, f"{key}: segment in state {entry.state}"
+            assert (entry.branch is not None) == (entry.state is State.COMPUTING), (
+                f"{key}: branch in state {entry.state}"
+            )
+        assert set(refs) <= set(self._entries), "a request holds what is not resident"
+        assert self.num_bytes <= self.capacity_bytes or all(e.refs for e in ready), (
+            "evictable entries above capacity"
+        )
+
+    def _evict(self) -> None:
+        for entry in [e for e in self._entries.values() if e.state is State.READY and e.refs == 0]:
+            if self.num_bytes <= self.capacity_bytes:
+                return
+            assert entry.segment is not None
+            self.num_bytes -= entry.segment.num_bytes
+            del self._entries[entry.key]

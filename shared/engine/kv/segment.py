@@ -1,0 +1,265 @@
+"""KV of contiguous tokens, and where a request places it.
+
+A segment's keys stand at local positions 0, 1, 2, …; it has no position of its own in any request, so one
+segment serves every request that placed it anywhere. Shapes: L layers, K kv heads, T tokens, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shared.engine.kv.arrival import Arrival
+from shared.engine.kv.exclusion import Excluded
+from shared.engine.kv.host_memory import host_tensors
+
+if TYPE_CHECKING:
+    from shared.engine.model.model import ModelSpec
+    from shared.engine.modes.attention_probe import Gaze
+
+_GROWTH_TOKENS = 32
+
+
+class Segment:
+    """Growing while its branch is, immutable once shared. Buffers hold ``capacity`` tokens, the first
+    ``length`` are valid::
+
+    k[layer]  [K, capacity, D]
+              |<-- length -->|<- room ->|
+
+    ``start``: local position of the first token. Not 0 for one that goes on where another is left: both then
+    count from the same origin, and can be joined without rotating anything.
+    ``places``: local positions of tokens that do not stand one behind the other, ascending, and one more:
+    where what follows on the segment begins. None: start, start + 1, ….
+    ``arrival``: of a segment that is being read, which layers are there; None: it is whole, or its owner
+    computes it.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, capacity: int, start: int = 0, places: NDArray[np.int64] | None = None
+    ) -> None:
+        self._spec = spec
+        self.start = start
+        self._places = places
+        self.length = 0
+        self.capacity = capacity
+        self.arrival: Arrival | None = None
+        self.k_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
+        self.v_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
+        self._addresses: NDArray[np.int64] | None = None
+
+    @classmethod
+    def arriving(cls, spec: ModelSpec, num_tokens: int) -> Segment:
+        """Of ``num_tokens`` whose keys and values are about to be read from storage."""
+        segment = cls(spec, 0)
+        segment.length = segment.capacity = num_tokens
+        segment.arrival = Arrival(spec.num_layers)
+        shape = (spec.num_kv_heads, num_tokens, spec.head_dim)
+        if spec.device.type == "cpu":
+            tensors = host_tensors(2 * spec.num_layers, shape, spec.dtype)
+            segment.k_LKTD, segment.v_LKTD = tensors[::2], tensors[1::2]
+        else:
+            segment.k_LKTD, segment.v_LKTD = (
+                [segment._buffer(num_tokens) for _ in range(spec.num_layers)] for _ in "kv"
+            )
+        return segment
+
+    @property
+    def whole(self) -> bool:
+        return self.arrival is None or self.arrival.whole
+
+    @property
+    def num_bytes(self) -> int:
+        return self.capacity * self._spec.kv_bytes_per_token
+
+    def places(self, begin: int, end: int) -> Sequence[int] | NDArray[np.int64]:
+        """Local positions of tokens [begin, end); a range where they stand one behind the other."""
+        if self._places is None:
+            return range(self.start + begin, self.start + end)
+        places_T = self._places[begin:end]
+        consecutive = len(places_T) > 0 and places_T[-1] - places_T[0] == len(places_T) - 1
+        return range(int(places_T[0]), int(places_T[-1]) + 1) if consecutive else places_T
+
+    def place(self, token: int) -> int:
+        """Local position of a token, or of the one behind the last."""
+        return self.start + token if self._places is None else int(self._places[token])
+
+    def num_before(self, place: int) -> int:
+        """How many of its tokens, computed or not, stand in front of a local position."""
+        return place - self.start if self._places is None else int(np.searchsorted(self._places[:-1], place))
+
+    def reserve(self, num_tokens: int) -> None:
+        """Makes room for ``num_tokens`` more; doubles, so that growth costs a constant number of copies per
+        token."""
+        needed = self.length + num_tokens
+        if needed <= self.capacity:
+            return
+        self._resize(max(needed, min(2 * self.capacity, self.capacity + 1024), _GROWTH_TOKENS))
+
+    def truncate(self, length: int) -> None:
+        """Forgets what is behind ``length``; buffers that are mostly room afterwards shrink."""
+        self.length = length
+        if self.capacity - length > max(length, _GROWTH_TOKENS):
+            self._resize(length)
+
+    def join(self, tail: Segment) -> None:
+        """Takes over the tokens of ``tail``, which goes on where this one ends."""
+        assert tail.start == self.start + self.length, "segments that do not meet"
+        self.reserve(tail.length)
+        room = slice(self.length, self.length + tail.length)
+        for ours, theirs in ((self.k_LKTD, tail.k_LKTD), (self.v_LKTD, tail.v_LKTD)):
+            for to_KTD, from_KTD in zip(ours, theirs, strict=True):
+                to_KTD[:, room] = from_KTD[:, : tail.length]
+        self.length += tail.length
+
+    def move(self, device: torch.device) -> None:
+        """To host memory when its request is paused, and back."""
+        self.k_LKTD = [k.to(device) for k in self.k_LKTD]
+        self.v_LKTD = [v.to(device) for v in self.v_LKTD]
+        self._addresses = None
+
+    def addresses(self) -> NDArray[np.int64]:
+        """Where in memory each layer's keys and then each layer's values begin, [2 · L]; until other buffers
+        take their place."""
+        if self._addresses is None:
+            self._addresses = np.array([x.data_ptr() for x in (*self.k_LKTD, *self.v_LKTD)], dtype=np.int64)
+        return self._addresses
+
+    def _buffer(self, capacity: int) -> torch.Tensor:
+        spec = self._spec
+        return torch.empty(spec.num_kv_heads, capacity, spec.head_dim, dtype=spec.dtype, device=spec.device)
+
+    def _resize(self, capacity: int) -> None:
+        def resized(old_KTD: torch.Tensor) -> torch.Tensor:
+            new_KTD = self._buffer(capacity)
+            new_KTD[:, : self.length] = old_KTD[:, : self.length]
+            return new_KTD
+
+        self.capacity = capacity
+        self.k_LKTD = [resized(k) for k in self.k_LKTD]
+        self.v_LKTD = [resized(v) for v in self.v_LKTD]
+        self._addresses = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A segment whose key at local position ``j`` stands at position ``offset + j`` for this request.
+    ``length``: only its first so many tokens are seen; None: all of them. ``excluded``: those that are not
+    seen although they are among these."""
+
+    segment: Segment
+    offset: int
+    length: int | None = None
+    excluded: Excluded | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.segment.length if self.length is None else self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Tempering:
+    """How a branch weighs ``num_chunks`` of its placements from ``first_chunk`` on
+    (``shared.engine.modes.tempering``)."""
+
+    first_chunk: int
+    num_chunks: int
+    temperature: float
+    scale: float
+
+
+class Branch:
+    """A private, growing run of tokens: a question, a generated answer, or a chunk that is being computed.
+
+    Its rows see the placements of its context, of each ancestor the tokens in front of the place where it was
+    forked, and its own tokens up to themselves. An ancestor may grow on behind that place. ``pending`` are
+    tokens whose KV is not computed yet; where there is a ``gaze`` it is told what they attend to.
+    ``excluded``: of its own tokens, what others do not see.
+    ``tempering``: it and what hangs on it weigh chunks otherwise than by ordinary attention::
+
+        parent  [first …        fork …        end)
+        branch                  [first … end)          both count from ``offset`` if ``fork`` made it
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        pending: tuple[int, ...],
+        offset: int,
+        context: tuple[Placement, ...] = (),
+        parent: Branch | None = None,
+        capacity: int = 0,
+        start: int = 0,
+    ) -> None:
+        self.parent = parent
+        self.context: tuple[Placement, ...] = parent.context if parent else context
+        self.offset = offset
+        self.pending = list(pending)
+        self.segment = Segment(spec, capacity or len(pending), start)
+        self.gaze: Gaze | None = None
+        self.excluded: Excluded | None = None
+        self.tempering: Tempering | None = parent.tempering if parent else None
+
+    @classmethod
+    def at(
+        cls,
+        spec: ModelSpec,
+        pending: tuple[int, ...],
+        positions: Sequence[int],
+        context: tuple[Placement, ...] = (),
+    ) -> Branch:
+        """Of tokens at any ascending ``positions``; the last of these, one more than there are tokens, is
+        where it ends."""
+        branch = cls(spec, pending, positions[0], context)
+        if positions[-1] - positions[0] != len(pending):
+            places = np.array(positions, dtype=np.int64) - positions[0]
+            branch.segment = Segment(spec, len(pending), places=places)
+        return branch
+
+    @property
+    def first(self) -> int:
+        """Position of its first token."""
+        return self.offset + self.segment.start
+
+    @property
+    def computed(self) -> int:
+        """Position of its next token: the first whose KV is not there."""
+        return self.offset + self.segment.place(self.segment.length)
+
+    @property
+    def end(self) -> int:
+        """Position behind its last token."""
+        return self.offset + self.segment.place(self.segment.length + len(self.pending))
+
+    def seen(self) -> list[Placement]:
+        """Everything its rows see as a whole: context in order, then ancestors from the root on."""
+        ancestors: list[Placement] = []
+        child, node = self, self.parent
+        while node is not None:
+            num_seen = node.segment.num_before(child.first - node.offset)
+            ancestors.append(Placement(node.segment, node.offset, num_seen, node.excluded))
+            child, node = node, node.parent
+        return [p for p in (*self.context, *reversed(ancestors)) if p.num_tokens]
+
+    def fork(
+        self, spec: ModelSpec, pending: tuple[int, ...] = (), num_seen: int | None = None, capacity: int = 0
+    ) -> Branch:
+        """A branch on the first ``num_seen`` computed tokens of this one (None: on all). Nothing is
+        copied."""
+        start = self.segment.start + (self.segment.length if num_seen is None else num_seen)
+        return Branch(spec, pending, self.offset, parent=self, capacity=capacity, start=start)
+
+    def absorb_parent(self) -> None:
+        """Becomes one with a parent by ``fork`` that nobody else sees any more: the few tokens of its own
+        move behind those that it sees of the parent."""
+        assert self.parent is not None
+        parent, own = self.parent, self.segment
+        self.segment = parent.segment
+        self.segment.truncate(own.start - parent.segment.start)
+        self.segment.join(own)
+        self.parent = parent.parent

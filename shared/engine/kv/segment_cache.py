@@ -1,0 +1,121 @@
+"""Where the KV of a request's context comes from: resident, else loaded, else computed and written behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from shared.engine.decoding.forest import chunk_branch
+from shared.engine.jobs import BranchWork, GenerateJob, Job
+from shared.engine.kv.loader import Loader
+from shared.engine.kv.reading import Arriving, Loaded
+from shared.engine.kv.residency import Entry, Pool, State
+from shared.engine.kv.segment import Branch
+from shared.engine.model.model import ModelSpec
+from shared.engine.types import ReuseMode
+from shared.engine_config import EngineConfig
+from shared.identity import ids_hash
+
+_PREFIX = "prefix:"
+Holders = Callable[[Entry], Iterator[GenerateJob]]
+
+
+class Library:
+    """The pool and what fills it. ``holders`` names the requests that wait for an entry."""
+
+    def __init__(self, spec: ModelSpec, config: EngineConfig, loader: Loader, holders: Holders) -> None:
+        self._spec = spec
+        self._pool = Pool(config.resident_bytes)
+        self._loader = loader
+        self._holders = holders
+        self._missing: list[Entry] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return self._pool.num_bytes
+
+    def chunk_ids(self) -> tuple[str, ...]:
+        """Resident chunks, least recently used first."""
+        return tuple(key for key in self._pool.ready_keys() if not key.startswith(_PREFIX))
+
+    def acquire_prefix(self, job: Job) -> None:
+        prefix_ids = job.request.prefix_ids
+        if prefix_ids:
+            job.prefix, new = self._pool.acquire(_PREFIX + ids_hash(prefix_ids), prefix_ids)
+            if new:
+                self._pool.compute(job.prefix, Branch(self._spec, prefix_ids, 0))
+
+    def acquire_chunks(self, job: GenerateJob, tell: Callable[[Arriving | Loaded], None]) -> None:
+        """References to all chunks of the context; ``tell`` is called, on a loader's thread, for those that
+        had to be looked for: with ``Loaded`` once each, before that perhaps with ``Arriving``.
+
+        Raises:
+            InvalidRequest: one identity stands for two runs of tokens.
+        """
+        if job.request.reuse is ReuseMode.FULL:
+            return
+        to_load = {}
+        for chunk in {c.chunk_id: c for c in job.request.chunks}.values():
+            job.entries[chunk.chunk_id], new = self._pool.acquire(chunk.chunk_id, chunk.token_ids)
+            if new:
+                to_load[chunk.chunk_id] = len(chunk.token_ids)
+        job.fetched.update(to_load)
+        if to_load:
+            self._loader.load(to_load, tell)
+
+    def release(self, job: Job) -> None:
+        for entry in job.held:
+            self._pool.release(entry)
+
+    def on_arriving(self, arriving: Arriving) -> None:
+        entry = self._pool.get(arriving.key)
+        if entry is not None and entry.state is State.LOADING:
+            self._pool.stream(entry, arriving.segment)
+
+    def on_loaded(self, loaded: Loaded) -> None:
+        entry = self._pool.get(loaded.key)
+        if entry is None or entry.state not in (State.LOADING, State.STREAMING):
+            return
+        if loaded.segment is not None:
+            self._pool.fill(entry, loaded.segment)
+            return
+        self._pool.broke(entry)
+        if entry.refs == 0:
+            self._pool.discard(entry)
+        else:
+            entry.broken = loaded.broken
+            self._missing.append(entry)
+            next(self._holders(entry)).lost.add(entry.key)
+
+    def start_missing(self) -> None:
+        """Chunks that are stored nowhere are computed, as soon as the prefix they stand behind is there."""
+        waiting, self._missing = self._missing, []
+        for entry in waiting:
+            holder = next(self._holders(entry), None)
+            if holder is None:
+                self._pool.discard(entry)
+            elif holder.prefix is not None and holder.prefix.state is not State.READY:
+                self._missing.append(entry)
+            else:
+                entry.prefix_ids = holder.request.prefix_ids
+                self._pool.compute(entry, chunk_branch(self._spec, holder.prefix, entry.token_ids))
+
+    def works(self) -> list[BranchWork]:
+        return [BranchWork(entry.branch, entry) for entry in self._pool.computing() if entry.branch]
+
+    def on_computed(self, entry: Entry) -> None:
+        """A prefix stays in memory; a chunk is written behind, for the next time."""
+        assert entry.branch is not None
+        segment = entry.branch.segment
+        is_chunk = not entry.key.startswith(_PREFIX)
+        if is_chunk:
+            self._loader.as_stored(segment)
+        self._pool.fill(entry, segment)
+        if is_chunk:
+            self._loader.save(
+                entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken, behind=True
+            )
+
+    def check_invariants(self, admitted: Iterable[Job]) -> None:
+        self._pool.check_invariants(Counter(entry.key for job in admitted for entry in job.held))
+        assert all(entry.state is State.LOADING for entry in self._missing), "a missing chunk is not waiting"

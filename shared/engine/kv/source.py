@@ -1,0 +1,100 @@
+"""Where stored KV comes from and where computed KV goes: the engine's only view of the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+
+class StoredSegment(Protocol):
+    """KV of one chunk, readable layer by layer, by several threads at once. Closed by the engine."""
+
+    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        """Fills both tensors ([kv_heads, tokens, head_dim], contiguous, the model's dtype) with verified
+        bytes.
+
+        Keys come out rotated at local positions 0, 1, 2, …
+
+        Raises:
+            CorruptData: the bytes are not what was stored. The engine then recomputes the chunk and calls
+            ``save``, to replace it. Unavailable: they cannot be had now. The chunk is recomputed; what is
+            stored stays.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class SegmentSource(Protocol):
+    """Called from the engine's loader threads; every method may block. No method but ``save`` raises for a
+    chunk's sake: a chunk that cannot be had is absent."""
+
+    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+        """The stored ones of these chunks (id → number of tokens). Absent ones are left out.
+
+        ``encoding`` not empty: they are to be stored in that one. What is stored otherwise is converted if
+        nothing was lost when it was stored; else it raises ``CorruptData`` when read.
+        """
+        ...
+
+    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+        """Gives just computed KV, in place, the values that it will be read with once ``save`` has stored
+        these very tensors.
+
+        Called before they are used first, so that first and later answers agree.
+        """
+        ...
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        """These will be opened soon: brings them nearer, if it can. Need not wait for that."""
+        ...
+
+    def save(
+        self,
+        chunk_id: str,
+        prefix_ids: Sequence[int],
+        token_ids: Sequence[int],
+        k_LHTD: Sequence[torch.Tensor],
+        v_LHTD: Sequence[torch.Tensor],
+        replace: bool,
+        behind: bool,
+        encoding: str = "",
+    ) -> None:
+        """Makes KV computed behind ``prefix_ids`` durable: returns once it is. ``replace``: what is stored
+        now was found broken.
+
+        ``behind``: an answer did not wait for it, so durable on this machine is enough for now. ``encoding``
+        empty: the source's own.
+
+        Raises:
+            KvquiltError: it could not be stored (``StorageFull``, ``Unavailable``, …).
+        """
+        ...
+
+
+class NoSource:
+    """Stores nothing, has nothing: the engine as a plain library."""
+
+    def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
+        return {}
+
+    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def prefetch(self, chunk_ids: Sequence[str]) -> None:
+        pass
+
+    def save(
+        self,
+        chunk_id: str,
+        prefix_ids: Sequence[int],
+        token_ids: Sequence[int],
+        k_LHTD: Sequence[torch.Tensor],
+        v_LHTD: Sequence[torch.Tensor],
+        replace: bool,
+        behind: bool,
+        encoding: str = "",
+    ) -> None:
+        pass

@@ -1,0 +1,1 @@
+"""A stock transformers model, driven layer by layer."""

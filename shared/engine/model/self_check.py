@@ -1,0 +1,127 @@
+"""Proof at load that the engine computes what the model computes, layer by layer and as a whole.
+
+Shapes: H heads, R rows, D head_dim.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shared.engine.attention import Lane, StepPlan
+from shared.engine.backends.reference import ReferenceBackend
+from shared.engine.kv.segment import Branch, Placement
+from shared.engine.model.rope import Rotation
+from shared.errors import ModelUnsupported
+
+if TYPE_CHECKING:
+    from shared.engine.model.model import LoadedModel
+
+_ROWS = 8
+# Largest relative error (RMS over RMS) that rounding explains, by the width of the type.
+_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+
+
+def check_model(model: LoadedModel) -> None:
+    """
+    Raises:
+        ModelUnsupported: a layer's rotation, or the whole forward pass, is not reproduced; says which and by
+        how much.
+    """
+    spec = model.spec
+    rotation = Rotation(spec.rope, spec.device)
+    last = min(spec.max_positions, 2000) - 1
+    for layer in range(spec.num_layers):
+        _check_rotation(model, layer, rotation, torch.linspace(0, last, _ROWS).long().to(spec.device))
+    _check_forward(model, rotation, distance=last // 2)
+
+
+class _Capture:
+    """Stands in for a step plan and keeps what a layer hands to attention."""
+
+    def run(
+        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        self.q_HRD, self.k_KRD = q_HRD, k_KRD
+        return torch.zeros_like(q_HRD)
+
+
+def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, positions_R: torch.Tensor) -> None:
+    """The layer's own q and k at these positions are our rotation of its q and k at position 0."""
+    hf_model, spec = model.hf_model, model.spec
+    generator = torch.Generator().manual_seed(layer)
+    hidden = torch.randn(1, _ROWS, hf_model.config.hidden_size, generator=generator).to(
+        spec.device, spec.dtype
+    )
+    rotated, at_zero = (
+        _captured(hf_model, layer, hidden, positions[None])
+        for positions in (positions_R, torch.zeros_like(positions_R))
+    )
+    angles = rotation.angles(positions_R)
+    for theirs, base in ((rotated.q_HRD, at_zero.q_HRD), (rotated.k_KRD, at_zero.k_KRD)):
+        error = _relative_error(rotation.rotate(base, angles), theirs)
+        if not error < _TOLERANCE[spec.dtype]:
+            raise ModelUnsupported(
+                f"layer {layer} does not rotate its queries and keys as RoPE over halves does "
+                f"(relative error {error:.2g}): "
+                "an interleaved or modified layout, or a layer without positions"
+            )
+
+
+def _captured(hf_model: Any, layer: int, hidden: torch.Tensor, position_ids: torch.Tensor) -> _Capture:
+    capture = _Capture()
+    cos_sin = hf_model.model.rotary_emb(hidden, position_ids=position_ids)
+    hf_model.model.layers[layer](
+        hidden, attention_mask=None, position_embeddings=cos_sin, use_cache=False, kvquilt_step=capture
+    )
+    if not hasattr(capture, "q_HRD"):
+        raise ModelUnsupported(
+            f"layer {layer} does not call the registered attention function; its attention cannot be "
+            "taken over"
+        )
+    return capture
+
+
+def _check_forward(model: LoadedModel, rotation: Rotation, distance: int) -> None:
+    """Logits of a short run of tokens, the second half of them ``distance`` positions further on."""
+    spec = model.spec
+    ids_R = torch.randint(spec.vocab_size, (2 * _ROWS,), generator=torch.Generator().manual_seed(0)).to(
+        spec.device
+    )
+    positions_R = torch.arange(2 * _ROWS, device=spec.device)
+    positions_R[_ROWS:] += max(0, distance - 2 * _ROWS)
+    mask = torch.ones(2 * _ROWS, 2 * _ROWS, dtype=torch.bool, device=spec.device).tril()[None, None]
+    theirs_RV = (
+        model.hf_model(ids_R[None], position_ids=positions_R[None], attention_mask=mask, use_cache=False)
+        .logits[0]
+        .float()
+    )
+
+    first = Branch(spec, tuple(ids_R[:_ROWS].tolist()), 0)
+    first_RV = _run(model, first, rotation)
+    second = Branch(
+        spec, tuple(ids_R[_ROWS:].tolist()), int(positions_R[_ROWS]), (Placement(first.segment, 0),)
+    )
+    error = _relative_error(torch.cat([first_RV, _run(model, second, rotation)]), theirs_RV)
+    if not error < _TOLERANCE[spec.dtype] * 2:
+        raise ModelUnsupported(
+            f"the engine's logits differ from the model's own (relative error {error:.2g}): its layers "
+            "do something around "
+            "attention that the engine does not reproduce"
+        )
+
+
+def _run(model: LoadedModel, branch: Branch, rotation: Rotation) -> torch.Tensor:
+    rows = len(branch.pending)
+    plan = StepPlan([Lane(branch, 0, rows)], ReferenceBackend(rotation, model.spec.device))
+    logits_RV: torch.Tensor = model.logits(
+        model.forward(torch.tensor(branch.pending, device=model.spec.device), plan)
+    )
+    branch.segment.length += rows
+    return logits_RV
+
+
+def _relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    scale = theirs.float().pow(2).mean().sqrt()
+    return float((ours.float() - theirs.float()).pow(2).mean().sqrt() / scale.clamp_min(1e-12))

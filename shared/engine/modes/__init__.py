@@ -1,0 +1,1 @@
+"""Reuse modes that compute: which tokens of a context are computed anew, and how."""

@@ -1,0 +1,487 @@
+import asyncio
+import gc
+import itertools
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.documents import SourceDocument, Stage
+from shared.errors import (
+    ConfigError,
+    Conflict,
+    FailedPrecondition,
+    InvalidRequest,
+    ModelMismatch,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
+from tests.ingestion_world import Crash, World, context, fail_once, outcome, text, upsert
+
+LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
+STEPS = [
+    "describe",
+    "manifest_page",
+    "prefill",
+    "prefilled",
+    "put_manifest",
+    "manifest_put",
+    "index",
+    "indexed",
+]
+
+
+async def test_a_document_is_parsed_prefilled_stored_and_found() -> None:
+    world = World()
+    events = await upsert(world.service(), text("a.txt", LONG))
+    stages = [e.stage for e in events]
+    assert stages == [Stage.PARSED, *[Stage.PREFILLED] * (len(stages) - 2), Stage.STORED]
+    assert [e.num_chunks_done for e in events[1:-1]] == list(range(1, events[0].num_chunks + 1))
+    assert events[-1].num_chunks == events[-1].num_chunks_done == len(world.kv) > 3
+    assert events[-1].num_tokens == len(LONG.split())
+    assert world.texts()["a.txt"].split() == LONG.split()
+    world.check_settled()
+
+
+async def test_nothing_can_be_found_before_its_kv_is_durable() -> None:
+    world = World()
+
+    def check(step: str) -> None:
+        if step == "index":
+            world.check_invariants()
+            assert ("default", "c", "a.txt") in world.manifests
+        elif step != "indexed":
+            assert not world.indexed
+
+    world.step = check
+    await upsert(world.service(), text("a.txt", LONG))
+
+
+async def test_a_second_run_does_nothing() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", LONG), text("b.txt", "Short."))
+    world.calls.clear()
+    events = await upsert(world.service(), text("a.txt", LONG), text("b.txt", "Short."))
+    assert outcome(events) == {"a.txt": Stage.UNCHANGED, "b.txt": Stage.UNCHANGED}
+    assert world.calls["prefill"] == world.calls["put_manifest"] == 0
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        text("a.txt", LONG + " More."),
+        text("a.txt", LONG, lang="en"),
+        SourceDocument("a.txt", LONG.encode(), "text/markdown"),
+    ],
+)
+async def test_any_difference_of_the_source_counts_as_a_change(later: SourceDocument) -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", LONG))
+    assert outcome(await upsert(world.service(), later)) == {"a.txt": Stage.STORED}
+    world.check_settled()
+
+
+async def test_other_chunk_sizes_cut_the_document_anew() -> None:
+    world = World()
+    await upsert(world.service(16), text("a.txt", LONG))
+    assert outcome(await upsert(world.service(24), text("a.txt", LONG))) == {"a.txt": Stage.STORED}
+    assert any(len(c.token_ids) > 16 for c in world.manifests["default", "c", "a.txt"].chunks)
+    world.check_settled()
+
+
+@pytest.mark.parametrize(
+    ("step", "occurrence"), [("describe", 1), ("manifest_page", 1), *itertools.product(STEPS[2:], [1, 2, 3])]
+)
+async def test_a_run_that_crashed_at_any_step_goes_on_where_it_stopped(step: str, occurrence: int) -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "The old text."), text("b.txt", "Another. The old text."))
+    world.calls.clear()
+
+    def crash(name: str) -> None:
+        if name == step and world.calls[name] == occurrence:
+            raise Crash
+
+    documents = [text("a.txt", LONG), text("b.txt", "New. " + LONG), text("c.txt", "Third.")]
+    world.step = crash
+    with pytest.raises((Crash, BaseExceptionGroup)):
+        await upsert(world.service(parallel_documents=1), *documents)
+    world.check_invariants()
+    durable, world.num_prefilled = set(world.kv), 0
+    world.step = lambda name: None
+    assert Stage.FAILED not in outcome(await upsert(world.service(), *documents)).values()
+    assert world.texts() == {"a.txt": LONG, "b.txt": "New. " + LONG, "c.txt": "Third."}
+    assert world.num_prefilled == len(world.kv - durable)
+    world.check_settled()
+
+
+async def test_a_changed_document_replaces_its_chunks_and_shared_ones_stay() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "Shared text."), text("b.txt", "Shared text."))
+    assert len(world.kv) == 1
+    await upsert(world.service(), text("a.txt", "Own text."))
+    assert world.texts() == {"a.txt": "Own text.", "b.txt": "Shared text."}
+    world.check_settled()
+
+
+async def test_delete_keeps_what_others_refer_to() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "Shared text."), text("b.txt", "Shared text."))
+    first = await world.service().delete(context(), "c", ["a.txt", "missing.txt"], everything=False)
+    assert (first.num_documents, first.num_chunks, first.not_found) == (1, 0, ("missing.txt",))
+    assert world.texts() == {"b.txt": "Shared text."}
+    last = await world.service().delete(context(), "c", [], everything=True)
+    assert (last.num_documents, last.num_chunks) == (1, 1)
+    assert (world.kv, world.manifests, world.indexed) == (set(), {}, {})
+
+
+@pytest.mark.parametrize("step", ["unindex", "unindexed", "delete_manifest", "manifest_deleted"])
+async def test_a_delete_that_crashed_can_be_run_again(step: str) -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", LONG), text("b.txt", "Rest."))
+
+    def crash(name: str) -> None:
+        if name == step:
+            raise Crash
+
+    world.step = crash
+    with pytest.raises(Crash):
+        await world.service().delete(context(), "c", ["a.txt"], everything=False)
+    world.check_invariants()
+    assert world.indexed.keys() <= world.manifests.keys()
+    world.step = lambda name: None
+    await world.service().delete(context(), "c", ["a.txt"], everything=False)
+    assert world.texts() == {"b.txt": "Rest."}
+    world.check_settled()
+
+
+async def test_what_cannot_be_read_fails_alone_and_says_why() -> None:
+    world = World()
+    documents = [
+        text("a.txt", ""),
+        SourceDocument("b.pdf", b"no"),
+        text("c.txt", "Fine."),
+        text("d.xyz", "?"),
+        text("e.txt", "x", title="t"),
+    ]
+    events = await upsert(world.service(), *documents)
+    assert outcome(events) == {
+        "a.txt": Stage.FAILED,
+        "b.pdf": Stage.FAILED,
+        "c.txt": Stage.STORED,
+        "d.xyz": Stage.FAILED,
+        "e.txt": Stage.FAILED,
+    }
+    failed = {e.document_id: (e.error_code, e.error) for e in events if e.stage is Stage.FAILED}
+    assert failed["a.txt"] == ("DOCUMENT_UNREADABLE", "the document is empty")
+    assert failed["b.pdf"][0] == failed["d.xyz"][0] == "DOCUMENT_UNREADABLE"
+    assert failed["e.txt"][0] == "INVALID_REQUEST"
+    world.check_settled()
+
+
+async def test_a_document_that_became_unreadable_stays_as_it_was() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "Good."))
+    assert outcome(await upsert(world.service(), text("a.txt", " "))) == {"a.txt": Stage.FAILED}
+    assert world.texts() == {"a.txt": "Good."}
+
+
+async def test_a_document_that_is_too_large_is_refused() -> None:
+    events = await upsert(World().service(max_document_bytes=3), text("a.txt", "four"))
+    assert events[0].error_code == "DOCUMENT_UNREADABLE"
+
+
+async def test_an_unexpected_error_fails_one_document_without_telling_secrets() -> None:
+    world = World()
+
+    def fail(name: str) -> None:
+        if name == "put_manifest" and world.calls["put_manifest"] == 1:
+            raise RuntimeError("/secret/path")
+
+    world.step = fail
+    events = await upsert(world.service(parallel_documents=1), text("a.txt", "One."), text("b.txt", "Two."))
+    assert outcome(events) == {"a.txt": Stage.FAILED, "b.txt": Stage.STORED}
+    assert all("secret" not in e.error for e in events)
+
+
+@pytest.mark.parametrize("step", ["prefill", "put_manifest"])
+async def test_a_full_disk_stops_the_run_and_keeps_what_was_done(step: str) -> None:
+    world = World()
+
+    def fill(name: str) -> None:
+        if name == step and world.calls["indexed"] == 1:
+            raise StorageFull("no space left; free some or give the store more")
+
+    world.step = fill
+    documents = [text(f"{i}.txt", f"Document {i}.") for i in range(4)]
+    events = await upsert(world.service(parallel_documents=1), *documents)
+    assert outcome(events) == {"0.txt": Stage.STORED, **{f"{i}.txt": Stage.FAILED for i in (1, 2, 3)}}
+    errors = [e for e in events if e.stage is Stage.FAILED]
+    assert {e.error_code for e in errors} == {"STORAGE_FULL"}
+    assert errors[0].error.startswith("no space left")
+    assert errors[1].error.startswith("not started")
+    assert world.calls[step] == 2
+    assert world.texts() == {"0.txt": "Document 0."}
+
+
+@pytest.mark.parametrize(
+    "step", ["describe", "manifest_page", "prefill", "prefilled", "put_manifest", "index"]
+)
+@pytest.mark.parametrize("error", [Unavailable("restarting"), Conflict("again")])
+async def test_a_service_that_comes_back_is_waited_for(step: str, error: Unavailable | Conflict) -> None:
+    world = World(step=fail_once(step, error))
+    assert outcome(await upsert(world.service(), text("a.txt", LONG))) == {"a.txt": Stage.STORED}
+    world.check_settled()
+
+
+async def test_a_service_that_stays_away_ends_the_run() -> None:
+    world = World()
+
+    def away(name: str) -> None:
+        if name == "prefill":
+            raise Unavailable("the generator is not available; retry")
+
+    world.step = away
+    events = await upsert(world.service(parallel_documents=1), text("a.txt", "One."), text("b.txt", "Two."))
+    assert outcome(events) == {"a.txt": Stage.FAILED, "b.txt": Stage.FAILED}
+    assert world.calls["prefill"] == 6
+
+
+async def test_chunks_that_vanish_before_the_manifest_are_prefilled_again() -> None:
+    world = World()
+
+    def vanish(name: str) -> None:
+        if name == "put_manifest" and world.calls["put_manifest"] <= 2:
+            world.kv.clear()
+
+    world.step = vanish
+    assert outcome(await upsert(world.service(), text("a.txt", LONG))) == {"a.txt": Stage.STORED}
+    world.check_settled()
+
+
+async def test_chunks_that_vanish_for_ever_end_in_a_conflict() -> None:
+    world = World()
+    world.step = lambda name: world.kv.clear() if name == "put_manifest" else None
+    events = await upsert(world.service(), text("a.txt", LONG))
+    assert events[-1].error_code == "CONFLICT"
+
+
+async def test_chunks_that_existed_are_counted_as_reused() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "Same words here."))
+    events = await upsert(world.service(), text("b.txt", "Same words here."))
+    assert (events[-1].num_chunks_reused, world.num_prefilled) == (1, 1)
+
+
+async def test_a_document_that_another_run_changed_meanwhile_is_made_anew() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "One."))
+
+    def change(name: str) -> None:
+        if name == "get_manifest":
+            key = ("default", "c", "a.txt")
+            world.manifests[key] = replace(world.manifests[key], source_hash="other")
+
+    world.step = change
+    assert outcome(await upsert(world.service(), text("a.txt", "One."))) == {"a.txt": Stage.STORED}
+    world.check_settled()
+
+
+async def test_new_documents_are_not_mixed_with_those_of_another_model() -> None:
+    world = World()
+    await upsert(world.service(), *(text(f"{i}.txt", f"Old {i}.") for i in range(5)))
+    world.fingerprint = "model-b"
+    events = await upsert(world.service(), text("new.txt", "New."), text("3.txt", "Old 3."))
+    assert outcome(events) == {"new.txt": Stage.FAILED, "3.txt": Stage.STORED}
+    error = next(e for e in events if e.stage is Stage.FAILED)
+    assert error.error_code == "MODEL_MISMATCH"
+    assert "4 documents" in error.error
+    assert "--re-encode --collection c" in error.error
+
+
+async def test_a_folder_that_renews_every_document_may_bring_new_ones() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "One."), text("b.txt", "Two."))
+    world.fingerprint = "model-b"
+    events = await upsert(
+        world.service(), text("a.txt", "One."), text("b.txt", "Two."), text("c.txt", "Three.")
+    )
+    assert set(outcome(events).values()) == {Stage.STORED}
+    world.check_settled()
+
+
+@pytest.mark.parametrize("salt", [0, 5])
+async def test_re_encoding_makes_every_document_anew_from_what_is_stored(salt: int) -> None:
+    world = World()
+    await upsert(world.service(), *(text(f"{i}.txt", f"{LONG} {i}.") for i in range(5)))
+    before = world.texts()
+    world.fingerprint, world.salt = "model-b", salt
+    events = [e async for e in world.service().re_encode(context(), "c")]
+    assert outcome(events) == {f"{i}.txt": Stage.STORED for i in range(5)}
+    assert world.texts() == before
+    assert {m.model_fingerprint for m in world.manifests.values()} == {"model-b"}
+    world.check_settled()
+    assert [e async for e in world.service().re_encode(context(), "c")] == []
+    again = outcome(await upsert(world.service(), text("0.txt", f"{LONG} 0.")))
+    assert again == {"0.txt": Stage.UNCHANGED if salt == 0 else Stage.STORED}
+    assert outcome(await upsert(world.service(), text("0.txt", f"{LONG} 0."))) == {"0.txt": Stage.UNCHANGED}
+
+
+async def test_re_encoding_for_a_finer_tokenizer_cuts_further() -> None:
+    world = World()
+    await upsert(world.service(chunk_tokens=32), text("a.txt", LONG))
+    world.fingerprint = "model-b"
+    events = [e async for e in world.service(chunk_tokens=16).re_encode(context(), "c")]
+    assert outcome(events) == {"a.txt": Stage.STORED}
+    assert all(len(c.token_ids) <= 16 for c in world.manifests["default", "c", "a.txt"].chunks)
+    assert world.texts()["a.txt"].split() == LONG.split()
+
+
+async def test_a_model_that_changes_during_a_run_is_noticed() -> None:
+    world = World()
+
+    def change(name: str) -> None:
+        if name == "prefill":
+            world.fingerprint = "model-b"
+
+    world.step = change
+    events = await upsert(world.service(), text("a.txt", "One."))
+    assert events[-1].error_code == "MODEL_MISMATCH"
+    assert not world.manifests
+
+
+async def test_ingestion_and_generator_must_have_the_same_model() -> None:
+    world = World()
+    service = world.service()
+    world.salt = 3
+    with pytest.raises(ModelMismatch, match="tokenizer of the generator's model"):
+        await upsert(service, text("a.txt", "One."))
+    with pytest.raises(ModelMismatch):
+        await service.check_ready(context())
+
+
+async def test_a_model_without_tokenizer_cannot_be_ingested_for() -> None:
+    service = World().service()
+    service._recipe = None
+    with pytest.raises(FailedPrecondition, match="no tokenizer"):
+        await upsert(service, text("a.txt", "One."))
+    assert "no tokenizer" in await service.check_ready(context()), "such a model is served all the same"
+
+
+async def test_a_model_that_is_not_there_is_told_and_nothing_else_stops() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "One."))
+    service = world.service()
+    service._recipe = ConfigError("model: there is no directory '/models/x'")
+    with pytest.raises(ConfigError, match="/models/x"):
+        await upsert(service, text("b.txt", "Two."))
+    with pytest.raises(ConfigError, match="/models/x"):
+        await service.check_ready(context())
+    assert (await service.list_documents(context(), "c", "", 10)).documents
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([], "none given"),
+        ([text("a.txt", "1"), text("a.txt", "2")], "'a.txt' comes more than once"),
+        ([text("", "1")], r"documents\[0\].document_id"),
+        ([text("a.txt", "1"), text("b\n.txt", "1")], r"documents\[1\].document_id"),
+        ([text("x" * 1025, "1")], "document_id"),
+    ],
+)
+async def test_requests_that_cannot_be_are_refused_as_a_whole(
+    documents: list[SourceDocument], message: str
+) -> None:
+    world = World()
+    with pytest.raises(InvalidRequest, match=message):
+        await upsert(world.service(), *documents)
+    assert not world.calls
+
+
+@pytest.mark.parametrize("collection", ["", "a b", "../x", "x" * 65, '"'])
+async def test_collection_names_are_plain(collection: str) -> None:
+    with pytest.raises(InvalidRequest, match="collection"):
+        await upsert(World().service(), text("a.txt", "1"), collection=collection)
+
+
+async def test_deleting_needs_to_say_what() -> None:
+    service = World().service()
+    for ids, everything in (([], False), (["a.txt"], True)):
+        with pytest.raises(InvalidRequest, match="document_ids"):
+            await service.delete(context(), "c", ids, everything)
+    with pytest.raises(NotFound, match="'c' does not exist"):
+        await service.delete(context(), "c", [], everything=True)
+
+
+async def test_listing_tells_which_documents_are_current() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "One."), text("b.txt", "Two."))
+    world.fingerprint = "model-b"
+    await upsert(world.service(), text("b.txt", "Two."))
+    page = await world.service().list_documents(context(), "c", "", 0)
+    assert [(d.document_id, d.title, d.num_chunks, d.current) for d in page.documents] == [
+        ("a.txt", "a", 1, False),
+        ("b.txt", "b", 1, True),
+    ]
+    part = await world.service().list_documents(context(), "", "", 1)
+    assert [d.document_id for d in part.documents] == ["a.txt"]
+    assert part.truncated
+    with pytest.raises(NotFound, match="'missing'"):
+        await world.service().list_documents(context(), "missing", "", 0)
+
+
+async def test_tenants_have_documents_of_their_own() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "Mine."), tenant="me")
+    await upsert(world.service(), text("a.txt", "Yours."), tenant="you")
+    await world.service().delete(context("you"), "c", [], everything=True)
+    assert (world.texts(tenant="me"), world.texts(tenant="you")) == ({"a.txt": "Mine."}, {})
+
+
+async def test_of_two_requests_for_one_document_the_last_wins_whole() -> None:
+    world = World()
+    service = world.service()
+    await asyncio.gather(*(upsert(service, text("a.txt", f"Version {i}. {LONG}")) for i in range(4)))
+    assert world.texts()["a.txt"] == f"Version 3. {LONG}"
+    world.check_settled()
+    gc.collect()
+    assert not service._locks
+
+
+async def test_closing_the_stream_stops_the_work() -> None:
+    world = World()
+    documents = [text(f"{i}.txt", LONG + str(i)) for i in range(6)]
+    async with aclosing(world.service(parallel_documents=1).upsert(context(), "c", documents)) as events:
+        async for event in events:
+            if event.stage is Stage.STORED:
+                break
+    done = world.calls["index"]
+    await asyncio.sleep(0)
+    assert world.calls["index"] == done < 6
+    world.check_invariants()
+    assert Stage.FAILED not in outcome(await upsert(world.service(), *documents)).values()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["", "One.", "One. Two.", LONG, None])), max_size=6
+    )
+)
+@settings(deadline=None, max_examples=40)
+def test_any_history_leaves_what_a_plain_dictionary_holds(history: list[tuple[str, str | None]]) -> None:
+    async def play() -> None:
+        world, expected = World(), dict[str, str]()
+        for name, content in history:
+            if content is None:
+                await world.service().delete(context(), "c", [name], everything=False)
+                expected.pop(name, None)
+            else:
+                await upsert(world.service(), SourceDocument(name, content.encode(), "text/plain"))
+                expected |= {name: content} if content else {}
+            world.check_settled()
+            assert world.texts() == expected
+
+    asyncio.run(play())

@@ -1,0 +1,318 @@
+"""Selection through the service is the library's, and auxiliary KV is computed once and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.selector.worker_thread import Turn
+from shared.clients.selection import Grouping, Reading, SelectionChunk
+from shared.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelMismatch,
+    StorageFull,
+    Unavailable,
+)
+from shared.identity import chunk_identity
+from shared.kv_format import inspect_chunk
+from shared.request import RequestContext
+from tests.kv_directory import DirectoryStore
+from tests.selector_runs import (
+    PASSAGES,
+    QUESTION,
+    by_the_library,
+    chunks_of,
+    context,
+    encode,
+    engine_auxiliary,
+    select,
+    selecting,
+    stock_auxiliary,
+    told,
+)
+from tests.token_families import texts
+
+GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)
+READINGS: tuple[Reading, ...] = get_args(Reading)
+AUXILIARIES = {"of the engine": engine_auxiliary, "of stock transformers": stock_auxiliary}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+class TestSelection:
+    @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(
+        auxiliary=st.sampled_from(list(AUXILIARIES)),
+        passages=st.lists(st.one_of(texts, st.sampled_from(("", "7", PASSAGES[0], PASSAGES[1]))), max_size=4),
+        questions=st.lists(st.sampled_from((QUESTION, "where?", "市長")), min_size=1, max_size=3),
+        ratio=st.one_of(st.sampled_from((0.0, 0.2, 1.0)), st.floats(0, 1)),
+        grouping=st.sampled_from(GROUPINGS),
+        reading=st.sampled_from(READINGS),
+    )
+    def test_is_the_librarys_for_any_request(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        auxiliary: str,
+        passages: list[str],
+        questions: list[str],
+        ratio: float,
+        grouping: Grouping,
+        reading: Reading,
+    ) -> None:
+        """With KV that was just computed, with what is in memory, and with what was stored."""
+        model = AUXILIARIES[auxiliary]()
+        expected = by_the_library(model, passages, questions, ratio, grouping, reading)
+        kv = DirectoryStore(tmp_path_factory.mktemp("kv"))
+
+        async def told_twice() -> None:
+            async with selecting(kv, model) as service:
+                for _ in range(2):
+                    assert (
+                        told(await select(service, passages, questions, ratio, grouping, reading)) == expected
+                    )
+
+        asyncio.run(told_twice())
+        asyncio.run(told_twice())
+
+    async def test_says_where_the_time_went(self, store: DirectoryStore) -> None:
+        async with selecting(store) as service:
+            cold = (await select(service)).timings
+            warm = (await select(service)).timings
+        assert cold.load_ms > 0 < cold.encode_ms
+        assert warm.load_ms == warm.encode_ms == 0 < warm.score_ms
+        assert cold.load_ms + cold.encode_ms + cold.score_ms <= cold.total_ms
+
+    async def test_a_context_that_the_model_cannot_hold_is_read_chunk_by_chunk(
+        self, store: DirectoryStore
+    ) -> None:
+        async with selecting(store, engine_auxiliary(max_position_embeddings=300)) as service:
+            selected = await select(service)
+            assert selected.reading == "each"
+            with pytest.raises(ContextTooLong, match=r"chunks\[1\]"):
+                await select(service, ["the mine", "the mayor " * 400])
+            with pytest.raises(ContextTooLong, match=r"chunks\[1\]"):
+                await encode(service, ["the mine", "the mayor " * 400])
+
+    async def test_without_anything_to_choose_no_kv_is_needed(self, store: DirectoryStore) -> None:
+        async with selecting(store) as service:
+            num_tokens = sum(len(chunk.token_ids) for chunk in chunks_of(PASSAGES))
+            assert (await select(service, ratio=1.0)).tokens == tuple(range(num_tokens))
+            assert (await select(service, ratio=0.0)).tokens == ()
+            assert (await select(service, [])).scores == ()
+            assert service.kv.counts.encoded == 0
+        assert store.calls == []
+
+    @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf")])
+    async def test_a_ratio_that_is_none_is_refused(self, store: DirectoryStore, ratio: float) -> None:
+        async with selecting(store) as service:
+            for passages in (PASSAGES, []):
+                with pytest.raises(InvalidRequest, match="recompute_ratio"):
+                    await select(service, passages, ratio=ratio)
+
+    async def test_what_is_wrong_with_a_request_is_named(self, store: DirectoryStore) -> None:
+        async with selecting(store, max_chunks=4, max_questions=2) as service:
+            for questions, named in (
+                ([], "there is none"),
+                (["who?", " "], r"questions\[1\]: is empty"),
+                (["?"] * 3, "questions: 3"),
+            ):
+                for ratio in (0.0, 0.2, 1.0):
+                    with pytest.raises(InvalidRequest, match=named):
+                        await select(service, questions=questions, ratio=ratio)
+            with pytest.raises(InvalidRequest, match="chunks: 5 are more than the 4"):
+                await select(service, ["a"] * 5)
+            with pytest.raises(ModelMismatch, match="other token ids"):
+                await service.select(
+                    context(), [SelectionChunk("the mayor", (1, 2))], [QUESTION], 0.2, "budget", "each"
+                )
+
+
+class TestKv:
+    @pytest.mark.parametrize("auxiliary", AUXILIARIES)
+    async def test_stored_at_ingestion_is_what_is_used_later(
+        self, store: DirectoryStore, auxiliary: str
+    ) -> None:
+        model = AUXILIARIES[auxiliary]()
+        async with selecting(store, model) as service:
+            encoded = await encode(service)
+            assert len(service.kv.resident) == 0  # memory is for questions
+        assert [e.index for e in encoded] == list(range(len(PASSAGES)))
+        assert store.chunk_ids() == {e.auxiliary_id for e in encoded}
+        assert not any(e.existed for e in encoded)
+        assert not any(store.behind)
+        header = inspect_chunk(store.path_of(encoded[0].auxiliary_id)).header
+        assert header.model_fingerprint == model.scorer.fingerprint
+        assert header.num_tokens == encoded[0].num_tokens
+        async with selecting(store, model) as restarted:
+            selected = await select(restarted)
+            assert (restarted.kv.counts.encoded, restarted.kv.counts.loaded) == (0, len(PASSAGES))
+            assert all(e.existed for e in await encode(restarted))
+        assert told(selected) == by_the_library(model, PASSAGES, [QUESTION], 0.2, "budget", "stitched")
+        assert len(store.adopted) == len(PASSAGES)
+
+    async def test_of_chunks_ingested_earlier_is_computed_once_and_written_back(
+        self, store: DirectoryStore
+    ) -> None:
+        async with selecting(store) as service:
+            await select(service)
+            await select(service, PASSAGES[::-1])
+            assert service.kv.counts.encoded == len(PASSAGES)
+        assert len(store.chunk_ids()) == len(PASSAGES)
+        assert all(store.behind)
+        async with selecting(store) as restarted:
+            await select(restarted)
+            assert (restarted.kv.counts.encoded, restarted.kv.counts.loaded) == (0, len(PASSAGES))
+
+    @pytest.mark.parametrize("by", ["a question", "an ingestion"])
+    async def test_that_is_damaged_is_computed_anew_and_replaced(
+        self, store: DirectoryStore, by: str
+    ) -> None:
+        async with selecting(store) as service:
+            lost, *others = [e.auxiliary_id for e in await encode(service)]
+        flip(store.path_of(lost))
+        async with selecting(store) as service:
+            if by == "a question":
+                assert told(await select(service)) == by_the_library(
+                    engine_auxiliary(), PASSAGES, [QUESTION], 0.2, "budget", "stitched"
+                )
+            else:
+                assert [e.existed for e in await encode(service)] == [False, *[True] * len(others)]
+            assert service.kv.counts.encoded == 1
+        assert store.adopted[-1] == (lost, True)
+        async with selecting(store) as service:
+            await select(service)
+            assert service.kv.counts.encoded == 0
+
+    async def test_is_each_tenants_own(self, store: DirectoryStore) -> None:
+        async with selecting(store) as service:
+            (ours,), (theirs,) = (
+                await encode(service, PASSAGES[:1], "a"),
+                await encode(service, PASSAGES[:1], "b"),
+            )
+            await select(service, PASSAGES[:1], ctx=context("c"))
+            assert service.kv.counts.encoded == 3
+        assert ours.auxiliary_id != theirs.auxiliary_id
+        scorer, prefix_ids = engine_auxiliary().scorer, engine_auxiliary().prompts.prefix_ids
+        token_ids = engine_auxiliary().tokenizer.tokenize(PASSAGES[0]).token_ids
+        assert ours.auxiliary_id == chunk_identity("a", scorer.fingerprint, prefix_ids, token_ids)
+
+    async def test_of_a_chunk_without_a_token_is_none(self, store: DirectoryStore) -> None:
+        async with selecting(store) as service:
+            (encoded,) = await encode(service, [""])
+            assert (encoded.auxiliary_id, encoded.num_tokens, encoded.existed) == ("", 0, True)
+            selected = await select(service, ["", PASSAGES[0], ""])
+            assert told(selected) == by_the_library(
+                engine_auxiliary(), ["", PASSAGES[0], ""], [QUESTION], 0.2, "budget", "stitched"
+            )
+        assert len(store.chunk_ids()) == 1
+
+    async def test_in_memory_is_bounded_and_what_was_used_last_stays(self, store: DirectoryStore) -> None:
+        model = engine_auxiliary()
+        sizes = [
+            model.scorer.encode([model.tokenizer.tokenize(text).token_ids])[0].num_bytes for text in PASSAGES
+        ]
+        async with selecting(store, resident_bytes=sizes[0] + max(sizes[1:])) as service:
+            for other in (1, 2, 3):
+                await select(service, [PASSAGES[0]])
+                await select(service, [PASSAGES[other]])
+                service.check_invariants()
+            await select(service, [PASSAGES[0]])
+            assert service.kv.counts.resident == 3
+            assert service.kv.counts.encoded == len(PASSAGES)
+            await select(service)  # more than the memory holds
+            service.check_invariants()
+
+    async def test_that_two_requests_want_at_once_is_computed_once(self, store: DirectoryStore) -> None:
+        async with selecting(store) as service:
+            several = await asyncio.gather(
+                *(select(service, PASSAGES[::step]) for step in (1, -1, 1, -1)), encode(service)
+            )
+            assert service.kv.counts.encoded == len(PASSAGES)
+        assert told(several[0]) == told(several[2])  # type: ignore[arg-type]
+
+    async def test_a_store_that_does_not_answer_stops_no_question_but_an_ingestion(
+        self, store: DirectoryStore
+    ) -> None:
+        store.failure = Unavailable("away")
+        async with selecting(store) as service:
+            selected = await select(service)
+            with pytest.raises(Unavailable):
+                await encode(service)
+            store.failure = StorageFull("full")
+            with pytest.raises(StorageFull):
+                await encode(service)
+        assert told(selected) == by_the_library(
+            engine_auxiliary(), PASSAGES, [QUESTION], 0.2, "budget", "stitched"
+        )
+        assert store.staged() == []
+
+
+class TestFingerprints:
+    def test_of_models_beyond_the_engine_tell_weights_and_settings_apart(self) -> None:
+        same, seeded, scaled = (
+            stock_auxiliary(**kw).scorer.fingerprint
+            for kw in ({}, {"seed": 1}, {"scale_attn_by_inverse_layer_idx": True})
+        )
+        assert same == stock_auxiliary.__wrapped__().scorer.fingerprint
+        assert len({same, seeded, scaled}) == 3
+
+
+class TestHurry:
+    async def test_what_comes_too_late_is_not_computed(self, store: DirectoryStore) -> None:
+        async with selecting(store) as service:
+            with pytest.raises(DeadlineExceeded):
+                await select(service, ctx=RequestContext("r", "t", deadline_s=0.0))
+            let_go = threading.Event()
+            holder = asyncio.create_task(
+                service._model.run(context(), Turn.QUESTION, lambda: let_go.wait(30))
+            )
+            with pytest.raises(DeadlineExceeded, match="selecting tokens"):
+                await select(service, ctx=context(deadline_ms=50))
+            waiting = asyncio.create_task(select(service))
+            await _until(lambda: service._model.num_waiting == 1)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            let_go.set()
+            await holder
+            assert service.kv.counts.encoded == 0
+            assert (await select(service)).tokens
+
+    async def test_a_question_does_not_wait_for_the_rest_of_an_ingestion(self, store: DirectoryStore) -> None:
+        async with selecting(store) as service:
+            ingestion = service.encode(context(), chunks_of([f"{text} again" for text in PASSAGES]))
+            await anext(ingestion)
+            await select(service)
+            assert (await anext(ingestion)).index == 1
+            await ingestion.aclose()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
