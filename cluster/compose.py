@@ -79,9 +79,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
         args["log"] = values["log"]
     given = values.get(name) or {}
     section = {key: value for key, value in given.items() if key != "deployment"}
-    if (
-        name in _ASK_THE_SELECTOR
-    ):  # decided here: a node that knows a model with an auxiliary need not know what is deployed
+    # decided here: a node that knows a model with an auxiliary need not know what is deployed
+    if name in _ASK_THE_SELECTOR:
         section["selector"] = getattr(config, name).selector
     if name == "generator":
         section["selector"] = {

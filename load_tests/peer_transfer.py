@@ -48,8 +48,7 @@ def _pieces(path: str) -> Iterator[bytes]:
             yield piece
 
 
-# --- gRPC: the store's own Get, 1 MiB per message
-# -----------------------------------------------------------------------------
+# --- gRPC: the store's own Get, 1 MiB per message ----------------------------------------------------------
 
 
 async def _serve_grpc(path: str, started: Connection) -> None:
@@ -94,8 +93,7 @@ def receive_grpc(port: int, targets: Sequence[int]) -> None:
     asyncio.run(receive_all())
 
 
-# --- Arrow Flight: the store's own
-# --------------------------------------------------------------------------------------------
+# --- Arrow Flight: the store's own -------------------------------------------------------------------------
 
 
 def serve_flight(path: str, started: Connection) -> None:
@@ -117,8 +115,7 @@ def receive_flight(port: int, targets: Sequence[int]) -> None:
     reader.close()
 
 
-# --- a plain socket
-# -----------------------------------------------------------------------------------------------------------
+# --- a plain socket ----------------------------------------------------------------------------------------
 
 
 def serve_socket(path: str, started: Connection) -> None:
@@ -144,8 +141,7 @@ def receive_socket(port: int, targets: Sequence[int]) -> None:
     _in_threads(receive, targets)
 
 
-# --- the comparison
-# -----------------------------------------------------------------------------------------------------------
+# --- the comparison ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

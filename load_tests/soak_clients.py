@@ -179,9 +179,8 @@ class SoakClient:
         if not self.documents:
             return
         document_id = self.rng.choice(sorted(self.documents))
-        for chunk_id in self.documents.pop(
-            document_id
-        ):  # they go with it, now or when the store recovers: nobody uses them again
+        # they go with it, now or when the store recovers: nobody uses them again
+        for chunk_id in self.documents.pop(document_id):
             self.chunks.pop(chunk_id)
         try:
             await self.connect().delete_manifest(_ctx(), COLLECTION, document_id)

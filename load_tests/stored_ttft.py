@@ -100,9 +100,8 @@ def measure_stored_ttft(
         }
         for run in range(2 * runs + 2):
             request, cold = requests[run % len(requests)], bool(run % 2)
-            in_turn = list(engines.items())[
-                :: -1 if run % 4 > 1 else 1
-            ]  # whatever else the machine does meets both alike
+            # whatever else the machine does meets both alike
+            in_turn = list(engines.items())[:: -1 if run % 4 > 1 else 1]
             for pipelined, engine in in_turn:
                 for path in paths():
                     drop_from_page_cache(path) if cold else path.read_bytes()

@@ -110,9 +110,8 @@ class Step:
         for branch in self.branches:
             self.lanes.append(Lane(branch, sum(lane.num_rows for lane in self.lanes), len(branch.pending)))
         num_rows = sum(lane.num_rows for lane in self.lanes)
-        self.q_HRD = (
-            self._noise(self.spec.num_heads, num_rows).transpose(0, 1).contiguous().transpose(0, 1)
-        )  # as models give it
+        # as models give it
+        self.q_HRD = self._noise(self.spec.num_heads, num_rows).transpose(0, 1).contiguous().transpose(0, 1)
         self.k_KRD, self.v_KRD = (
             self._noise(self.spec.num_kv_heads, num_rows),
             self._noise(self.spec.num_kv_heads, num_rows),

@@ -135,7 +135,7 @@ def _sink(one: Run, on_event: Callable[[Run, Event], None] | None) -> Callable[[
 
 def jobs_of(engine: Engine) -> list[GenerateJob]:
     """What the engine keeps of the requests that run."""
-    return engine._roster.generating()
+    return engine._requests.generating()
 
 
 @contextmanager

@@ -60,9 +60,8 @@ def citation_line(citations: Sequence[Citation]) -> str:
 
 def stages_table(*first: str) -> Table:
     """Columns ``first``, then one per stage."""
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim"
-    )  # all of it in 80 columns
+    # all of it in 80 columns
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in first:
         table.add_column(name, no_wrap=True)
     for name, _ in STAGES:

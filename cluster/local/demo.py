@@ -103,9 +103,8 @@ async def _use(
                 client.answer(RequestContext.create(), COLLECTION, question, mode, sampling, retrieval)
             )
 
-        await answer(
-            questions[0].question, "reordered"
-        )  # the first request pays for first uses: it is not shown
+        # the first request pays for first uses: it is not shown
+        await answer(questions[0].question, "reordered")
         asked = [
             Asked(q, {mode: await answer(q.question, mode) for mode in MODES})
             for q in track(questions, "asking", console=console, transient=True)

@@ -99,9 +99,8 @@ def _recorded_steps() -> Iterator[list[_NativeStep]]:
         if id(attention) in steps:
             steps[id(attention)].num_layers += 1
         else:
-            steps[id(attention)] = _NativeStep(
-                lambda: run(attention, layer, *args)
-            )  # which keeps it, and so its id
+            # which keeps it, and so its id
+            steps[id(attention)] = _NativeStep(lambda: run(attention, layer, *args))
         return out
 
     recorded: list[_NativeStep] = []

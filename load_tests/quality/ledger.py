@@ -50,9 +50,8 @@ class Ledger:
         if path is None:
             return
         head = json.dumps(settings)
-        lines = (
-            path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-        )  # an unfinished line ends a killed run
+        # an unfinished line ends a killed run
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
         if lines:
             _compare(path, json.loads(lines[0]), json.loads(head))
         for line in lines[1:]:

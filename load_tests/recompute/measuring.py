@@ -116,8 +116,7 @@ class Bench:
             yield from self._readings(percent)
             yield from self._beside_loading([run.clips[percent][0] for run in runs], percent)
 
-    # --- what is done
-    # ------------------------------------------------------------------------------------------
+    # --- what is done --------------------------------------------------------------------------------------
 
     def _clip(self, percent: int, reading: Reading | None = None) -> Clip:
         return self._clipper.clip(percent / 100, self._plan.grouping, reading or self._plan.reading)
@@ -140,8 +139,7 @@ class Bench:
         percent = self._plan.looked_at
         return () if percent is None else at_random(self._case.context, len(clips[percent][0].tokens), seed=0)
 
-    # --- what comes of it
-    # ------------------------------------------------------------------------------------------
+    # --- what comes of it ----------------------------------------------------------------------------------
 
     def _curve(self, runs: list[Run]) -> Iterator[Measurement]:
         context = self._case.context
@@ -225,8 +223,7 @@ class Bench:
                 baseline=baseline,
             )
 
-    # --- limits
-    # ------------------------------------------------------------------------------------------
+    # --- limits --------------------------------------------------------------------------------------------
 
     def _prefill_limit(self, tokens: range | tuple[int, ...]) -> float:
         case = self._case

@@ -253,9 +253,8 @@ class Generator:
         is."""
         spec, limit = self.model.spec, self.config.max_tokens_limit
         if asked is None:
-            room = (
-                min(spec.max_positions, spec.sliding_window or spec.max_positions) - prompt_len + 1
-            )  # the last is never fed back
+            # the last is never fed back
+            room = min(spec.max_positions, spec.sliding_window or spec.max_positions) - prompt_len + 1
             return max(1, min(self.config.max_tokens, room))
         if asked > limit:
             raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")

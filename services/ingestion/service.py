@@ -45,9 +45,8 @@ class IngestionService:
         self._config = config
         self._recipe = recipe
         self._store = store
-        self._cutting = ThreadPoolExecutor(
-            1, thread_name_prefix="cut"
-        )  # one: tokenizers are not for several threads
+        # one: tokenizers are not for several threads
+        self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")
         self._locks = DocumentLocks()
         self.upkeep = Upkeep(store, self._locks, config.parallel_documents)
 
@@ -84,9 +83,8 @@ class IngestionService:
                     raise _mixing(collection, len(stale))
                 if unchanged(known.get(document_id), source):
                     stored = await self._store.stored(ctx, collection, document_id)
-                    if stored is not None and unchanged(
-                        stored, source
-                    ):  # still: others may have changed it meanwhile
+                    # still: others may have changed it meanwhile
+                    if stored is not None and unchanged(stored, source):
                         return await self._store.keep(ctx, stored, report, auxiliary)
                 draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.cut, source)
                 return await self._store.put(ctx, collection, model, draft, report, auxiliary)

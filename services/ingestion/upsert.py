@@ -196,9 +196,8 @@ class DocumentStore:
                             raise ModelMismatch(
                                 "the generator's model changed while the document was ingested; run it again"
                             )
-                        durable.setdefault(
-                            begin + answer.index, answer.existed
-                        )  # of a second try only what the first did not reach
+                        # of a second try only what the first did not reach
+                        durable.setdefault(begin + answer.index, answer.existed)
                         report(
                             _progress(
                                 manifest, Stage.PREFILLED, done=len(durable), reused=sum(durable.values())

@@ -178,9 +178,8 @@ class RayNodes:
     def suspect(self, node_id: str) -> None:
         _, channel = self._channels.pop(node_id, (None, None))
         if channel is not None:
-            task = asyncio.ensure_future(
-                channel.close(grace=_GRACE_S)
-            )  # others may be in the middle of a call
+            # others may be in the middle of a call
+            task = asyncio.ensure_future(channel.close(grace=_GRACE_S))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 

@@ -222,9 +222,8 @@ class MilvusIndex:
     def _open(self, tenant: str, collection: str) -> str | None:
         """Milvus' name of the collection, ready for use; None if it does not exist."""
         name = self._name(tenant, collection)
-        with (
-            self._load_lock
-        ):  # also while looking: milvus-lite opens a collection twice when it is listed while it is loaded
+        # also while looking: milvus-lite opens a collection twice when it is listed while it is loaded
+        with self._load_lock:
             if name in self._lexicons:
                 return name
             names = self._names_of(tenant, collection)

@@ -81,6 +81,5 @@ def create_missing_indexes(milvus: Milvus, name: str, timeout_s: float) -> None:
         if not milvus.client.list_indexes(name, field):
             params = milvus.client.prepare_index_params()
             params.add_index(field, **index)
-            milvus.client.create_index(
-                name, params, sync=False, timeout=timeout_s
-            )  # in sync it sleeps half a second
+            # in sync it sleeps half a second
+            milvus.client.create_index(name, params, sync=False, timeout=timeout_s)

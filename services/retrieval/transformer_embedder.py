@@ -69,9 +69,8 @@ class TransformerEmbedder:
 
     @torch.inference_mode()
     def _embed(self, texts: Sequence[str]) -> Vectors:
-        torch.set_num_threads(
-            self._num_threads
-        )  # belongs to the calling thread, and Ray set it for the process
+        # belongs to the calling thread, and Ray set it for the process
+        torch.set_num_threads(self._num_threads)
         windows = self._windows(texts)
         windows.sort(key=lambda window: len(window[1]))  # little padding
         sum_TD = torch.zeros(len(texts), self._dim)

@@ -107,9 +107,8 @@ def build_model(recipe: Recipe, end_id: int) -> Any:
         bos_token_id=None,
         eos_token_id=end_id,
         pad_token_id=end_id,
-        **(
-            {"attention_bias": True} if recipe.model_type == "llama" else {}
-        ),  # as Qwen2 has; else it learns late
+        # as Qwen2 has; else it learns late
+        **({"attention_bias": True} if recipe.model_type == "llama" else {}),
     )
     return AutoModelForCausalLM.from_config(config)
 

@@ -117,8 +117,8 @@ class StepPlan:
             arrival.wait_for(layer, self._patience)
         out_HRD = self._attention.run(layer, q_HRD, k_KRD, v_KRD, scale)
         for lane in self.lanes:
-            if lane.branch.gaze is not None:
-                lane.branch.gaze.look(lane, layer, q_HRD[:, lane.rows], scale)
+            if lane.branch.probe is not None:
+                lane.branch.probe.look(lane, layer, q_HRD[:, lane.rows], scale)
         return out_HRD
 
 
@@ -135,9 +135,8 @@ def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
             key = id(placement.segment)
             times = seen_times[key] = seen_times.get(key, -1) + 1
             ahead = branch.offset - placement.offset
-            blind = bisect_right(
-                places, placement.segment.start - ahead
-            )  # rows at its first token or in front of it see nothing
+            # rows at its first token or in front of it see nothing
+            blind = bisect_right(places, placement.segment.start - ahead)
             if blind >= lane.num_rows:
                 continue
             visit = Visit(

@@ -40,12 +40,12 @@ from shared.engine.kv.arrival import GivenUp, Patience
 from shared.engine.kv.loader import Loader
 from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.residency import Entry
-from shared.engine.kv.segment_cache import Library
+from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.passes import PassRunner
 from shared.engine.prefilling import Prefilling
-from shared.engine.request_queue import Roster
+from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler, Slice
 from shared.engine.types import (
     Command,
@@ -111,22 +111,20 @@ class Engine:
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         self._scheduler = Scheduler(self.config)
         self._passes = PassRunner(model, self.config)
-        self._roster = Roster(self._scheduler)
-        self._library = Library(model.spec, self.config, self._loader, self._roster.holders)
+        self._requests = RequestQueue(self._scheduler)
+        self._cache = SegmentCache(model.spec, self.config, self._loader, self._requests.holders)
         self._answering = Answering(model.spec, self.config, decode)
         self._exploring = Exploring(model.spec, self.config, decode)
         self._prefilling = Prefilling(
-            model.spec, self._loader, self._roster, self._inbox.put, self._finish, self._fail
+            model.spec, self._loader, self._requests, self._inbox.put, self._finish, self._fail
         )
         self._overlap_from_s = self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
         self._closed = False
-        self._news = (
-            threading.Event()
-        )  # something happened that a pass should not let wait while it waits itself
+        # Set when something happened that a pass should not let wait while it waits itself.
+        self._news = threading.Event()
         self._ahead: GenerateJob | None = None  # runs on segments that are still arriving, during this step
 
-    # --- from any thread
-    # ------------------------------------------------------------------------------------------
+    # --- from any thread -----------------------------------------------------------------------------------
 
     def submit(self, request: GenerateRequest | PrefillRequest | ForestRequest, sink: Sink) -> None:
         """Hands a request over; its events go to ``sink``, on the engine's thread, the last one being done or
@@ -140,7 +138,7 @@ class Engine:
         admission.check(request, self.model.spec, self.config, has_text=self._has_text)
         if self._closed:
             raise Unavailable("the engine is shutting down; retry")
-        if len(self._roster.waiting) + self._inbox.qsize() >= self.config.max_waiting:
+        if len(self._requests.waiting) + self._inbox.qsize() >= self.config.max_waiting:
             raise Overloaded(f"{self.config.max_waiting} requests wait already; retry later")
         job: Job
         if isinstance(request, GenerateRequest):
@@ -189,8 +187,7 @@ class Engine:
         self._closed = True
         self._post(lambda: None)
 
-    # --- the step loop
-    # ------------------------------------------------------------------------------------------
+    # --- the step loop -------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Steps until ``close``, sleeping while there is nothing to do."""
@@ -204,7 +201,7 @@ class Engine:
         without it."""
         self._closed = True
         self._drain()
-        for job in self._roster:
+        for job in self._requests:
             self._fail(job, Unavailable("the engine shut down; retry"))
         self._loader.close()
 
@@ -238,7 +235,7 @@ class Engine:
         self._drain()
         self._expire()
         self._balance()
-        self._library.start_missing()
+        self._cache.start_missing()
         self._prefilling.start_chunks()
         self._start_placed()
         self._obey_commands()
@@ -252,9 +249,9 @@ class Engine:
 
     def check_invariants(self) -> None:
         """Recounts references and states from the requests alive. For tests, between steps."""
-        self._roster.check_invariants()
-        self._library.check_invariants(self._roster.admitted())
-        for job in self._roster.generating():
+        self._requests.check_invariants()
+        self._cache.check_invariants(self._requests.admitted())
+        for job in self._requests.generating():
             assert not (job.started and job.undecided), "runs before it is decided what to compute anew"
             assert (
                 not job.started
@@ -262,13 +259,12 @@ class Engine:
                 or all(p.segment.whole for b in job.branches() for p in b.seen())
             ), "runs on holes"
 
-    # --- arrivals
-    # ------------------------------------------------------------------------------------------
+    # --- arrivals ------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
         with contextlib.suppress(queue.Empty):
-            soon = any(not job.started and job.arriving for job in self._roster.generating())
-            self._inbox.get(timeout=_SOON_S if soon else _POLL_S if self._roster else None)()
+            soon = any(not job.started and job.arriving for job in self._requests.generating())
+            self._inbox.get(timeout=_SOON_S if soon else _POLL_S if self._requests else None)()
 
     def _post(self, event: Callable[[], None]) -> None:
         self._inbox.put(event)
@@ -276,7 +272,7 @@ class Engine:
 
     def _prefetch(self, request: GenerateRequest) -> None:
         """With others in front of it, it may be a while until its chunks are loaded."""
-        if request.reuse is not ReuseMode.FULL and (self._roster or not self._inbox.empty()):
+        if request.reuse is not ReuseMode.FULL and (self._requests or not self._inbox.empty()):
             resident = set(self._stats.resident_chunk_ids)
             chunk_ids = {c.chunk_id: None for c in request.chunks if c.chunk_id not in resident}
             if chunk_ids:
@@ -292,14 +288,14 @@ class Engine:
 
     def _arrive(self, job: Job) -> None:
         request_id = job.request.request_id
-        if self._roster.get(request_id) is not None:
+        if self._requests.get(request_id) is not None:
             emit(job, FailedEvent(InvalidRequest(f"request_id {request_id!r} is in use by another request")))
         else:
-            self._roster.add(job)
+            self._requests.add(job)
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for job in self._roster:
+        for job in self._requests:
             if job.request.deadline_s is not None and now >= job.request.deadline_s:
                 self._fail(
                     job,
@@ -310,38 +306,37 @@ class Engine:
 
     def _balance(self) -> None:
         """Pauses, resumes and admits, as room allows."""
-        for job in self._roster.pause_overgrown():
+        for job in self._requests.pause_overgrown():
             _move(job, torch.device("cpu"))
-        while resumed := self._roster.resume_next():
+        while resumed := self._requests.resume_next():
             _move(resumed, self.model.spec.device)
-        while admitted := self._roster.admit_next():
+        while admitted := self._requests.admit_next():
             self._admit(admitted)
 
     def _admit(self, job: Job) -> None:
         job.clock.admitted = time.monotonic()
-        self._library.acquire_prefix(job)
+        self._cache.acquire_prefix(job)
         if isinstance(job, PrefillJob):
             self._prefilling.admit(job)
             return
         try:
-            self._library.acquire_chunks(job, lambda event: self._on_loader(event, job))
+            self._cache.acquire_chunks(job, lambda event: self._on_loader(event, job))
         except InvalidRequest as error:
             self._fail(job, error)
 
     def _on_loader(self, event: Arriving | Loaded, job: GenerateJob) -> None:
         """On a loader's thread. The pass that waits for these very chunks is not disturbed by them."""
         if isinstance(event, Loaded):
-            self._inbox.put(lambda: self._library.on_loaded(event))
+            self._inbox.put(lambda: self._cache.on_loaded(event))
             if job is not self._ahead:
                 self._news.set()
         elif self.config.pipelined:
-            self._inbox.put(lambda: self._library.on_arriving(event))
+            self._inbox.put(lambda: self._cache.on_arriving(event))
 
-    # --- what can run
-    # ------------------------------------------------------------------------------------------
+    # --- what can run --------------------------------------------------------------------------------------
 
     def _start_placed(self) -> None:
-        for job in self._roster.generating():
+        for job in self._requests.generating():
             if job.undecided and job.placed:
                 job.clock.tick_resident()
             elif not job.started and job.placed:
@@ -356,7 +351,7 @@ class Engine:
             self._answering.start(job)
 
     def _decide(self, request_id: str, reuse: ReuseMode, recompute: Recompute) -> None:
-        job = self._roster.get(request_id)
+        job = self._requests.get(request_id)
         if isinstance(job, GenerateJob) and job.undecided:
             try:
                 job.decide(reuse, recompute)
@@ -364,13 +359,13 @@ class Engine:
                 self._fail(job, error)
 
     def _command(self, request_id: str, command: Command) -> None:
-        job = self._roster.get(request_id)
+        job = self._requests.get(request_id)
         if isinstance(job, ForestJob):
             job.commands.append(command)
 
     def _obey_commands(self) -> None:
         """Of forests that run: whose chunks are placed, and whose KV is on the device."""
-        for job in self._roster.generating():
+        for job in self._requests.generating():
             if not isinstance(job, ForestJob) or not job.started:
                 continue
             try:
@@ -384,7 +379,7 @@ class Engine:
     def _start_arriving(self) -> list[BranchWork]:
         """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request
         whose chunks arrive."""
-        generating = (job for job in self._roster.generating() if not isinstance(job, ForestJob))
+        generating = (job for job in self._requests.generating() if not isinstance(job, ForestJob))
         arriving = (job for job in generating if not job.started and job.arriving)
         job = next((job for job in arriving if job.remaining_s >= self._overlap_from_s), None)
         if job is None:
@@ -396,12 +391,12 @@ class Engine:
     def _works(self) -> list[BranchWork]:
         """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks
         of prefills."""
-        works = self._library.works()
-        for job in self._roster.generating():
+        works = self._cache.works()
+        for job in self._requests.generating():
             works += [
                 BranchWork(o.branch, o, job) for o in (*job.questions, *job.answers) if runnable(o.branch)
             ]
-        for prefill in self._roster.prefilling():
+        for prefill in self._requests.prefilling():
             works += [
                 BranchWork(w.branch, w, prefill)
                 for w in prefill.in_flight.values()
@@ -409,8 +404,7 @@ class Engine:
             ]
         return works
 
-    # --- a forward pass
-    # ------------------------------------------------------------------------------------------
+    # --- a forward pass ------------------------------------------------------------------------------------
 
     def _run_pass(self, slices: list[Slice[BranchWork]]) -> bool:
         """False: the pass was given up, and with it the rest of the step."""
@@ -432,11 +426,11 @@ class Engine:
     def _on_computed(self, work: BranchWork, logits_V: torch.Tensor | None) -> None:
         owner, job = work.owner, work.job
         if isinstance(owner, Entry):
-            self._library.on_computed(owner)
+            self._cache.on_computed(owner)
         elif isinstance(owner, ChunkWork):
             assert isinstance(job, PrefillJob)
             self._prefilling.on_computed(job, owner)
-        elif isinstance(job, GenerateJob) and job in self._roster:  # else it failed earlier in this very pass
+        elif isinstance(job, GenerateJob) and job in self._requests:  # else it failed earlier in this pass
             if isinstance(job, ForestJob) and isinstance(owner, Node):
                 assert logits_V is not None
                 self._exploring.on_computed(job, owner, logits_V)
@@ -445,8 +439,7 @@ class Engine:
                 self._answering.on_computed(job, owner, logits_V)
             self._finish_if_complete(job)
 
-    # --- ends
-    # ------------------------------------------------------------------------------------------
+    # --- ends ----------------------------------------------------------------------------------------------
 
     def _finish_if_complete(self, job: GenerateJob) -> None:
         if job.num_open == 0:
@@ -462,7 +455,7 @@ class Engine:
             emit(job, DoneEvent(admission.prefill_usage(total), job.clock.timings(now)))
 
     def _fail_by_id(self, request_id: str, error: KvquiltError) -> None:
-        job = self._roster.get(request_id)
+        job = self._requests.get(request_id)
         if job is not None:
             self._fail(job, error)
 
@@ -475,7 +468,7 @@ class Engine:
         for work in works:
             if isinstance(work.owner, Entry):
                 jobs |= {
-                    job.request.request_id: job for job in self._roster.admitted() if work.owner in job.held
+                    job.request.request_id: job for job in self._requests.admitted() if work.owner in job.held
                 }
             elif work.job is not None:
                 jobs[work.job.request.request_id] = work.job
@@ -484,18 +477,18 @@ class Engine:
 
     def _forget(self, job: Job) -> None:
         """Takes the request out and returns what it held."""
-        if self._roster.remove(job):
-            self._library.release(job)
+        if self._requests.remove(job):
+            self._cache.release(job)
 
     def _snapshot(self, num_passes: int) -> EngineStats:
-        branches = [branch for job in self._roster.admitted() for branch in job.branches()]
+        branches = [branch for job in self._requests.admitted() for branch in job.branches()]
         return EngineStats(
-            resident_chunk_ids=self._library.chunk_ids(),
-            resident_bytes=self._library.num_bytes,
+            resident_chunk_ids=self._cache.chunk_ids(),
+            resident_bytes=self._cache.num_bytes,
             private_bytes=sum(branch.segment.num_bytes for branch in branches),
-            running=len(self._roster.running),
-            paused=len(self._roster.paused),
-            waiting=len(self._roster.waiting),
+            running=len(self._requests.running),
+            paused=len(self._requests.paused),
+            waiting=len(self._requests.waiting),
             num_steps=self._stats.num_steps + (num_passes > 0),
         )
 

@@ -17,7 +17,7 @@ from shared.engine.decoding.text import TextStream
 from shared.engine.decoding.tree import reachable
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch, Placement
-from shared.engine.modes.attention_probe import Gaze
+from shared.engine.modes.attention_probe import AttentionProbe
 from shared.engine.modes.blending import Blend
 from shared.engine.modes.selecting import num_selected
 from shared.engine.scheduler import Demand
@@ -77,7 +77,7 @@ class Scoring:
 
     index: int
     branch: Branch
-    gaze: Gaze
+    probe: AttentionProbe
 
 
 @dataclass(slots=True, eq=False)

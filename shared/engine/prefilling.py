@@ -8,7 +8,7 @@ from shared.engine.decoding.forest import chunk_branch
 from shared.engine.jobs import ChunkWork, Job, PrefillJob, emit
 from shared.engine.kv.loader import Checked, Loader, Saved
 from shared.engine.model.model import ModelSpec
-from shared.engine.request_queue import Roster
+from shared.engine.request_queue import RequestQueue
 from shared.engine.types import ChunkStoredEvent
 from shared.errors import KvquiltError
 
@@ -23,14 +23,14 @@ class Prefilling:
         self,
         spec: ModelSpec,
         loader: Loader,
-        roster: Roster,
+        requests: RequestQueue,
         post: Callable[[Callable[[], None]], None],
         finish: Callable[[Job], None],
         fail: Callable[[Job, KvquiltError], None],
     ) -> None:
         self._spec = spec
         self._loader = loader
-        self._roster = roster
+        self._requests = requests
         self._post = post
         self._finish = finish
         self._fail = fail
@@ -42,7 +42,7 @@ class Prefilling:
         )
 
     def start_chunks(self) -> None:
-        for job in self._roster.prefilling():
+        for job in self._requests.prefilling():
             if job.prefix is not None and not job.prefix.ready:
                 continue
             while job.to_compute and len(job.in_flight) < _MAX_CHUNKS_IN_FLIGHT:
@@ -65,7 +65,7 @@ class Prefilling:
 
     def _on_checked(self, checked: Checked, job: PrefillJob) -> None:
         """A chunk was looked for in the store and, where found, read and verified."""
-        if job not in self._roster:
+        if job not in self._requests:
             return
         work = job.works[checked.key]
         if checked.intact:
@@ -75,7 +75,7 @@ class Prefilling:
             job.to_compute.append(work)
 
     def _on_saved(self, saved: Saved, job: PrefillJob) -> None:
-        if job not in self._roster:
+        if job not in self._requests:
             return
         work = job.in_flight.pop(saved.key)
         if saved.error is not None:

@@ -12,7 +12,7 @@ from shared.engine.scheduler import Scheduler
 _MAX_PREFILL_JOBS = 4
 
 
-class Roster:
+class RequestQueue:
     """Moves requests between its three places by the scheduler's decisions."""
 
     def __init__(self, scheduler: Scheduler) -> None:

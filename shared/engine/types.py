@@ -93,9 +93,8 @@ class Ape:
 
     def __post_init__(self) -> None:
         for name, value in (("temperature", self.temperature), ("scale", self.scale)):
-            _check(
-                f"ape.{name}", value, 0 < value <= MAX_APE, f"above 0 and at most {MAX_APE}"
-            )  # False for NaN
+            # False for NaN
+            _check(f"ape.{name}", value, 0 < value <= MAX_APE, f"above 0 and at most {MAX_APE}")
 
 
 @dataclass(frozen=True, slots=True)

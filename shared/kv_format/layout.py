@@ -26,9 +26,8 @@ ARROW_MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FOOTER_LEN = struct.Struct("<i")
 CLOSING_BYTES = _FOOTER_LEN.size + len(ARROW_MAGIC)
-_MARK = struct.Struct(
-    "<8sI"
-)  # magic and version, followed by a check of both: a flipped bit must not look like another version
+# magic and version, followed by a check of both: a flipped bit must not look like another version
+_MARK = struct.Struct("<8sI")
 _MARK_BYTES = _MARK.size + 4
 _MAGIC = b"KVQSEAL\n"
 _SIZES = struct.Struct("<QQQQQ")

@@ -112,9 +112,8 @@ def _complete(
         return starts, ends
     order = np.argsort(starts, kind="stable")
     start, end = starts[order], ends[order]
-    reach = np.maximum.accumulate(
-        np.concatenate([[0], end])
-    )  # [i]: how far the tokens in front of the i-th go
+    # [i]: how far the tokens in front of the i-th go
+    reach = np.maximum.accumulate(np.concatenate([[0], end]))
     for i in np.flatnonzero(start > reach[:-1]):
         border = _border(text, int(reach[i]), int(start[i])) if i else 0
         end[:i][end[:i] == reach[i]] = border

@@ -91,9 +91,8 @@ def cluster(
         "--block",
         *start_options(head, ports),
     ]
-    command.append(
-        f"--temp-dir={tmp_path_factory.mktemp('r')}"
-    )  # sockets lie there, so its path must be short
+    # sockets lie there, so its path must be short
+    command.append(f"--temp-dir={tmp_path_factory.mktemp('r')}")
     token = secrets.token_hex(32)
     variables = {
         e["name"]: e["value"] for e in head["template"]["spec"]["containers"][0]["env"] if "value" in e

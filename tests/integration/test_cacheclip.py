@@ -304,10 +304,11 @@ class TestFallback:
 
     async def test_ids_that_no_text_gives_are_nothing_to_read(self, model: Path) -> None:
         selector = FakeSelector()
+        # a byte that begins a character, and another character
         half = (
             ids_of(model, "ü")[0],
             *ids_of(model, "x"),
-        )  # a byte that begins a character, and another character
+        )
         async with serving_with(model, selector) as served:
             by_ids = end_of(await generate(served, [TEXTS[0], half])).usage
             other_text = end_of(

@@ -46,9 +46,8 @@ def test_text_has_the_wanted_number_of_tokens_and_both_tokenizers_stay_in_their_
     assert [len(primary.tokenize(text)) for text in texts] == [1, 2, 7, 32, 32]
     assert len(set(texts)) == 5
     assert all(0 <= token < 600 for text in texts for token in primary.tokenize(text).token_ids)
-    assert all(
-        0 < token < 500 for text in texts for token in auxiliary.tokenize(text).token_ids
-    )  # 0 is what it does not know
+    # 0 is what it does not know
+    assert all(0 < token < 500 for text in texts for token in auxiliary.tokenize(text).token_ids)
     assert any(set(primary.tokenize(text).starts) - set(auxiliary.tokenize(text).starts) for text in texts)
     assert Speech(600, 500).text(32) == Speech(600, 500).text(32)
 

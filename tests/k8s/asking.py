@@ -119,9 +119,8 @@ class Trickle:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         give_up_s = time.monotonic() + _PATIENCE_S
-        while (
-            kind is None and self._too_few() and time.monotonic() < give_up_s
-        ):  # the change took less time than a few answers
+        # the change took less time than a few answers
+        while kind is None and self._too_few() and time.monotonic() < give_up_s:
             time.sleep(self.period_s)
         self._stop.set()
         self._thread.join()

@@ -53,8 +53,7 @@ def flat(text: str) -> str:
     return " ".join(text.split()).lower()
 
 
-# --- questions
-# ------------------------------------------------------------------------------------------
+# --- questions ---------------------------------------------------------------------------------------------
 
 
 def test_only_the_first_passage_of_a_document_names_it() -> None:
@@ -127,8 +126,7 @@ def test_trials_are_drawn_until_enough_questions_are_spread() -> None:
     assert sum(spread) >= 30 > sum(spread[:-1])
 
 
-# --- statistics
-# ------------------------------------------------------------------------------------------
+# --- statistics --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 9), (9, 1), (5, 5), (3, 8)])
@@ -224,8 +222,7 @@ def test_there_is_no_verdict_without_findings() -> None:
         judge([], 0.02, 0.2, "m", "p", "exact")
 
 
-# --- what is kept
-# ------------------------------------------------------------------------------------------
+# --- what is kept ------------------------------------------------------------------------------------------
 
 
 def test_a_ledger_goes_on_where_a_killed_run_ended(tmp_path: Path) -> None:
@@ -264,8 +261,7 @@ def test_forms_and_controls_are_named_or_refused() -> None:
         parse_controls("random,full")
 
 
-# --- a whole run
-# ------------------------------------------------------------------------------------------
+# --- a whole run -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

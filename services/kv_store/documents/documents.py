@@ -183,9 +183,8 @@ class Documents:
         with storing(), self._changing:
             if self._mirror is None or self.sure:
                 return
-            if (
-                self._failure is not None and self._failure is not known_failure
-            ):  # of somebody who looked while we waited
+            # of somebody who looked while we waited
+            if self._failure is not None and self._failure is not known_failure:
                 raise type(self._failure)(self._failure.detail)
             try:
                 self._mirror.sync(touched)
@@ -280,9 +279,8 @@ class Documents:
             try:
                 catalog.load(name, self._files.read(name))
             except ValueError as error:
-                if (
-                    set_damaged_aside
-                ):  # and wait for the object store's copy, or for the document to be ingested again
+                # and wait for the object store's copy, or for the document to be ingested again
+                if set_damaged_aside:
                     log.error("manifest %s is damaged (%s); set aside", name, error)
                     self._files.set_aside(name)
         return catalog

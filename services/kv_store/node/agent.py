@@ -237,9 +237,8 @@ class Agent:
         failure = self._documents.failure
         if failure is None:
             return ServiceHealth(SERVICE, ready=True, facts=facts)
-        return ServiceHealth(
-            SERVICE, failure.retryable, failure.detail, facts
-        )  # what an outage takes away comes back by itself
+        # what an outage takes away comes back by itself
+        return ServiceHealth(SERVICE, failure.retryable, failure.detail, facts)
 
     async def close(self) -> None:
         await self._tiers.close()

@@ -140,9 +140,8 @@ class ObjectBlobs:
         objects: Iterator[Object] = self._client.list_objects(
             self._bucket, prefix=self._prefix + prefix, recursive=True, start_after=after or None
         )
-        return (
-            o for o in objects if (o.object_name or "") > after
-        )  # some servers need an object of that name
+        # some servers need an object of that name
+        return (o for o in objects if (o.object_name or "") > after)
 
     def _put(self, name: str, data: BinaryIO, size_bytes: int) -> None:
         self._client.put_object(

@@ -72,13 +72,14 @@ class FileCredentials(Provider):
             if self._known is None or self._known[0] != stamp:
                 self._known = stamp, self._read()
             return self._known[1]
+        # the message would hold what stands in the file
         except (
             OSError,
             ValueError,
             KeyError,
             TypeError,
             IniError,
-        ):  # the message would hold what stands in the file
+        ):
             raise FailedPrecondition(
                 "objects.credentials_file: cannot be read as JSON with access_key and secret_key, as "
                 "an AWS credentials file, "

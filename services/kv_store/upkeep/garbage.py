@@ -56,9 +56,8 @@ async def collect(
         needed |= set(await shelves.needed(ctx, [c for c in sizes if c not in needed], grace_s))
         doomed = [c for c in sizes if c not in needed]
         if doomed and not dry_run:
-            referenced = set(
-                (await shelves.delete(ctx, doomed)).referenced
-            )  # by a document that came meanwhile
+            # by a document that came meanwhile
+            referenced = set((await shelves.delete(ctx, doomed)).referenced)
             doomed = [c for c in doomed if c not in referenced]
         num_kept += len(needed & sizes.keys())
         num_chunks += len(doomed)

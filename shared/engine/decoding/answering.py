@@ -86,16 +86,14 @@ class Answering:
         job.answers.append(Beam(group, branch, torch.log_softmax(logits_V, -1)))
         self._advance(job, group)
 
-    # --- samples and thoughts
-    # ------------------------------------------------------------------------------------------
+    # --- samples and thoughts ------------------------------------------------------------------------------
 
     def _next_token(self, job: GenerateJob, answer: Answer, logits_V: torch.Tensor) -> None:
         params = job.request.sampling
         chosen = sample(logits_V, params, answer.sample, answer.num_generated)
         ended = chosen.token_id in self._spec.eos_ids and not params.ignore_eos
-        text = (
-            "" if ended else answer.text.push(chosen.token_id)
-        )  # the end mark is no text, whatever the tokenizer makes of it
+        # the end mark is no text, whatever the tokenizer makes of it
+        text = "" if ended else answer.text.push(chosen.token_id)
         answer.add(text, chosen.logprob)
         job.generated += 1
         told = chosen.token_id, text, chosen.logprob, chosen.top_logprobs, chosen.watched
@@ -126,8 +124,7 @@ class Answering:
                     choose(answer.question, [thoughts[i] for i in range(len(thoughts))], job.request.choose),
                 )
 
-    # --- beams
-    # ------------------------------------------------------------------------------------------
+    # --- beams ---------------------------------------------------------------------------------------------
 
     def _advance(self, job: GenerateJob, group: BeamGroup) -> None:
         """All beams of a question have their logits: the next ones grow on them, the others end, and with
@@ -153,9 +150,8 @@ class Answering:
             branch = parent.fork(self._spec, capacity=_BEAM_CAPACITY) if one.parent in taken else parent
             taken.add(one.parent)
             beams.append(Beam(group, branch))
-        for beam, one in zip(
-            beams, running, strict=True
-        ):  # after all forks, which end where nothing is pending yet
+        # after all forks, which end where nothing is pending yet
+        for beam, one in zip(beams, running, strict=True):
             beam.branch.pending.append(one.steps[-1].token_id)
         return beams
 

@@ -35,9 +35,8 @@ def choose(question: int, thoughts: Sequence[Thought], choice: Choice) -> Chosen
             if answer:
                 groups.setdefault(answer, []).append(sample)
         if groups:
-            answer, samples = max(
-                groups.items(), key=lambda group: len(group[1])
-            )  # max takes the first of equals
+            # max takes the first of equals
+            answer, samples = max(groups.items(), key=lambda group: len(group[1]))
             return ChosenEvent(question, samples[0], answer, len(samples))
     best = max(range(len(thoughts)), key=lambda sample: thoughts[sample].score)
     return ChosenEvent(question, best)

@@ -21,7 +21,7 @@ from itertools import takewhile
 
 import torch
 
-from shared.engine.decoding.forest import blending, ground, tempering
+from shared.engine.decoding.forest import blending, placed_context, tempering
 from shared.engine.decoding.sampling import sample
 from shared.engine.decoding.text import Decode, TextStream
 from shared.engine.decoding.tree import compact
@@ -63,7 +63,7 @@ class Exploring:
 
     def start(self, job: ForestJob) -> None:
         select(job, self._spec.num_layers)
-        base = ground(job, job.selected or ())
+        base = placed_context(job, job.selected or ())
         job.context, job.origin = base.placements, base.end
         if job.request.reuse is ReuseMode.CACHEBLEND and job.selected is None:
             blended = blending(job, self._spec)
@@ -115,8 +115,7 @@ class Exploring:
             if not job.clock.first_token:
                 job.clock.tick_first_token()
 
-    # --- commands
-    # ------------------------------------------------------------------------------------------
+    # --- commands ------------------------------------------------------------------------------------------
 
     def _apply(self, job: ForestJob, command: Edit) -> Node | None:
         """The branch that it names, unless that is gone now."""
@@ -283,8 +282,7 @@ class Exploring:
             target.length += end - begin
         merged.tokens += node.tokens[length:]
 
-    # --- growth
-    # ------------------------------------------------------------------------------------------
+    # --- growth --------------------------------------------------------------------------------------------
 
     def _grow(self, job: ForestJob, node: Node) -> None:
         """The next token, if one is wanted and can be known."""
@@ -313,8 +311,7 @@ class Exploring:
         reason = FinishReason.STOP if growth.text.stopped else reason
         emit(job, RestedEvent(node.branch_id, reason, rest, len(node.tokens)))
 
-    # --- limits
-    # ------------------------------------------------------------------------------------------
+    # --- limits --------------------------------------------------------------------------------------------
 
     def _check_ids(self, field: str, token_ids: tuple[int, ...]) -> None:
         if not token_ids:

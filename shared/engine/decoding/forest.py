@@ -15,12 +15,12 @@ from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch, Placement, Tempering
 from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
-from shared.engine.modes.attention_probe import Gaze
+from shared.engine.modes.attention_probe import AttentionProbe
 from shared.engine.types import ReuseMode
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class PlacedContext:
     """What the questions of a request stand on: placements, and tokens that are computed for it alone, at any
     positions. Questions begin at the last of ``own_positions``, which are one more."""
 
@@ -33,7 +33,7 @@ class Ground:
         return self.own_positions[-1]
 
 
-def ground(job: GenerateJob, selected: Sequence[int]) -> Ground:
+def placed_context(job: GenerateJob, selected: Sequence[int]) -> PlacedContext:
     """By the request's mode; ``selected`` tokens of the context, in ascending order, are computed anew::
 
     reordered   [prefix][chunk 0][chunk 1][question      cumulative offsets
@@ -69,14 +69,14 @@ def ground(job: GenerateJob, selected: Sequence[int]) -> Ground:
         end += len(chunk.token_ids)
     if request.reuse is ReuseMode.APE:
         end = start + max((len(chunk.token_ids) for chunk in request.chunks), default=0)
-    return Ground(tuple(placements), tuple(ids[t] for t in own), (*(start + t for t in own), end))
+    return PlacedContext(tuple(placements), tuple(ids[t] for t in own), (*(start + t for t in own), end))
 
 
 def plant(job: GenerateJob, spec: ModelSpec, may_join: bool) -> None:
     """Makes a branch per question, behind the tokens that are computed for this request alone. ``may_join``:
     a single question may go into one branch with them, and so into one pass; beside others it would not, and
     might round elsewhere."""
-    request, base = job.request, ground(job, job.selected or ())
+    request, base = job.request, placed_context(job, job.selected or ())
     job.num_open = len(request.questions) * request.sampling.n
     parent = None
     if base.own_ids:
@@ -103,17 +103,17 @@ def tempering(job: GenerateJob) -> Tempering | None:
 
 def plant_scoring(job: GenerateJob, spec: ModelSpec, rotation: Rotation) -> None:
     """Makes a branch per question that only looks; ``plant_scored`` makes the one that is answered."""
-    base = ground(job, ())
+    base = placed_context(job, ())
     job.num_open = len(job.request.questions) * job.request.sampling.n
     for index, question in enumerate(job.request.questions):
         branch = Branch(spec, question, base.end, base.placements)
-        branch.gaze = Gaze(rotation)
-        job.questions.append(Scoring(index, branch, branch.gaze))
+        branch.probe = AttentionProbe(rotation)
+        job.questions.append(Scoring(index, branch, branch.probe))
 
 
 def blending(job: GenerateJob, spec: ModelSpec) -> Blending:
     """The whole context as a branch of its own, behind what is stored of it."""
-    base, start = ground(job, ()), len(job.request.prefix_ids)
+    base, start = placed_context(job, ()), len(job.request.prefix_ids)
     ids = tuple(t for chunk in job.request.chunks for t in chunk.token_ids)
     num_chunks = len(job.request.chunks)
     placed = tuple(
@@ -135,11 +135,11 @@ def plant_blending(job: GenerateJob, spec: ModelSpec) -> None:
 
 
 def plant_scored(job: GenerateJob, index: int, selected: Sequence[int], spec: ModelSpec) -> None:
-    branch = _together(ground(job, selected), job.request.questions[index], spec)
+    branch = _together(placed_context(job, selected), job.request.questions[index], spec)
     job.questions.append(Question(index, branch))
 
 
-def _together(base: Ground, question: tuple[int, ...], spec: ModelSpec) -> Branch:
+def _together(base: PlacedContext, question: tuple[int, ...], spec: ModelSpec) -> Branch:
     """The question in one branch with the tokens that are computed for it."""
     positions = (*base.own_positions, *range(base.end + 1, base.end + len(question) + 1))
     return Branch.at(spec, base.own_ids + question, positions, base.placements)

@@ -20,7 +20,7 @@ from shared.engine.kv.host_memory import host_tensors
 
 if TYPE_CHECKING:
     from shared.engine.model.model import ModelSpec
-    from shared.engine.modes.attention_probe import Gaze
+    from shared.engine.modes.attention_probe import AttentionProbe
 
 _GROWTH_TOKENS = 32
 
@@ -178,7 +178,7 @@ class Branch:
 
     Its rows see the placements of its context, of each ancestor the tokens in front of the place where it was
     forked, and its own tokens up to themselves. An ancestor may grow on behind that place. ``pending`` are
-    tokens whose KV is not computed yet; where there is a ``gaze`` it is told what they attend to.
+    tokens whose KV is not computed yet; where there is a ``probe`` it is told what they attend to.
     ``excluded``: of its own tokens, what others do not see.
     ``tempering``: it and what hangs on it weigh chunks otherwise than by ordinary attention::
 
@@ -201,7 +201,7 @@ class Branch:
         self.offset = offset
         self.pending = list(pending)
         self.segment = Segment(spec, capacity or len(pending), start)
-        self.gaze: Gaze | None = None
+        self.probe: AttentionProbe | None = None
         self.excluded: Excluded | None = None
         self.tempering: Tempering | None = parent.tempering if parent else None
 

@@ -20,7 +20,7 @@ _PREFIX = "prefix:"
 Holders = Callable[[Entry], Iterator[GenerateJob]]
 
 
-class Library:
+class SegmentCache:
     """The pool and what fills it. ``holders`` names the requests that wait for an entry."""
 
     def __init__(self, spec: ModelSpec, config: EngineConfig, loader: Loader, holders: Holders) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shared.engine.kv.segment import Segment
 
 
-class Gaze:
+class AttentionProbe:
     """Of a branch without ancestors that stands behind its whole context. Grows with every layer of every
     pass over its rows."""
 

@@ -32,7 +32,7 @@ def select(job: GenerateJob, num_layers: int) -> None:
 def select_scored(job: GenerateJob, scoring: Scoring) -> tuple[int, ...]:
     """The tokens that this question attended to most."""
     num_tokens = sum(len(chunk.token_ids) for chunk in job.request.chunks)
-    scores = scoring.gaze.weights(num_tokens)
+    scores = scoring.probe.weights(num_tokens)
     tokens = best(scores, num_selected(job.request.recompute.ratio, num_tokens))
     job.selected = tuple(sorted({*tokens, *(job.selected or ())}))
     emit(job, SelectedEvent(tokens, scoring.index, tuple(scores)))

@@ -9,9 +9,8 @@ from shared.engine.kv.host_memory import host_tensors
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 4), (2, 3, 5), (2, 512, 64), (4, 700, 128)]
-)  # the last ones are mapped in huge pages
+# the last ones are mapped in huge pages
+@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 3, 5), (2, 512, 64), (4, 700, 128)])
 def test_tensors_are_aligned_contiguous_and_share_no_byte(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensors = host_tensors(14, shape, dtype)
     for i, tensor in enumerate(tensors):

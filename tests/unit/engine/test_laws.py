@@ -260,9 +260,8 @@ class TestCompanyChangesNothing:
         run(warm, *(replace(r, request_id="warm-" + r.request_id) for r in requests))
         self.check(run(warm, *requests), truth, bitwise)
         per_token = warm.model.spec.kv_bytes_per_token
-        tight = self.engine(
-            dtype, bitwise, resident_bytes=140 * per_token
-        )  # not all chunks fit beside each other
+        # not all chunks fit beside each other
+        tight = self.engine(dtype, bitwise, resident_bytes=140 * per_token)
         for request, expected in zip(requests, truth, strict=True):
             self.check(run(tight, request), [expected], bitwise)
         assert tight.stats().resident_bytes <= 140 * per_token

@@ -99,9 +99,8 @@ class TestRequests:
         model = {"max_position_embeddings": 64}
         engine = engine_of(hf_model=tiny_model("llama3", **model))
         prompts = Prompts(engine, seed=30)
-        fits = prompts.request(
-            prefix=4, chunks=(20, 20), questions=(10,), max_tokens=11
-        )  # the last token needs no position
+        # the last token needs no position
+        fits = prompts.request(prefix=4, chunks=(20, 20), questions=(10,), max_tokens=11)
         assert_equals_oracle(run(engine, fits)[0], tiny_model("llama3", **model))
         for request in (
             prompts.request(prefix=4, chunks=(20, 21), questions=(10,), max_tokens=11),

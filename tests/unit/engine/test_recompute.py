@@ -652,7 +652,7 @@ def kv_bits(engine: Engine) -> dict[str, bytes]:
     """Of every resident chunk."""
     bits = {}
     for chunk_id in engine.stats().resident_chunk_ids:
-        entry = engine._library._pool.get(chunk_id)
+        entry = engine._cache._pool.get(chunk_id)
         assert entry is not None
         assert entry.segment is not None
         length = entry.segment.length

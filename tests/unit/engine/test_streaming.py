@@ -67,9 +67,8 @@ def test_a_layer_is_computed_while_the_next_one_is_still_being_read(mode: ReuseM
             raise AssertionError(f"layer {layer - 1} was not computed before layer {layer} was read")
 
     shelf.before_layer = read_when_the_layer_before_was_computed
-    run(
-        engine, replace(request, request_id="prefix only", chunks=())
-    )  # its pass must not be mistaken for the one under test
+    # its pass must not be mistaken for the one under test
+    run(engine, replace(request, request_id="prefix only", chunks=()))
     for layer, event in enumerate(computed):
         on_layer(engine, layer, event.set)
     (one,) = run(engine, request)
@@ -116,9 +115,8 @@ def test_who_can_run_does_not_wait_for_layers_of_another_request() -> None:
     def arrive(chunk_id: str, layer: int) -> None:
         if layer == LAYERS - 1:
             if ahead.request.chunks[0].chunk_id == chunk_id:
-                engine.submit(
-                    quick, sink
-                )  # from a loader's thread, while the engine's waits for this very layer
+                # from a loader's thread, while the engine's waits for this very layer
+                engine.submit(quick, sink)
             if not ended.wait(PATIENCE_S):
                 raise AssertionError("the other request was held up")
 
@@ -293,8 +291,7 @@ class TestPatience:
         assert not arrival.whole
 
 
-# --- by force
-# ------------------------------------------------------------------------------------------
+# --- by force ----------------------------------------------------------------------------------------------
 
 
 @lru_cache
@@ -358,9 +355,8 @@ def test_answers_keep_their_bits_whatever_arrives_when(seed: int) -> None:
     give_up = time.monotonic() + PATIENCE_S
     while todo or not all(one.ended for one in started):
         alive = sum(not one.ended for one in started)
-        if todo and draw.random() < (
-            0.5 if alive < 2 else 0.05
-        ):  # often alone: only then does a request run ahead
+        # often alone: only then does a request run ahead
+        if todo and draw.random() < (0.5 if alive < 2 else 0.05):
             one = todo.pop(0)
             if one.request.request_id in late:
                 one.request = replace(one.request, deadline_s=time.monotonic() + draw.choice([0.0, 0.02]))

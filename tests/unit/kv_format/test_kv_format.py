@@ -294,9 +294,8 @@ def test_a_full_disk_leaves_nothing_behind_whenever_it_fills(tmp_path: Path) -> 
     path.unlink()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in [*range(0, size, 997), size - 1]:
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (limit, hard)
-        )  # the kernel refuses to write beyond it, as on a full volume
+        # the kernel refuses to write beyond it, as on a full volume
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
             with pytest.raises(StorageFull):
                 write_chunk(path, h, *kv_of(h))

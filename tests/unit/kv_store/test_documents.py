@@ -194,9 +194,8 @@ def test_a_crash_at_any_moment_leaves_the_state_before_or_after(tmp_path: Path, 
             reborn.check_invariants()
             left = reborn.page("default", "", "", 0, False).manifests
             assert left in ((old,), (new,), ())
-            assert left == (old,) or (A,) in [
-                r.chunk_ids for r in reborn.pending()
-            ]  # its chunks are not forgotten
+            # its chunks are not forgotten
+            assert left == (old,) or (A,) in [r.chunk_ids for r in reborn.pending()]
         else:
             assert dies_at >= 2
             return

@@ -121,9 +121,8 @@ class TiersMachine(RuleBasedStateMachine):
         with pytest.raises(CorruptData):
             self.run(self.tiers.verify_copy(chunk_id, tier))
         self.open(chunk_id)
-        place.remove_if(
-            chunk_id, lambda: is_damaged(path, chunk_id)
-        )  # where a faster tier had it, nobody looked
+        # where a faster tier had it, nobody looked
+        place.remove_if(chunk_id, lambda: is_damaged(path, chunk_id))
 
     @rule(chunk_ids=st.frozensets(CHUNKS, max_size=2))
     def pin(self, chunk_ids: frozenset[str]) -> None:
