@@ -18,7 +18,9 @@ from load_tests.rates import Rates, measure_rates
 from load_tests.report import Measurement, measured
 from load_tests.shapes import QWEN2_05B, Shape, build_model
 from shared.engine import Engine, EngineConfig
-from shared.engine.types import Chunk, DoneEvent, FailedEvent, GenerateRequest, ReuseMode, SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.modes import ReuseMode
+from shared.generation.told import DoneEvent, FailedEvent
 from shared.identity import ids_hash
 
 NUM_CHUNKS, CHUNK_LEN, PREFIX_LEN, QUESTION_LEN = 8, 512, 16, 32

@@ -35,7 +35,9 @@ from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
 from shared.engine.kv.encodings import EXACT, encoding_of
 from shared.engine.kv.segment import Branch, Placement, Segment
-from shared.engine.types import Chunk, GenerateRequest, PrefillRequest, ReuseMode, SamplingParams, TokenEvent
+from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
+from shared.generation.modes import ReuseMode
+from shared.generation.told import TokenEvent
 from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS, buffers_of
 from shared.prompt import PromptTokenizer

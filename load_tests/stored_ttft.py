@@ -25,7 +25,8 @@ from load_tests.shapes import QWEN2_05B, Shape, build_model
 from load_tests.stored_chunks import drop_from_page_cache
 from shared.engine import Engine, EngineConfig
 from shared.engine.model.model import LoadedModel
-from shared.engine.types import Chunk, DoneEvent, GenerateRequest, SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.told import DoneEvent
 from shared.identity import ids_hash
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource

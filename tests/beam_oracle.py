@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from shared.engine.types import Beams, EarlyStopping
+from shared.generation.asked import Beams, EarlyStopping
 
 LastLogits = Callable[[Sequence[int]], torch.Tensor]
 """Generated tokens so far → logits [V] of the next one."""

@@ -16,21 +16,10 @@ import torch
 from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.jobs import GenerateJob
 from shared.engine.kv.source import StoredSegment
-from shared.engine.types import (
-    Ape,
-    BranchDoneEvent,
-    Chunk,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    GenerateRequest,
-    PrefillRequest,
-    Recompute,
-    ReuseMode,
-    SamplingParams,
-    TokenEvent,
-)
 from shared.errors import CorruptData, KvquiltError
+from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
+from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.told import BranchDoneEvent, DoneEvent, Event, FailedEvent, TokenEvent
 from shared.identity import chunk_identity
 from tests.oracles import ORACLES, VOCAB, Generated, assert_same_generation, tiny_model
 

@@ -15,7 +15,8 @@ from load_tests.engine.host_kv import HostKv
 from load_tests.rates import synchronize
 from load_tests.shapes import build_model
 from shared.engine import Engine, EngineConfig
-from shared.engine.types import Chunk, DoneEvent, Event, FailedEvent, GenerateRequest, SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.told import DoneEvent, Event, FailedEvent
 
 
 class BatchEngine:

@@ -10,8 +10,10 @@ from load_tests.engine.ceilings import Ceiling, ceiling_of
 from load_tests.shapes import build_model
 from shared.engine import Engine, EngineConfig
 from shared.engine.model.packing import packed_bytes
-from shared.engine.types import Chunk, DoneEvent, GenerateRequest, ReuseMode, SamplingParams, Timings
 from shared.engine_config import GIB
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.modes import ReuseMode
+from shared.generation.told import DoneEvent, Timings
 from shared.identity import ids_hash
 
 

@@ -16,15 +16,8 @@ from dataclasses import dataclass
 from load_tests.engine.host_kv import HostKv
 from load_tests.shapes import Shape, build_model
 from shared.engine import Engine, EngineConfig
-from shared.engine.types import (
-    Chunk,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    GenerateRequest,
-    SamplingParams,
-    TokenEvent,
-)
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.told import DoneEvent, Event, FailedEvent, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
 from load_tests.report import write_detailed_report
 from shared.engine.kv.encodings import EXACT
-from shared.engine.types import ReuseMode
 from shared.errors import KvquiltError
+from shared.generation.modes import ReuseMode
 from shared.identity import ids_hash
 
 _CONTEXTS_AT_ONCE = 8

@@ -19,19 +19,10 @@ from load_tests.quality.trials import Trial, is_spread
 from services.training.contexts import Question
 from services.training.evaluate import answers
 from shared.engine import Engine, EngineConfig, load_model
-from shared.engine.types import (
-    Chunk,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    GenerateRequest,
-    Recompute,
-    ReuseMode,
-    SamplingParams,
-    SelectedEvent,
-    TokenEvent,
-)
 from shared.errors import ConfigError
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import DoneEvent, Event, FailedEvent, SelectedEvent, TokenEvent
 from shared.identity import chunk_identity
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import load_auxiliary

@@ -14,7 +14,7 @@ from load_tests.quality.ledger import Answer
 from load_tests.quality.modes import CACHECLIP
 from load_tests.quality.paired import Bools, Clusters, Interval, mcnemar, won_back
 from load_tests.report import Measurement
-from shared.engine.types import ReuseMode
+from shared.generation.modes import ReuseMode
 
 FULL, REORDERED, ATTENTION = ReuseMode.FULL.value, ReuseMode.REORDERED.value, ReuseMode.QUERY_ATTENTION.value
 SPREAD, SINGLE = "spread", "single"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.engine.types import ReuseMode
 from shared.errors import InvalidRequest
+from shared.generation.modes import ReuseMode
 from shared.selection.grouping import Grouping
 from shared.selection.scoring import Reading
 

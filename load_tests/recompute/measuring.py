@@ -21,7 +21,7 @@ from load_tests.report import Measurement, measured
 from load_tests.shapes import Shape, build_model
 from load_tests.stored_ttft import stored_source
 from shared.engine.modes.selecting import at_random
-from shared.engine.types import ReuseMode
+from shared.generation.modes import ReuseMode
 from shared.selection.grouping import Grouping
 from shared.selection.scoring import Reading
 

@@ -14,18 +14,10 @@ from load_tests.engine.host_kv import HostKv
 from shared.engine import Engine, EngineConfig
 from shared.engine.kv.source import StoredSegment
 from shared.engine.model.model import LoadedModel
-from shared.engine.types import (
-    Chunk,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    GenerateRequest,
-    Recompute,
-    ReuseMode,
-    SamplingParams,
-    TokenEvent,
-)
 from shared.engine_config import GIB
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import DoneEvent, Event, FailedEvent, TokenEvent
 
 Tokens = tuple[int, ...]
 _RESIDENT = "resident"

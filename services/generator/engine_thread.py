@@ -13,19 +13,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from services.generator.selecting import Decision
-from shared.engine.types import (
-    Close,
-    Command,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    ForestRequest,
-    GenerateRequest,
-    PrefillRequest,
-    Recompute,
-    ReuseMode,
-)
 from shared.errors import DeadlineExceeded, InternalError, KvquiltError, Unavailable
+from shared.generation.asked import GenerateRequest, PrefillRequest
+from shared.generation.forest import Close, Command, ForestRequest
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import DoneEvent, Event, FailedEvent
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)

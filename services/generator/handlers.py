@@ -20,8 +20,8 @@ from services.generator.messages import (
 from services.generator.serving import Generator
 from services.generator.telling import Told
 from shared.clients.health import ServiceHealth, health_to_pb
-from shared.engine.types import Command
 from shared.errors import InvalidRequest, KvquiltError, Unavailable
+from shared.generation.forest import Command
 from shared.request import RequestContext
 from shared.rpc import both_streams, context_of, server_stream, unary
 

@@ -24,8 +24,10 @@ from services.generator.prompts import IdsPiece, TextPiece
 from services.generator.reusing import ReuseOrder
 from services.generator.serving import GenerationOrder, Generator, Plan
 from services.generator.telling import EndEvent, Told
-from shared.engine.types import BranchDoneEvent, DoneEvent, ReuseMode, SamplingParams, TokenEvent, Usage
 from shared.errors import InvalidRequest
+from shared.generation.asked import SamplingParams
+from shared.generation.modes import ReuseMode
+from shared.generation.told import BranchDoneEvent, DoneEvent, TokenEvent, Usage
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 

@@ -26,32 +26,20 @@ from shared.clients.decoding import Decoding, decoding_of
 from shared.clients.generation import reuse_of
 from shared.clients.recompute import Ape as AskedApe
 from shared.clients.recompute import Selected, ape_of, recompute_of, selected_to_pb
-from shared.engine.types import (
-    Ape,
-    Append,
+from shared.errors import InvalidRequest
+from shared.generation.asked import Beams, Choice, ChoiceRule, EarlyStopping, SamplingParams
+from shared.generation.forest import Append, Command, Fork, Grow, Merge, Prune, Rewind, Start
+from shared.generation.modes import Ape, Recompute
+from shared.generation.told import (
     AppliedEvent,
-    Beams,
     BranchDoneEvent,
-    Choice,
-    ChoiceRule,
     ChosenEvent,
-    Command,
-    EarlyStopping,
     FinishReason,
-    Fork,
-    Grow,
     GrownEvent,
-    Merge,
-    Prune,
-    Recompute,
     RefusedEvent,
     RestedEvent,
-    Rewind,
-    SamplingParams,
-    Start,
     TokenEvent,
 )
-from shared.errors import InvalidRequest
 
 FINISH = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,

@@ -8,8 +8,8 @@ from typing import Literal
 
 from services.generator.config import GeneratorConfig
 from shared.clients.selection import Grouping, Reading
-from shared.engine.types import Ape, Recompute, ReuseMode
 from shared.errors import FailedPrecondition, InvalidRequest
+from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.identity import ids_hash
 from shared.verdict import VERDICT_FILE, Verdict
 

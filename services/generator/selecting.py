@@ -17,8 +17,9 @@ from services.generator.prompts import Piece
 from services.generator.reusing import Reusing
 from shared.clients.selection import Grouping, Reading, SelectedTokens, SelectionChunk
 from shared.engine.modes.selecting import DEFAULT_RATIO
-from shared.engine.types import Chunk, Recompute, ReuseMode
 from shared.errors import KvquiltError
+from shared.generation.asked import Chunk
+from shared.generation.modes import Recompute, ReuseMode
 from shared.request import RequestContext
 from shared.verdict import BY_RATIO
 

@@ -16,21 +16,18 @@ from services.generator.reusing import Modes, ReuseOrder, Reusing
 from services.generator.selecting import Choosing, Decision, Selector
 from services.generator.telling import SelectionEvent, Told, end_of
 from shared.engine import Engine
-from shared.engine.types import (
+from shared.errors import InvalidRequest
+from shared.generation.asked import (
     Beams,
     Choice,
     Chunk,
-    ChunkStoredEvent,
-    Command,
-    DoneEvent,
-    ForestRequest,
     GenerateRequest,
     PrefillRequest,
     SamplingParams,
-    SelectedEvent,
     total_len,
 )
-from shared.errors import InvalidRequest
+from shared.generation.forest import Command, ForestRequest
+from shared.generation.told import ChunkStoredEvent, DoneEvent, SelectedEvent
 from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer

@@ -10,7 +10,9 @@ from services.generator.reusing import Reusing
 from services.generator.selecting import Decision
 from shared.clients.recompute import TextSpan
 from shared.clients.selection import SelectedTokens
-from shared.engine.types import Chunk, DoneEvent, Event, ReuseMode, SelectedEvent
+from shared.generation.asked import Chunk
+from shared.generation.modes import ReuseMode
+from shared.generation.told import DoneEvent, Event, SelectedEvent
 
 
 @dataclass(frozen=True, slots=True)

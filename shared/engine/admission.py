@@ -6,17 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.engine.model.model import ModelSpec
-from shared.engine.types import (
-    Ape,
-    ChoiceRule,
-    ForestRequest,
-    GenerateRequest,
-    PrefillRequest,
-    ReuseMode,
-    Usage,
-)
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
+from shared.generation.asked import ChoiceRule, GenerateRequest, PrefillRequest
+from shared.generation.forest import ForestRequest
+from shared.generation.modes import Ape, ReuseMode
+from shared.generation.told import Usage
 
 
 def check(

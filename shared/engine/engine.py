@@ -47,17 +47,6 @@ from shared.engine.model.passes import PassRunner
 from shared.engine.prefilling import Prefilling
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler, Slice
-from shared.engine.types import (
-    Command,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    ForestRequest,
-    GenerateRequest,
-    PrefillRequest,
-    Recompute,
-    ReuseMode,
-)
 from shared.engine_config import EngineConfig
 from shared.errors import (
     Cancelled,
@@ -68,6 +57,10 @@ from shared.errors import (
     Overloaded,
     Unavailable,
 )
+from shared.generation.asked import GenerateRequest, PrefillRequest
+from shared.generation.forest import Command, ForestRequest
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import DoneEvent, Event, FailedEvent
 
 log = logging.getLogger(__name__)
 

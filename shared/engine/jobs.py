@@ -21,19 +21,11 @@ from shared.engine.modes.attention_probe import AttentionProbe
 from shared.engine.modes.blending import Blend
 from shared.engine.modes.selecting import num_selected
 from shared.engine.scheduler import Demand
-from shared.engine.types import (
-    Chunk,
-    Command,
-    Event,
-    GenerateRequest,
-    PrefillRequest,
-    Recompute,
-    ReuseMode,
-    SamplingParams,
-    Timings,
-    Usage,
-)
 from shared.errors import InvalidRequest
+from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
+from shared.generation.forest import Command
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import Event, Timings, Usage
 
 log = logging.getLogger(__name__)
 

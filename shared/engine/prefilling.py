@@ -9,8 +9,8 @@ from shared.engine.jobs import ChunkWork, Job, PrefillJob, emit
 from shared.engine.kv.loader import Checked, Loader, Saved
 from shared.engine.model.model import ModelSpec
 from shared.engine.request_queue import RequestQueue
-from shared.engine.types import ChunkStoredEvent
 from shared.errors import KvquiltError
+from shared.generation.told import ChunkStoredEvent
 
 _MAX_CHUNKS_IN_FLIGHT = 8
 

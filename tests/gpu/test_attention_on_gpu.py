@@ -15,7 +15,8 @@ from shared.engine import Engine, EngineConfig
 from shared.engine.backends import backend_for
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.tables import FIXED, Tiling
-from shared.engine.types import GenerateRequest, ReuseMode
+from shared.generation.asked import GenerateRequest
+from shared.generation.modes import ReuseMode
 from tests.attention_steps import (
     BranchCase,
     Case,

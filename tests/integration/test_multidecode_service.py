@@ -39,9 +39,9 @@ from shared.clients.generation import (
     Reuse,
     Sampling,
 )
-from shared.engine import Beams as EngineBeams
-from shared.engine import EarlyStopping
 from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, NotFound
+from shared.generation.asked import Beams as EngineBeams
+from shared.generation.asked import EarlyStopping
 from tests.beam_oracle import beam_search
 from tests.generation_server import Served, context, save_byte_tokenizer, serving
 from tests.oracles import ORACLES, tiny_model

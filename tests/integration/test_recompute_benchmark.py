@@ -19,8 +19,8 @@ from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
 from load_tests.shapes import Shape, build_model
 from load_tests.stored_ttft import stored_source
-from shared.engine.types import ReuseMode
 from shared.errors import InvalidRequest
+from shared.generation.modes import ReuseMode
 from shared.selection.grouping import Grouping
 from shared.selection.scoring import Reading
 from shared.selection.spans import SpanTokenizer

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shared.engine import Engine
-from shared.engine.types import ReuseMode
+from shared.generation.modes import ReuseMode
 from tests.engine_runs import Prompts, assert_alike, assert_equals_oracle, engine_of, run
 from tests.oracles import ORACLES, as_dtype, tiny_model
 

@@ -22,8 +22,9 @@ from shared.engine.kv.segment import Branch
 from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
 from shared.engine.modes.recomputing import select, select_scored, tell_blend
-from shared.engine.types import BranchDoneEvent, FinishReason, ReuseMode, TokenEvent
 from shared.engine_config import EngineConfig
+from shared.generation.modes import ReuseMode
+from shared.generation.told import BranchDoneEvent, FinishReason, TokenEvent
 
 _BEAM_CAPACITY = 16
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.decoding.sampling import top
-from shared.engine.types import Beams, EarlyStopping
+from shared.generation.asked import Beams, EarlyStopping
 
 
 @dataclass(frozen=True, slots=True)

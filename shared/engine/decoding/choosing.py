@@ -15,7 +15,8 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.engine.types import Choice, ChoiceRule, ChosenEvent
+from shared.generation.asked import Choice, ChoiceRule
+from shared.generation.told import ChosenEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,26 +30,11 @@ from shared.engine.kv.segment import Branch
 from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
 from shared.engine.modes.recomputing import select
-from shared.engine.types import (
-    Append,
-    AppliedEvent,
-    Close,
-    Command,
-    Edit,
-    FinishReason,
-    Fork,
-    Grow,
-    GrownEvent,
-    Merge,
-    Prune,
-    RefusedEvent,
-    RestedEvent,
-    ReuseMode,
-    Rewind,
-    Start,
-)
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, KvquiltError, NotFound
+from shared.generation.forest import Append, Close, Command, Edit, Fork, Grow, Merge, Prune, Rewind, Start
+from shared.generation.modes import ReuseMode
+from shared.generation.told import AppliedEvent, FinishReason, GrownEvent, RefusedEvent, RestedEvent
 
 
 class Exploring:

@@ -16,7 +16,7 @@ from shared.engine.kv.segment import Branch, Placement, Tempering
 from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
 from shared.engine.modes.attention_probe import AttentionProbe
-from shared.engine.types import ReuseMode
+from shared.generation.modes import ReuseMode
 
 
 @dataclass(frozen=True, slots=True)

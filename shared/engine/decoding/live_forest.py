@@ -7,17 +7,9 @@ from collections import deque
 from types import TracebackType
 
 from shared.engine.engine import Engine
-from shared.engine.types import (
-    AppliedEvent,
-    Command,
-    DoneEvent,
-    Event,
-    FailedEvent,
-    ForestEvent,
-    ForestRequest,
-    RefusedEvent,
-)
 from shared.errors import FailedPrecondition, KvquiltError
+from shared.generation.forest import Command, ForestRequest
+from shared.generation.told import AppliedEvent, DoneEvent, Event, FailedEvent, ForestEvent, RefusedEvent
 
 _NAP_S = 0.001
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.types import SamplingParams
+from shared.generation.asked import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

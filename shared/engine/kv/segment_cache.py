@@ -12,8 +12,8 @@ from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Branch
 from shared.engine.model.model import ModelSpec
-from shared.engine.types import ReuseMode
 from shared.engine_config import EngineConfig
+from shared.generation.modes import ReuseMode
 from shared.identity import ids_hash
 
 _PREFIX = "prefix:"

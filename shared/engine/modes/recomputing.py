@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shared.engine.jobs import Blending, GenerateJob, Scoring, emit
 from shared.engine.modes.selecting import at_random, best, first_of_chunks, num_selected
-from shared.engine.types import ReuseMode, SelectedEvent
+from shared.generation.modes import ReuseMode
+from shared.generation.told import SelectedEvent
 
 
 def select(job: GenerateJob, num_layers: int) -> None:

@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.engine import Engine
-from shared.engine.types import Ape, ForestRequest, GenerateRequest, ReuseMode
 from shared.errors import InvalidRequest
+from shared.generation.asked import GenerateRequest
+from shared.generation.forest import ForestRequest
+from shared.generation.modes import Ape, ReuseMode
 from tests import oracles
 from tests.engine_runs import Prompts, Run, assert_alike, assert_equals_oracle, engine_of, run
 from tests.oracles import assert_same_generation, tiny_model

@@ -15,13 +15,15 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from shared.engine import Beams, EarlyStopping, Engine, FinishReason
+from shared.engine import Engine
 from shared.engine.decoding.beams import BeamSearch
 from shared.engine.decoding.tree import compact, reachable
 from shared.engine.jobs import Answer
 from shared.engine.kv.segment import Branch, Segment
-from shared.engine.types import BranchDoneEvent, DoneEvent, Event, GenerateRequest, ReuseMode, TokenEvent
 from shared.errors import Cancelled, InvalidRequest
+from shared.generation.asked import Beams, EarlyStopping, GenerateRequest
+from shared.generation.modes import ReuseMode
+from shared.generation.told import BranchDoneEvent, DoneEvent, Event, FinishReason, TokenEvent
 from tests.beam_oracle import Found, beam_search
 from tests.engine_runs import Prompts, Run, assert_alike, collector_off, engine_of, jobs_of, run
 from tests.oracles import ORACLES, tiny_model

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine import BranchDoneEvent, Choice, ChoiceRule, ChosenEvent
 from shared.engine.decoding.choosing import Thought, choose, final_answer
 from shared.errors import InvalidRequest
+from shared.generation.asked import Choice, ChoiceRule
+from shared.generation.told import BranchDoneEvent, ChosenEvent
 from tests.engine_runs import Prompts, Run, assert_equals_oracle, engine_of, run
 from tests.oracles import tiny_model
 

@@ -10,8 +10,9 @@ import torch
 from shared.config import load
 from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.model.packing import can_pack
-from shared.engine.types import Chunk, GenerateRequest, ReuseMode, SamplingParams
 from shared.errors import ConfigError
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.modes import ReuseMode
 from tests.engine_runs import assert_equals_oracle, run
 from tests.oracles import FAMILIES, as_dtype, tiny_model
 

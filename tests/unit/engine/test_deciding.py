@@ -14,9 +14,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.engine import Engine, ForestRequest
-from shared.engine.types import GenerateRequest, Recompute, ReuseMode, SelectedEvent
+from shared.engine import Engine
 from shared.errors import Cancelled, DeadlineExceeded, InvalidRequest
+from shared.generation.asked import GenerateRequest
+from shared.generation.forest import ForestRequest
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import SelectedEvent
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, jobs_of, run
 from tests.oracles import tiny_model
 

@@ -16,28 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from transformers import DynamicCache
 
-from shared.engine import (
-    Append,
-    AppliedEvent,
-    Close,
-    Command,
-    DoneEvent,
-    Engine,
-    Event,
-    FinishReason,
-    ForestRequest,
-    Fork,
-    Grow,
-    GrownEvent,
-    LiveForest,
-    Merge,
-    Prune,
-    RestedEvent,
-    ReuseMode,
-    Rewind,
-    SamplingParams,
-    Start,
-)
+from shared.engine import Engine, LiveForest
 from shared.engine.jobs import ForestJob
 from shared.errors import (
     Cancelled,
@@ -48,6 +27,21 @@ from shared.errors import (
     InvalidRequest,
     NotFound,
 )
+from shared.generation.asked import SamplingParams
+from shared.generation.forest import (
+    Append,
+    Close,
+    Command,
+    ForestRequest,
+    Fork,
+    Grow,
+    Merge,
+    Prune,
+    Rewind,
+    Start,
+)
+from shared.generation.modes import ReuseMode
+from shared.generation.told import AppliedEvent, DoneEvent, Event, FinishReason, GrownEvent, RestedEvent
 from tests.engine_runs import Prompts, assert_equals_oracle, collector_off, engine_of, jobs_of, run
 from tests.oracles import ORACLES, Generated, assert_same_generation, rotate_keys, tiny_model
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine import Beams, EarlyStopping, Engine
-from shared.engine.types import ChunkStoredEvent, DoneEvent, GenerateRequest, PrefillRequest, ReuseMode
+from shared.engine import Engine
 from shared.errors import Cancelled, DeadlineExceeded
+from shared.generation.asked import Beams, EarlyStopping, GenerateRequest, PrefillRequest
+from shared.generation.modes import ReuseMode
+from shared.generation.told import ChunkStoredEvent, DoneEvent
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, run
 from tests.oracles import ORACLES, Generated, as_dtype, tiny_model
 

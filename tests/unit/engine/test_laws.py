@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.engine import Engine, EngineConfig, wrap_model
-from shared.engine.types import Event, GenerateRequest, Recompute, ReuseMode, TokenEvent
 from shared.errors import Cancelled
+from shared.generation.asked import GenerateRequest
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import Event, TokenEvent
 from tests import oracles
 from tests.engine_runs import Prompts, Run, assert_alike, assert_equals_oracle, engine_of, run
 from tests.oracles import FAMILIES, ORACLES, VARIANTS, as_dtype, tiny_model

@@ -19,8 +19,10 @@ from transformers import (
 )
 
 from shared.engine import wrap_model
-from shared.engine.types import ChunkStoredEvent, PrefillRequest, ReuseMode
 from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, ModelUnsupported, StorageFull
+from shared.generation.asked import PrefillRequest
+from shared.generation.modes import ReuseMode
+from shared.generation.told import ChunkStoredEvent
 from tests.engine_runs import Prompts, Run, Shelf, assert_equals_oracle, engine_of, run
 from tests.oracles import ORACLES, VOCAB, tiny_config, tiny_model
 

@@ -14,11 +14,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.engine import Engine, ForestRequest, Grow, GrownEvent, LiveForest, SamplingParams, Start
+from shared.engine import Engine, LiveForest
 from shared.engine.backends.native import best_level
 from shared.engine.modes.selecting import first_of_chunks, num_selected
-from shared.engine.types import GenerateRequest, Recompute, ReuseMode, SelectedEvent
 from shared.errors import InvalidRequest
+from shared.generation.asked import GenerateRequest, SamplingParams
+from shared.generation.forest import ForestRequest, Grow, Start
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import GrownEvent, SelectedEvent
 from tests import oracles
 from tests.engine_runs import Prompts, Run, Shelf, assert_alike, engine_of, run
 from tests.oracles import FAMILIES, VARIANTS, Generated, assert_same_generation, epic_tokens, tiny_model

@@ -12,7 +12,8 @@ import torch
 from scipy.stats import chisquare
 
 from shared.engine import Engine
-from shared.engine.types import FinishReason, GenerateRequest
+from shared.generation.asked import GenerateRequest
+from shared.generation.told import FinishReason
 from tests.engine_runs import Prompts, engine_of, run
 from tests.oracles import reordered, tiny_model
 

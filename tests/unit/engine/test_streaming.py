@@ -15,8 +15,10 @@ import torch
 
 from shared.engine import Engine
 from shared.engine.kv.arrival import Arrival, GivenUp, Patience
-from shared.engine.types import DoneEvent, GenerateRequest, ReuseMode
 from shared.errors import Cancelled, CorruptData, DeadlineExceeded, Unavailable
+from shared.generation.asked import GenerateRequest
+from shared.generation.modes import ReuseMode
+from shared.generation.told import DoneEvent
 from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, run
 from tests.oracles import Generated, tiny_model
 

@@ -11,18 +11,10 @@ import pytest
 
 from services.generator.engine_thread import EngineThread, Request
 from services.generator.selecting import Decision
-from shared.engine.types import (
-    DoneEvent,
-    Event,
-    FailedEvent,
-    GenerateRequest,
-    Recompute,
-    ReuseMode,
-    Timings,
-    TokenEvent,
-    Usage,
-)
 from shared.errors import CorruptData, DeadlineExceeded, InvalidRequest, Unavailable
+from shared.generation.asked import GenerateRequest
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import DoneEvent, Event, FailedEvent, Timings, TokenEvent, Usage
 from shared.request import RequestContext
 
 REQUEST = GenerateRequest("", (), (), ((1,),))

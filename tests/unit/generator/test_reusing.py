@@ -11,8 +11,8 @@ from services.generator.config import GeneratorConfig
 from services.generator.reusing import Modes, ReuseOrder, mode_of
 from shared.clients.generation import Reuse
 from shared.config import load
-from shared.engine.types import Ape, Recompute, ReuseMode
 from shared.errors import FailedPrecondition, InvalidRequest
+from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.identity import ids_hash
 from shared.verdict import Verdict
 

@@ -21,8 +21,8 @@ from services.training.names import Split
 from services.training.recipe import AUXILIARY, PRIMARY, sample_texts
 from services.training.tokenizer import train_tokenizer
 from services.training.trainer import Trainer
-from shared.engine.types import ReuseMode
 from shared.errors import ConfigError
+from shared.generation.modes import ReuseMode
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import Auxiliary, load_auxiliary
 from shared.selection.scoring import EngineScorer

@@ -1,0 +1,162 @@
+"""What is asked of the engine: prompts by token ids, sampling, beams, choices. Values only; no tensors."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.errors import InvalidRequest
+from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.ranges import check_range
+
+MAX_TOP_LOGPROBS = 64
+
+
+MAX_SAMPLES = 64
+
+
+MAX_LENGTH_PENALTY = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of token ids with the identity of its stored KV (``shared.identity.chunk_identity``)."""
+
+    chunk_id: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a branch continues. Ranges are checked here, so that every caller gets the same answer.
+    ``watch_ids``: tokens whose log-probabilities are told at every step, whether they are chosen or not.
+
+    Raises:
+        InvalidRequest: names the field and its range.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int = 0
+    watch_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_range("sampling.max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        check_range(
+            "sampling.temperature",
+            self.temperature,
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            "finite and at least 0",
+        )
+        check_range("sampling.top_k", self.top_k, self.top_k >= 0, "at least 0")
+        check_range("sampling.top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
+        check_range("sampling.seed", self.seed, 0 <= self.seed < 2**64, "a 64-bit unsigned number")
+        check_range("sampling.n", self.n, 1 <= self.n <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}")
+        check_range(
+            "sampling.top_logprobs",
+            self.top_logprobs,
+            0 <= self.top_logprobs <= MAX_TOP_LOGPROBS,
+            f"0 to {MAX_TOP_LOGPROBS}",
+        )
+        if any(not s for s in self.stop):
+            raise InvalidRequest("sampling.stop: a stop string is empty")
+
+
+class EarlyStopping(enum.Enum):
+    """When a beam search ends once it has ``width`` hypotheses; see ``shared.engine.decoding.beams``."""
+
+    FIRST = "first"
+    ESTIMATE = "estimate"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """Beam search instead of sampling: ``width`` beams per question, of which the best ``sampling.n`` are
+    answers.
+
+    Raises:
+        InvalidRequest: names the field and its range.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.ESTIMATE
+
+    def __post_init__(self) -> None:
+        check_range("beams.width", self.width, 1 <= self.width <= MAX_SAMPLES, f"1 to {MAX_SAMPLES}")
+        possible = abs(self.length_penalty) <= MAX_LENGTH_PENALTY  # False for NaN
+        check_range(
+            "beams.length_penalty",
+            self.length_penalty,
+            possible,
+            f"{-MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}",
+        )
+
+
+class ChoiceRule(enum.Enum):
+    MEAN_LOGPROB = "mean-logprob"
+    MAJORITY = "majority"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of the ``sampling.n`` thoughts on each question one is chosen: the one whose tokens have the best mean
+    log-probability, or one whose final answer, the text behind the last ``marker``, most thoughts share; see
+    ``shared.engine.decoding.choosing``."""
+
+    rule: ChoiceRule
+    marker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Every question is a branch over the same context (prefix, then chunks in order), with ``sampling.n``
+    answers each: samples, with ``choose`` one of them chosen, or under ``beams`` the best beams.
+
+    ``deadline_s`` is an instant of ``time.monotonic()``, or None.
+    """
+
+    request_id: str
+    prefix_ids: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    questions: tuple[tuple[int, ...], ...]
+    reuse: ReuseMode = ReuseMode.REORDERED
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    deadline_s: float | None = None
+    beams: Beams | None = None
+    choose: Choice | None = None
+    recompute: Recompute = field(default_factory=Recompute)
+    ape: Ape = field(default_factory=Ape)
+
+    @property
+    def num_branches(self) -> int:
+        """How many decode at once."""
+        return len(self.questions) * (self.beams.width if self.beams else self.sampling.n)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequest:
+    """Compute the chunks' KV behind the prefix and hand it to the segment source (``save``).
+
+    ``encoding`` empty: new KV is stored in the source's own, what is stored stays as it is; else all of it
+    ends up in this one.
+    """
+
+    request_id: str
+    prefix_ids: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    deadline_s: float | None = None
+    encoding: str = ""
+
+
+def total_len(pieces: Sequence[Sequence[int]]) -> int:
+    return sum(len(p) for p in pieces)
