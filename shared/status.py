@@ -58,7 +58,8 @@ def status_of(kind: type[KvquiltError]) -> str:
 
 
 def to_status(error: KvquiltError) -> tuple[str, bytes]:
-    """Returns the name of the gRPC status code and the serialized ``google.rpc.Status`` for the trailing metadata."""
+    """Returns the name of the gRPC status code, and the serialized ``google.rpc.Status`` for the trailing
+    metadata."""
     name = status_of(type(error))
     status = status_pb2.Status(code=code_pb2.Code.Value(name), message=error.detail)
     status.details.add().Pack(
