@@ -19,8 +19,8 @@ from shared.engine.decoding.text import Decode, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs import Answer, Beam, BeamGroup, Blending, GenerateJob, Question, Scoring, emit
 from shared.engine.kv.segment import Branch
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.recomputing import select, select_scored, tell_blend
 from shared.engine_config import EngineConfig
 from shared.generation.modes import ReuseMode

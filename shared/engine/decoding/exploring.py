@@ -27,8 +27,8 @@ from shared.engine.decoding.text import Decode, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs import ForestJob, Growth, Node, Question, emit
 from shared.engine.kv.segment import Branch
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.recomputing import select
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, KvquiltError, NotFound

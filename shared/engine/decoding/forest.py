@@ -14,8 +14,8 @@ from shared.engine.jobs import Answer, Beam, Blending, BranchWork, GenerateJob, 
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch, Placement, Tempering
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.attention_probe import AttentionProbe
 from shared.generation.modes import ReuseMode
 
