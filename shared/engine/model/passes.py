@@ -14,9 +14,7 @@ from shared.engine.decoding.sampling import Sampled, sample
 from shared.engine.jobs import Blending, BranchWork
 from shared.engine.kv.arrival import Patience
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.rope import Rotation
 from shared.engine.modes.blending import Blender
-from shared.engine.modes.tempering import TemperingBackend
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
 
@@ -36,8 +34,7 @@ class PassRunner:
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self._model = model
-        rotation = Rotation(model.spec.rope, model.spec.device)
-        self._backend = TemperingBackend(backend_for(config, model.spec), rotation, model.spec.device)
+        self._backend = backend_for(config, model.spec)
         self._blender = Blender(model, self._backend)
         if config.compile:
             model.compile()
