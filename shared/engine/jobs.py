@@ -325,9 +325,8 @@ class GenerateJob:
             recomputed = questions + min(context, len(self._lost_places()) + self.blend.num_tokens)
         prompt = len(request.prefix_ids) + context + questions
         loaded = self._num_tokens(self.fetched - self.lost)
-        return Usage(
-            prompt, prompt - recomputed, recomputed, self.generated, loaded, len(self.selected or ())
-        )
+        selected = len(self.selected or ()) if self.blend is None else self.blend.num_tokens
+        return Usage(prompt, prompt - recomputed, recomputed, self.generated, loaded, selected)
 
     def _lost_places(self) -> set[int]:
         """Tokens of the context that had to be recomputed because they were stored nowhere; a chunk's where
