@@ -35,9 +35,9 @@ from load_tests.engine.compare import (
 from load_tests.engine.plot import write_plot
 from load_tests.engine.sampled import compare_sampled
 from load_tests.engine.sharing import Crowd
-from load_tests.rates import Rates, measure_rates
-from load_tests.report import Measurement, write_report
-from load_tests.shapes import SHAPES
+from shared.measuring.rates import Rates, measure_rates
+from shared.measuring.report import Measurement, write_report
+from shared.measuring.shapes import SHAPES
 
 PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "branches", "batches")
 CPU_PARTS = (

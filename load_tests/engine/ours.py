@@ -7,7 +7,6 @@ import random
 
 from load_tests.engine.case import Case
 from load_tests.engine.ceilings import Ceiling, ceiling_of
-from load_tests.shapes import build_model
 from shared.engine import Engine, EngineConfig
 from shared.engine.model.packing import packed_bytes
 from shared.engine_config import GIB
@@ -15,6 +14,7 @@ from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.told import DoneEvent, Timings
 from shared.identity import ids_hash
+from shared.measuring.shapes import build_model
 
 
 class Ours:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from load_tests.engine.case import Case
 from load_tests.engine.ours import Ours
 from load_tests.engine.workers import Worker
-from load_tests.report import Measurement, measured
+from shared.measuring.report import Measurement, measured
 
 BRANCHES = 8
 TEMPERATURE = 0.8

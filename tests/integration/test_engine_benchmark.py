@@ -24,9 +24,9 @@ from load_tests.engine.compare import (
 from load_tests.engine.sampled import compare_sampled
 from load_tests.engine.sharing import Crowd
 from load_tests.engine.workers import Worker, WorkerFailed
-from load_tests.rates import Rates
-from load_tests.report import Measurement
-from load_tests.shapes import Shape
+from shared.measuring.rates import Rates
+from shared.measuring.report import Measurement
+from shared.measuring.shapes import Shape
 
 TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
 SMALL = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)
