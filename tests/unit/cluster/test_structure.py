@@ -15,7 +15,9 @@ def test_the_committed_list_is_fresh() -> None:
 
 
 def test_every_module_stands_in_it_exactly_once() -> None:
-    ours = {p.relative_to(PROJECT_ROOT).as_posix() for room in ROOMS for p in (PROJECT_ROOT / room).rglob("*.py")}
+    ours = {
+        p.relative_to(PROJECT_ROOT).as_posix() for room in ROOMS for p in (PROJECT_ROOT / room).rglob("*.py")
+    }
     listed = re.findall(r"^- \[`[\w.]+`\]\(\.\./([\w/.]+)\): ", listing(), re.MULTILINE)
     assert sorted(listed) == sorted(ours)
 
