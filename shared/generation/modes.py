@@ -182,8 +182,8 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Ape:
-    """How mode ``ape`` weighs the chunks (``shared.engine.modes.tempering``): sharper below a temperature of
-    1, less of them below a scale of 1. Both 1 is ordinary attention.
+    """How mode ``ape`` weighs the chunks (``shared.engine.kv.segment.Tempering``): sharper below a
+    temperature of 1, less of them below a scale of 1. Both 1 is ordinary attention.
 
     Raises:
         InvalidRequest: names the field and its range.
