@@ -159,15 +159,15 @@ def node_on(
     objects: Blobs | None = None,
     *,
     flights: Flights | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> Node:
     """One of ``nodes`` from now on. Chunks go between nodes by ``nodes.flights`` unless others are given."""
     nodes.stores.setdefault(node_id, cast(NodeAgent, None))
     stream = partial(nodes.flights.stream, node_id) if flights is None else partial(FlightServer, "127.0.0.1")
     config = config_in(directory, **settings)
-    node = build_node(
-        node_id, config, nodes, stream, objects, flights or nodes.flights, machine(disk or Disk())
-    )
+    stands_on = machine(disk or Disk(), clock=clock)
+    node = build_node(node_id, config, nodes, stream, objects, flights or nodes.flights, stands_on)
     nodes.stores[node_id] = node.agent
     return node
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from cluster.cli.console import start_progress
+from cluster.cli.starting import start_progress
 from cluster.config import load_quilt
 from cluster.local import launcher
 from shared.errors import KvquiltError
@@ -56,7 +56,7 @@ def _remove(scratch: Path, console: Console) -> None:
 
 
 def _model_of(shape: str, directory: Path, console: Console) -> Path:
-    from load_tests.shapes import SHAPES, save_model
+    from shared.measuring.shapes import SHAPES, save_model
 
     with console.status(f"building a model of the shape of {shape}"):
         save_model(SHAPES[shape], directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -95,14 +95,19 @@ class AgentHandlers(StoreHandlers, FileHandlers):
             )
 
 
-async def start_server(agent: NodeAgent, host: str, port: int = 0) -> tuple[grpc.aio.Server, str]:
+async def start_server(
+    agent: NodeAgent, host: str, port: int = 0, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> tuple[grpc.aio.Server, str]:
     """A running gRPC server with both services, and its address; port 0: one that is free. Keep the server,
     or it stops.
 
     Raises:
         RuntimeError: the port is taken.
     """
-    server, handlers = grpc.aio.server(options=CHANNEL_OPTIONS), AgentHandlers(agent)
+    server, handlers = (
+        grpc.aio.server(options=CHANNEL_OPTIONS, interceptors=interceptors),
+        AgentHandlers(agent),
+    )
     add_store: Any = kv_store_pb2_grpc.add_KvStoreServicer_to_server
     add_node: Any = kv_store_node_pb2_grpc.add_NodeStoreServicer_to_server
     for add in (add_store, add_node):

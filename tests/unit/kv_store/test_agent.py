@@ -219,3 +219,29 @@ async def test_the_front_answers_for_the_nodes_that_it_can_reach(
     assert (await front.health(CTX)).ready is False
     with pytest.raises(Unavailable):
         await front.get_manifest(CTX, "books", "1")
+
+
+async def test_the_front_prefetches_to_the_nodes_whose_agents_report_readers(
+    nodes: KnownNodes, agents: dict[str, Agent], tmp_path: Path
+) -> None:
+    now = [0.0]
+    agents["near"] = agent_on(tmp_path / "near", "near", nodes, QuickDisk(), clock=lambda: now[0])
+    front = ClusterStore(nodes, "home")
+    await put(agents["far"], A)
+    await agents["near"].open(CTX, [B])
+    await front.prefetch(CTX, [A])
+    assert not await agents["near"].held(CTX, [A]), "nobody has reported yet"
+
+    await front.follow_readers(CTX)
+    await front.prefetch(CTX, [A])
+    while not await agents["near"].held(CTX, [A]):
+        await asyncio.sleep(0)
+    assert not await agents["home"].held(CTX, [A])
+
+    assert await agents["near"].read_lately(CTX)
+    now[0] = 600.0
+    nodes.down.add("far")
+    await front.follow_readers(CTX)
+    await put(agents["home"], B)
+    await front.prefetch(CTX, [B])
+    assert (await counters(agents["near"]))["prefetches"] == 1

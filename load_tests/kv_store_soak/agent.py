@@ -1,5 +1,5 @@
-"""One agent of kv_store in a process of its own, without Ray: ``python -m load_tests.kv_agent DIRECTORY``
-prints where it serves.
+"""One agent of kv_store in a process of its own, without Ray: ``python -m
+load_tests.kv_store_soak.agent DIRECTORY`` prints where it serves.
 
 Tiers are as in production, with capacities that the options set; keys of the object store come from the
 environment.
@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from load_tests.kv_nodes import only_node
+from load_tests.kv_store.nodes import only_node
 from services.kv_store.config import KvStoreConfig, MemoryConfig
 from services.kv_store.documents.documents import keep_synced
 from services.kv_store.node.building import Node
