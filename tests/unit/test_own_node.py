@@ -19,8 +19,8 @@ DOWN = Unavailable("down")
 
 
 class Agents:
-    """``addresses`` are told one after the other, the last one again and again; at each of them stands a store of
-    its own. Without addresses no agent is found."""
+    """``addresses`` are told one after the other, the last one again and again; at each of them stands a
+    store of its own. Without addresses no agent is found."""
 
     def __init__(self, root: Path, *addresses: str) -> None:
         self._root, self.addresses = root, list(addresses)

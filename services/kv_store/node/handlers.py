@@ -104,10 +104,8 @@ async def start_server(
     Raises:
         RuntimeError: the port is taken.
     """
-    server, handlers = (
-        grpc.aio.server(options=CHANNEL_OPTIONS, interceptors=interceptors),
-        AgentHandlers(agent),
-    )
+    server = grpc.aio.server(options=CHANNEL_OPTIONS, interceptors=interceptors)
+    handlers = AgentHandlers(agent)
     add_store: Any = kv_store_pb2_grpc.add_KvStoreServicer_to_server
     add_node: Any = kv_store_node_pb2_grpc.add_NodeStoreServicer_to_server
     for add in (add_store, add_node):
