@@ -23,9 +23,11 @@ again.
 
 Where to read what:
 
-- ``node``: one node's store. ``building`` puts it together, ``agent`` answers, ``chunks`` is its tiers as one,
-  ``home`` keeps the documents; ``cluster_store`` is the front's view of all nodes.
-- ``blobs`` is the one interface of everything that keeps bytes, ``s3`` the object store, ``tiers`` a node's own
-  directories, ``fetching`` how chunks come in, ``documents`` manifests and pins, ``upkeep`` scrubbing and garbage.
-- ``shared.kv_stores`` has both interfaces; ``handlers`` and ``node.handlers`` put them on the wire, ``app`` on Ray.
+- ``node``: one node's store. ``building`` puts it together, ``agent`` answers, ``chunks`` is its tiers as
+  one, ``home`` keeps the documents; ``cluster_store`` is the front's view of all nodes.
+- ``blobs`` is the one interface of everything that keeps bytes, ``s3`` the object store, ``tiers`` a node's
+  own directories, ``fetching`` how chunks come in, ``documents`` manifests and pins, ``upkeep`` scrubbing and
+  garbage.
+- ``shared.kv_stores`` has both interfaces; ``handlers`` and ``node.handlers`` put them on the wire, ``app``
+  on Ray.
 """
