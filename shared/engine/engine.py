@@ -27,6 +27,7 @@ from shared.engine.jobs.forest import ForestJob
 from shared.engine.jobs.job import Job, Sink
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.loader import Loader
+from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
 from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
@@ -57,6 +58,7 @@ _SOON_S = 0.005
 class Engine:
     """
     decode: token ids to text (special tokens skipped); None serves ids only, without text and stop strings.
+    memory: of the model's device; None asks torch.
     """
 
     def __init__(
@@ -65,9 +67,12 @@ class Engine:
         config: EngineConfig | None = None,
         source: SegmentSource | None = None,
         decode: Decode | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
+        memory = memory or DeviceMemory(model.spec.device)
+        resident_bytes = pool_bytes(self.config, model.spec.device, memory)
         self._stats = EngineStats()
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
@@ -77,10 +82,10 @@ class Engine:
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         scheduler = Scheduler(self.config)
         self._requests = RequestQueue(scheduler)
-        self._cache = SegmentCache(model.spec, self.config, self._loader, self._requests.holders)
+        self._cache = SegmentCache(model.spec, resident_bytes, self._loader, self._requests.holders)
         self._endings = Endings(self._requests, self._cache)
         self._stepping = Stepping(
-            model, self.config, scheduler, self._requests, self._cache, self._endings, self._inbox
+            model, self.config, scheduler, self._requests, self._cache, self._endings, self._inbox, memory
         )
         self._answering = Answering(model.spec, self.config, decode)
         self._exploring = Exploring(model.spec, self.config, decode)
