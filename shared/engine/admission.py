@@ -56,17 +56,22 @@ def check(
             f"questions × {per_question}: {request.num_branches} branches; "
             f"this engine runs at most {config.max_running_branches} at once"
         )
-    prompt = (
-        len(request.prefix_ids)
-        + sum(len(c.token_ids) for c in request.chunks)
-        + max(map(len, request.questions))
-    )
+    _check_prompt(request, spec)
+
+
+def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:
+    """What cannot fit whatever the chunks are is not blamed on them."""
+    longest, max_tokens = max(map(len, request.questions)), request.sampling.max_tokens
+    without_chunks = len(request.prefix_ids) + longest
+    prompt = without_chunks + sum(len(c.token_ids) for c in request.chunks)
     # The last generated token is never fed back, so it needs no position.
     _check_length(
-        prompt + sampling.max_tokens - 1,
-        f"prompt ({prompt} tokens) and max_tokens ({sampling.max_tokens})",
+        without_chunks + max_tokens - 1,
+        f"prefix and question ({without_chunks} tokens, without any chunk) and max_tokens ({max_tokens})",
         spec,
+        "ask a shorter question, or for fewer tokens",
     )
+    _check_length(prompt + max_tokens - 1, f"prompt ({prompt} tokens) and max_tokens ({max_tokens})", spec)
 
 
 def check_recompute(request: GenerateRequest | ForestRequest) -> None:
@@ -77,7 +82,7 @@ def check_recompute(request: GenerateRequest | ForestRequest) -> None:
     """
     mode, recompute = request.reuse, request.recompute
     goes_by = mode.row.goes_by
-    if recompute.tokens and goes_by is not GoesBy.TOKENS:
+    if (recompute.tokens or recompute.by_question) and goes_by is not GoesBy.TOKENS:
         raise InvalidRequest(
             f"recompute.tokens: mode {mode.value} does not go by a list; leave it empty, or set reuse "
             "to tokens"
@@ -95,7 +100,13 @@ def check_recompute(request: GenerateRequest | ForestRequest) -> None:
             f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape"
         )
     num_tokens = sum(len(chunk.token_ids) for chunk in request.chunks)
-    for token in recompute.tokens:
+    num_questions = 0 if isinstance(request, ForestRequest) else len(request.questions)
+    if recompute.by_question and (recompute.tokens or len(recompute.by_question) != num_questions):
+        raise InvalidRequest(
+            f"recompute.by_question: {len(recompute.by_question)} lists for {num_questions} questions; give "
+            "one for each, and no other"
+        )
+    for token in (t for tokens in recompute.sets for t in tokens):
         if not 0 <= token < num_tokens:
             raise InvalidRequest(
                 f"recompute.tokens: {token} is out of range; the chunks have {num_tokens} tokens, "
@@ -146,14 +157,12 @@ def _check_ids(field: str, token_ids: Sequence[int], spec: ModelSpec, may_be_emp
             )
 
 
-def _check_length(length: int, what: str, spec: ModelSpec) -> None:
+def _check_length(
+    length: int, what: str, spec: ModelSpec, remedy: str = "ask for fewer or shorter chunks"
+) -> None:
     if length > spec.max_positions:
-        raise ContextTooLong(
-            f"{what} need {length} positions; the model has {spec.max_positions}: ask for fewer or "
-            "shorter chunks"
-        )
+        raise ContextTooLong(f"{what} need {length} positions; the model has {spec.max_positions}: {remedy}")
     if spec.sliding_window is not None and length > spec.sliding_window:
         raise ContextTooLong(
-            f"{what} need {length} positions; the model's sliding window is {spec.sliding_window}: ask "
-            "for fewer or shorter chunks"
+            f"{what} need {length} positions; the model's sliding window is {spec.sliding_window}: {remedy}"
         )

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TypeVar
 
 from services.kv_store.documents.catalog import Document
@@ -23,17 +21,16 @@ from services.kv_store.documents.pins import Pin, Pins, check_room
 from services.kv_store.documents.quotas import Quotas, Usage, after_replacing
 from services.kv_store.fetching.nodes import Nodes, ask, merged_page
 from services.kv_store.fetching.sources import PeerSearch
-from services.kv_store.node.chunks import LocalCopy, NodeTiers
-from services.kv_store.tiers.chunk_names import chunk_of
-from services.kv_store.tiers.object_chunks import all_objects
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.node.copies import NodeCopies
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
 from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
 from shared.errors import FailedPrecondition, KvquiltError, Unavailable
+from shared.kv_stores import NodeAgent
 from shared.kv_types import (
     ChunkPage,
     CollectedGarbage,
     DeletedChunks,
-    KvStore,
     Manifest,
     PinnedChunks,
     PinnedDocuments,
@@ -49,48 +46,17 @@ Search = Callable[[RequestContext, Sequence[str]], PeerSearch]
 _IDS_PER_CALL = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCopies:
-    """``services.kv_store.upkeep.scrub.Copies`` of one node."""
-
-    node_tiers: NodeTiers
-    peers: Callable[[str], PeerSearch]
-    with_objects: bool
-
-    @property
-    def tiers(self) -> Sequence[str]:
-        return ("memory", "disk", "objects") if self.with_objects else ("memory", "disk")
-
-    def all(self) -> Iterator[LocalCopy]:
-        return chain(self.node_tiers.copies(), self._objects())
-
-    async def verify_copy(self, chunk_id: str, tier: str) -> int:
-        return await self.node_tiers.verify_copy(chunk_id, tier)
-
-    async def restore(self, chunk_id: str) -> bool:
-        return await self.node_tiers.restore(chunk_id, self.peers(chunk_id))
-
-    async def remove_copy(self, chunk_id: str, tier: str) -> bool:
-        return await self.node_tiers.remove_copy(chunk_id, tier)
-
-    def _objects(self) -> Iterator[LocalCopy]:
-        if self.with_objects and self.node_tiers.objects is not None:
-            for blob in all_objects(self.node_tiers.objects):
-                if (chunk_id := chunk_of(blob.name)) is not None:
-                    yield LocalCopy(chunk_id, "objects", blob.size_bytes, blob.modified_s)
-
-
 class Upkeep:
     """``own``: this node's store, as the others see it."""
 
     def __init__(
         self,
         node_id: str,
-        own: KvStore,
+        own: NodeAgent,
         tiers: NodeTiers,
         documents: Documents,
         nodes: Nodes,
-        quotas: Quotas | None,
+        quotas: Quotas,
         search: Search,
     ) -> None:
         self._search = search
@@ -101,7 +67,7 @@ class Upkeep:
             documents,
             nodes,
         )
-        self._quotas = quotas or Quotas()
+        self._quotas = quotas
         self._pins = Pins(tiers.truth, documents.documents)
         self._usage = Usage()
         self._pinned_version = ""
@@ -150,14 +116,7 @@ class Upkeep:
 
     # ---- garbage
 
-    async def collect_garbage(
-        self, ctx: RequestContext, grace_s: float, dry_run: bool, chunk_ids: Sequence[str] = ()
-    ) -> CollectedGarbage:
-        """With ``chunk_ids``: only which of them must stay because of this node."""
-        if chunk_ids:
-            return CollectedGarbage(
-                0, 0, 0, tuple(await asyncio.to_thread(self._needed_here, chunk_ids, grace_s))
-            )
+    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool) -> CollectedGarbage:
         self._check_home()
         await asyncio.to_thread(self._documents.sync)
         return await collect(ctx, self, self._documents.references, grace_s, dry_run)
@@ -182,15 +141,13 @@ class Upkeep:
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> Collection[str]:
         if not chunk_ids:
             return ()
-        answers, unreachable = await self._ask_others(
-            lambda peer: peer.collect_garbage(ctx, grace_s, True, chunk_ids)
-        )
+        answers, unreachable = await self._ask_others(lambda peer: peer.needed(ctx, chunk_ids, grace_s))
         if unreachable:
             raise Unavailable(f"{unreachable} node(s) of the store do not answer, and may be reading; retry")
-        here = await asyncio.to_thread(self._needed_here, chunk_ids, grace_s)
-        return here.union(*(answer.kept for answer in answers.values()))
+        return (await asyncio.to_thread(self.needed_here, chunk_ids, grace_s)).union(*answers.values())
 
-    def _needed_here(self, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
+    def needed_here(self, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
+        """Which must stay because of this node. Blocks."""
         tiers = [t for t in (self._tiers.memory, self._tiers.disk) if t is not None]
         found = [copy for c in chunk_ids for tier in tiers if (copy := tier.find(c)) is not None]
         ages = ((copy.chunk_id, copy.modified_s) for copy in found)
@@ -305,6 +262,6 @@ class Upkeep:
         return [n for n in self._nodes.ids() if n != self._node_id]
 
     async def _ask_others(
-        self, call: Callable[[KvStore], Awaitable[ResultT]]
+        self, call: Callable[[NodeAgent], Awaitable[ResultT]]
     ) -> tuple[dict[str, ResultT], int]:
         return await ask(self._nodes, self._others(), call)

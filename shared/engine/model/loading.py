@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -22,6 +24,8 @@ from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError, InvalidRequest, ModelUnsupported
 
 ATTENTION = "kvquilt"
+# what reading weights raises when files are missing, truncated or of another shape
+BROKEN_WEIGHTS = (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _CHANGES_ATTENTION = ("softcap", "s_aux")
 _EXACT_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -40,7 +44,7 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     _check_config(config)
     try:
         hf_model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
-    except (OSError, ValueError) as error:
+    except BROKEN_WEIGHTS as error:
         raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
     return wrap_model(hf_model.to(device))
 

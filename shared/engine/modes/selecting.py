@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.generation.asked import GenerateRequest, total_len
-from shared.generation.modes import Chooser, GoesBy
+from shared.generation.modes import GoesBy
 
 DEFAULT_RATIO = 0.2
 
@@ -48,7 +48,7 @@ def num_private(request: GenerateRequest) -> int:
         case GoesBy.NOTHING:
             return 0
         case GoesBy.TOKENS:
-            return len(request.recompute.tokens)
+            return sum(map(len, set(request.recompute.sets)))
         case GoesBy.RATIO:
-            sets = len(request.questions) if row.chooser is Chooser.QUESTION else 1
+            sets = len(request.questions) if request.reuse.needs_question else 1
             return sets * num_selected(request.recompute.ratio, num_tokens)
