@@ -78,12 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-<<<<<<< HEAD
-    case = Case(SHAPES[args.shape], args.context, args.question, device=args.device, threads=args.threads)
-=======
     shape = SHAPES[args.shape]
-    case = Case(shape, args.context, args.question, chunk_len=args.chunk, threads=args.threads)
->>>>>>> main
+    case = Case(
+        shape, args.context, args.question, chunk_len=args.chunk, device=args.device, threads=args.threads
+    )
     grouping, reading = Grouping(args.grouping), Reading(args.reading)
     return Plan(case, SHAPES[args.auxiliary], tuple(args.ratios), grouping, reading, args.runs)
 
