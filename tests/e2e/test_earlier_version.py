@@ -14,7 +14,7 @@ import pytest
 from minio import Minio
 
 from cluster.local import launcher
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 from tests.e2e import stack as stacks
 from tests.e2e.stack import Stack
 from tests.minio_server import new_bucket

@@ -33,6 +33,7 @@ from shared.kv_types import OpenedChunk
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
+Sleep = Callable[[float], Awaitable[None]]
 Allocation = tuple[LocalTier, Reservation, StagedFile]
 
 _LAST = (2,)
@@ -63,7 +64,7 @@ class FetchRoom:
     """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called
     with a file whose name must stay for a while, for readers were told of it. ``homeless``: with a chunk that
     no tier has room for after all, so that its staged file is all there is. ``damaged``: told what kind of
-    source had a copy that is none."""
+    source had a copy that is none. ``sleep``: how one that lets others go first waits."""
 
     tiers: Sequence[LocalTier]
     config: FetchConfig
@@ -73,6 +74,7 @@ class FetchRoom:
     linger: Callable[[Path], None]
     homeless: Callable[[OpenedChunk], None]
     damaged: Callable[[str, str], None]
+    sleep: Sleep = asyncio.sleep
 
 
 class Fetch:
@@ -267,7 +269,7 @@ class Fetch:
         """Readers verify what they read themselves, so this can wait until they have read it and nothing
         arrives for others."""
         if self.urgent:
-            await asyncio.sleep(_READERS_FIRST_S)
+            await self._room.sleep(_READERS_FIRST_S)
         try:
             verifying = self._room.readers.submit(_LAST, partial(verified, file.path, self.chunk_id))
             await asyncio.wrap_future(verifying)

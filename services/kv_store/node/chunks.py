@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs.protocol import Blobs, From, Span
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.fetch import FetchConfig, Sleep
 from services.kv_store.fetching.fetches import Fetches
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.writes import Writes
@@ -57,6 +57,7 @@ class NodeTiers:
         objects: Blobs | None = None,
         fetch: FetchConfig | None = None,
         prefer_peers: bool = False,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.disk, self.memory, self.objects = disk, memory, objects
         self.counters: Counter[str] = Counter()
@@ -71,8 +72,9 @@ class NodeTiers:
             prefer_peers,
             self.counters,
             self._threads,
+            sleep,
         )
-        self._writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads)
+        self._writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads, sleep)
 
     @property
     def truth(self) -> Blobs:

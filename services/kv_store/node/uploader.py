@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from services.kv_store.fetching.fetch import Sleep
 from shared.errors import KvquiltError
 
 log = logging.getLogger(__name__)
@@ -19,9 +20,12 @@ class Uploader:
     twice as long each time. There is a task only while there is work."""
 
     def __init__(
-        self, upload: Callable[[str], Awaitable[None]], first_delay_s: float = _FIRST_DELAY_S
+        self,
+        upload: Callable[[str], Awaitable[None]],
+        first_delay_s: float = _FIRST_DELAY_S,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self._upload, self._first_delay_s = upload, first_delay_s
+        self._upload, self._first_delay_s, self._sleep = upload, first_delay_s, sleep
         self._waiting: dict[str, None] = {}
         self._workers: set[asyncio.Task[None]] = set()
 
@@ -53,5 +57,5 @@ class Uploader:
             except KvquiltError as error:
                 log.warning("chunk %s waits for the object store: %s", chunk_id, error.detail)
                 self._waiting[chunk_id] = None
-                await asyncio.sleep(delay_s)
+                await self._sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
