@@ -242,6 +242,14 @@ class Branch:
         """Position behind its last token."""
         return self.offset + self.segment.place(self.segment.length + len(self.pending))
 
+    @property
+    def runnable(self) -> bool:
+        """It has tokens to compute, and what it sees of its ancestors is computed."""
+        child, parent = self, self.parent
+        while parent is not None and parent.computed >= child.first:
+            child, parent = parent, parent.parent
+        return bool(self.pending) and parent is None
+
     def seen(self) -> list[Placement]:
         """Everything its rows see as a whole: context in order, then ancestors from the root on."""
         ancestors: list[Placement] = []

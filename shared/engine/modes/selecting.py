@@ -7,8 +7,10 @@ selects none, 1 all.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+
+from shared.generation.asked import GenerateRequest, total_len
+from shared.generation.modes import Chooser, GoesBy
 
 DEFAULT_RATIO = 0.2
 
@@ -16,24 +18,6 @@ DEFAULT_RATIO = 0.2
 def num_selected(ratio: float | None, num_tokens: int) -> int:
     """Halves are rounded up."""
     return int((DEFAULT_RATIO if ratio is None else ratio) * num_tokens + 0.5)
-
-
-def first_of_chunks(chunk_lens: Sequence[int], count: int) -> tuple[int, ...]:
-    """EPIC: as many tokens at the beginning of every chunk but the first, and one more of the first ones of
-    them if they do not come out even. When those chunks are used up, the first one's."""
-    starts = [sum(chunk_lens[:i]) for i in range(len(chunk_lens))]
-    later = sorted(
-        (j, start + j)
-        for start, length in list(zip(starts, chunk_lens, strict=True))[1:]
-        for j in range(length)
-    )
-    in_turn = [token for _, token in later] + list(range(chunk_lens[0] if chunk_lens else 0))
-    return tuple(sorted(in_turn[:count]))
-
-
-def at_random(num_tokens: int, count: int, seed: int) -> tuple[int, ...]:
-    """The control: equal chances for all."""
-    return tuple(sorted(random.Random(seed).sample(range(num_tokens), count)))
 
 
 def blend_counts(ratio: float | None, num_tokens: int, num_layers: int) -> list[int]:
@@ -51,3 +35,18 @@ def blend_counts(ratio: float | None, num_tokens: int, num_layers: int) -> list[
 def best(scores: Sequence[float], count: int) -> tuple[int, ...]:
     """Those with the highest scores; of equal ones the first."""
     return tuple(sorted(sorted(range(len(scores)), key=lambda token: -scores[token])[:count]))
+
+
+def num_private(request: GenerateRequest) -> int:
+    """How many tokens of its context a request computes for itself alone, at most."""
+    row, num_tokens = request.reuse.row, total_len([chunk.token_ids for chunk in request.chunks])
+    if not row.stored or row.surveys_all:
+        return num_tokens
+    match row.goes_by:
+        case GoesBy.NOTHING:
+            return 0
+        case GoesBy.TOKENS:
+            return len(request.recompute.tokens)
+        case GoesBy.RATIO:
+            sets = len(request.questions) if row.chooser is Chooser.QUESTION else 1
+            return sets * num_selected(request.recompute.ratio, num_tokens)
