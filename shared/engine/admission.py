@@ -77,7 +77,7 @@ def check_recompute(request: GenerateRequest | ForestRequest) -> None:
     """
     mode, recompute = request.reuse, request.recompute
     goes_by = mode.row.goes_by
-    if recompute.tokens and goes_by is not GoesBy.TOKENS:
+    if (recompute.tokens or recompute.by_question) and goes_by is not GoesBy.TOKENS:
         raise InvalidRequest(
             f"recompute.tokens: mode {mode.value} does not go by a list; leave it empty, or set reuse "
             "to tokens"
@@ -95,7 +95,13 @@ def check_recompute(request: GenerateRequest | ForestRequest) -> None:
             f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape"
         )
     num_tokens = sum(len(chunk.token_ids) for chunk in request.chunks)
-    for token in recompute.tokens:
+    num_questions = 0 if isinstance(request, ForestRequest) else len(request.questions)
+    if recompute.by_question and (recompute.tokens or len(recompute.by_question) != num_questions):
+        raise InvalidRequest(
+            f"recompute.by_question: {len(recompute.by_question)} lists for {num_questions} questions; give "
+            "one for each, and no other"
+        )
+    for token in (t for tokens in recompute.sets for t in tokens):
         if not 0 <= token < num_tokens:
             raise InvalidRequest(
                 f"recompute.tokens: {token} is out of range; the chunks have {num_tokens} tokens, "

@@ -9,13 +9,13 @@ may be called from any thread; everything else runs in the one thread that calls
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
 import torch
 
 from shared.engine import admission
+from shared.engine.admitting import Admitting
 from shared.engine.decoding.answering import Answering
 from shared.engine.decoding.exploring import Exploring
 from shared.engine.decoding.text import Decode
@@ -39,7 +39,6 @@ from shared.engine.stepping import Stepping
 from shared.engine_config import EngineConfig
 from shared.errors import (
     Cancelled,
-    DeadlineExceeded,
     InvalidRequest,
     KvquiltError,
     Overloaded,
@@ -85,6 +84,15 @@ class Engine:
         self._answering = Answering(model.spec, self.config, decode)
         self._exploring = Exploring(model.spec, self.config, decode)
         self._prefilling = Prefilling(model.spec, self._loader, self._requests, self._inbox, self._endings)
+
+        self._admitting = Admitting(
+            model.spec.device,
+            self._requests,
+            self._cache,
+            self._prefilling,
+            self._endings,
+            self._on_loader,
+        )
 
     # --- from any thread -----------------------------------------------------------------------------------
 
@@ -181,8 +189,8 @@ class Engine:
     def step(self) -> bool:
         """One scheduling step. False: nothing could run (requests may still wait for their KV)."""
         self._inbox.drain()
-        self._expire()
-        self._balance()
+        self._admitting.expire()
+        self._admitting.balance()
         self._cache.start_missing()
         self._prefilling.start_chunks()
         self._stepping.start_placed()
@@ -257,40 +265,6 @@ class Engine:
         if job is not None:
             self._endings.fail(job, error)
 
-    # --- room ----------------------------------------------------------------------------------------------
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for job in self._requests:
-            if job.request.deadline_s is not None and now >= job.request.deadline_s:
-                self._endings.fail(
-                    job,
-                    DeadlineExceeded(
-                        "the deadline passed before the answer was complete; set meta.deadline_ms higher"
-                    ),
-                )
-
-    def _balance(self) -> None:
-        """Pauses, resumes and admits, as room allows."""
-        for job in self._requests.pause_overgrown():
-            _move(job, torch.device("cpu"))
-        while resumed := self._requests.resume_next():
-            _move(resumed, self.model.spec.device)
-        while admitted := self._requests.admit_next():
-            self._admit(admitted)
-        while prefill := self._requests.admit_prefill():
-            prefill.clock.admitted = time.monotonic()
-            self._cache.acquire_prefix(prefill)
-            self._prefilling.admit(prefill)
-
-    def _admit(self, job: ContextJob) -> None:
-        job.clock.admitted = time.monotonic()
-        self._cache.acquire_prefix(job)
-        try:
-            self._cache.acquire_chunks(job, lambda event: self._on_loader(event, job))
-        except InvalidRequest as error:
-            self._endings.fail(job, error)
-
     def _on_loader(self, event: Arriving | Loaded, job: ContextJob) -> None:
         """On a loader's thread. The pass that waits for these very chunks is not disturbed by them."""
         if isinstance(event, Loaded):
@@ -310,8 +284,3 @@ class Engine:
             waiting=self._requests.num_waiting,
             num_steps=num_steps,
         )
-
-
-def _move(job: ContextJob, device: torch.device) -> None:
-    for branch in job.branches():
-        branch.segment.move(device)

@@ -152,7 +152,7 @@ class Recompute:
     """How much of the context is computed anew under a mode that does so: each token of it attends to all
     that stands in front of it, as under ``full``. ``ratio``: of the tokens that the mode chooses (None: the
     default one); ``tokens``: under mode ``tokens`` which ones, counted from 0 over all chunks in order;
-    ``seed``: of mode ``random``.
+    ``seed``: of mode ``random``; ``by_question``: ``tokens`` for each question its own.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -161,22 +161,29 @@ class Recompute:
     ratio: float | None = None
     tokens: tuple[int, ...] = ()
     seed: int = 0
+    by_question: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.ratio is not None:
             check_range("recompute.ratio", self.ratio, 0 <= self.ratio <= 1, "0 to 1")  # False for NaN
-        if len(set(self.tokens)) < len(self.tokens):
-            repeated = next(token for i, token in enumerate(self.tokens) if token in self.tokens[:i])
-            raise InvalidRequest(
-                f"recompute.tokens: {repeated} is there more than once; name each token once"
-            )
+        for tokens in (self.tokens, *self.by_question):
+            if len(set(tokens)) < len(tokens):
+                repeated = next(token for i, token in enumerate(tokens) if token in tokens[:i])
+                raise InvalidRequest(
+                    f"recompute.tokens: {repeated} is there more than once; name each token once"
+                )
         check_range("recompute.seed", self.seed, 0 <= self.seed < 2**64, "a 64-bit unsigned number")
+
+    @property
+    def sets(self) -> tuple[tuple[int, ...], ...]:
+        """What is listed: for each question, or once for all; each in ascending order."""
+        return tuple(tuple(sorted(tokens)) for tokens in self.by_question or (self.tokens,))
 
 
 @dataclass(frozen=True, slots=True)
 class Ape:
-    """How mode ``ape`` weighs the chunks (``shared.engine.modes.tempering``): sharper below a temperature of
-    1, less of them below a scale of 1. Both 1 is ordinary attention.
+    """How mode ``ape`` weighs the chunks (``shared.engine.kv.segment.Tempering``): sharper below a
+    temperature of 1, less of them below a scale of 1. Both 1 is ordinary attention.
 
     Raises:
         InvalidRequest: names the field and its range.

@@ -3,6 +3,7 @@ those."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,19 +73,31 @@ def placed_context(job: ContextJob, selected: Sequence[int]) -> PlacedContext:
 
 
 def plant(job: GenerateJob, spec: ModelSpec, may_join: bool) -> None:
-    """Makes a branch per question, behind the tokens that are computed for this request alone. ``may_join``:
-    a single question may go into one branch with them, and so into one pass; beside others it would not, and
-    might round elsewhere."""
-    request, base = job.request, placed_context(job, job.selected or ())
-    parent = None
+    """Makes a branch per question, behind the tokens that are computed for it: those that the request lists
+    for this question, else what is selected for all. ``may_join``: a question that shares them with no other
+    may go into one branch with them, and so into one pass; beside others it would not, and might round
+    elsewhere."""
+    request = job.request
+    listed = request.recompute.sets if request.recompute.by_question else ()
+    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index in range(len(request.questions)):
+        groups[listed[index] if listed else job.selected or ()].append(index)
+    for selected, indices in groups.items():
+        _plant_group(job, placed_context(job, selected), indices, spec, may_join)
+
+
+def _plant_group(
+    job: GenerateJob, base: PlacedContext, indices: Sequence[int], spec: ModelSpec, may_join: bool
+) -> None:
+    questions, parent = job.request.questions, None
     if base.own_ids:
-        if may_join and len(request.questions) == 1:
-            job.questions.append(Question(0, together(base, request.questions[0], spec)))
+        if may_join and len(indices) == 1:
+            job.questions.append(Question(indices[0], together(base, questions[indices[0]], spec)))
             return
         parent = Branch.at(spec, base.own_ids, base.own_positions, base.placements)
         job.questions.append(Question(None, parent))
-    for index, question in enumerate(request.questions):
-        branch = Branch(spec, question, base.end, base.placements, parent)
+    for index in indices:
+        branch = Branch(spec, questions[index], base.end, base.placements, parent)
         branch.tempering = job.tempering
         job.questions.append(Question(index, branch))
 

@@ -27,7 +27,8 @@ def usage_of(
     else:
         recomputed = len(lost_places | set(selected))
     prompt, recomputed = len(request.prefix_ids) + context + questions, recomputed + questions
-    return Usage(prompt, prompt - recomputed, recomputed, generated_tokens, loaded_tokens, len(selected))
+    chosen = len(selected) if num_blended is None else num_blended
+    return Usage(prompt, prompt - recomputed, recomputed, generated_tokens, loaded_tokens, chosen)
 
 
 def _places(request: GenerateRequest, lost: Collection[str]) -> set[int]:

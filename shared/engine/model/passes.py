@@ -12,8 +12,6 @@ from shared.engine.decoding.sampling import sample
 from shared.engine.jobs.job import BranchWork, Computed
 from shared.engine.kv.arrival import Patience
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.rope import Rotation
-from shared.engine.modes.tempering import TemperingBackend
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
 
@@ -25,8 +23,7 @@ class PassRunner:
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self._model = model
-        rotation = Rotation(model.spec.rope, model.spec.device)
-        self._backend = TemperingBackend(backend_for(config, model.spec), rotation, model.spec.device)
+        self._backend = backend_for(config, model.spec)
         if config.compile:
             model.compile()
 

@@ -1,4 +1,4 @@
-"""``ape``: chunks side by side, weighed with a temperature and a scale of their own (``tempering``)."""
+"""``ape``: chunks side by side, weighed with a temperature and a scale of their own (``Tempering``)."""
 
 from __future__ import annotations
 

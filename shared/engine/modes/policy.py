@@ -48,5 +48,15 @@ def prepare(job: ContextJob, num_layers: int) -> Policy:
     if request.reuse.recomputes and job.selected is None:
         job.selected = policy.choose(request, num_layers)
         if job.selected is not None:
-            job.emit(SelectedEvent(job.selected))
+            _tell(job, job.selected)
     return policy
+
+
+def _tell(job: ContextJob, selected: tuple[int, ...]) -> None:
+    """Once for all questions, unless they differ."""
+    sets = job.request.recompute.sets
+    if len(set(sets)) == 1:
+        job.emit(SelectedEvent(selected))
+        return
+    for index, tokens in enumerate(sets):
+        job.emit(SelectedEvent(tokens, index))

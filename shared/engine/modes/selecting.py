@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.generation.asked import GenerateRequest, total_len
-from shared.generation.modes import Chooser, GoesBy
+from shared.generation.modes import GoesBy
 
 DEFAULT_RATIO = 0.2
 
@@ -22,10 +22,12 @@ def num_selected(ratio: float | None, num_tokens: int) -> int:
 
 def blend_counts(ratio: float | None, num_tokens: int, num_layers: int) -> list[int]:
     """CacheBlend: how many tokens each layer computes. All in the first two, whose keys and values tell how
-    far the stored ones are off; then fewer from layer to layer, on average the ratio."""
-    mean = DEFAULT_RATIO if ratio is None else ratio
-    spread = min(mean, 1 - mean) / 2
+    far the stored ones are off; then fewer from layer to layer, so many that the mean of all layers is the
+    ratio. Below 2 / num_layers nothing is left for the later ones."""
+    asked = DEFAULT_RATIO if ratio is None else ratio
     num_later = num_layers - 2
+    mean = max(0.0, asked * num_layers - 2) / max(1, num_later)
+    spread = min(mean, 1 - mean) / 2
     slopes = [1 - 2 * i / (num_later - 1) if num_later > 1 else 0 for i in range(num_later)]
     return [num_tokens] * min(2, num_layers) + [
         num_selected(mean + spread * slope, num_tokens) for slope in slopes
@@ -46,7 +48,7 @@ def num_private(request: GenerateRequest) -> int:
         case GoesBy.NOTHING:
             return 0
         case GoesBy.TOKENS:
-            return len(request.recompute.tokens)
+            return sum(map(len, set(request.recompute.sets)))
         case GoesBy.RATIO:
-            sets = len(request.questions) if row.chooser is Chooser.QUESTION else 1
+            sets = len(request.questions) if request.reuse.needs_question else 1
             return sets * num_selected(request.recompute.ratio, num_tokens)

@@ -1,4 +1,4 @@
-"""``tokens``: those that the caller lists."""
+"""``tokens``: those that the caller lists, for all questions or for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.generation.asked import GenerateRequest
 
 class Listed(Policy):
     def choose(self, request: GenerateRequest, num_layers: int) -> tuple[int, ...]:
-        return tuple(sorted(request.recompute.tokens))
+        return tuple(sorted(set().union(*request.recompute.sets)))
 
 
 POLICY = Listed()
