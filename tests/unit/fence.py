@@ -8,7 +8,7 @@ does is awaited by an event or a condition, not by looking again after a while. 
 
 Sockets and processes are watched by an audit hook, below whatever name somebody imported; ``socketpair``,
 which an event loop opens for itself, passes, as does ``asyncio.sleep(0)``. gRPC opens its sockets below
-Python, so its channels and servers are refused. Code under test (never a test) may nap for at most 2 ms: it
+Python, so its channels and servers are refused. Code under test (never a test) may nap for at most 10 ms: so it
 polls what another process writes, of which no event tells.
 """
 
@@ -38,7 +38,7 @@ _SOCKET_EVENTS = {
 _RAY_PROGRAMS = ("gcs_server", "raylet", "ray::")
 _GRPC_DOORS = ("insecure_channel", "secure_channel", "server")
 _standing: list[Fence] = []
-_LONGEST_POLL_S = 0.002
+_LONGEST_POLL_S = 0.01
 _TESTS = str(Path(__file__).parents[1])
 _real_sleep = time.sleep
 _real_call_later = BaseEventLoop.call_later
