@@ -8,7 +8,7 @@ does is awaited by an event or a condition, not by looking again after a while. 
 
 Sockets and processes are watched by an audit hook, below whatever name somebody imported; ``socketpair``,
 which an event loop opens for itself, passes, as does ``asyncio.sleep(0)``. gRPC opens its sockets below
-Python, so its channels and servers are refused. Code under test (never a test) may nap for at most 10 ms: so it
+Python, so its channels and servers are refused. Code under test (never a test) may nap for at most 10 ms: it
 polls what another process writes, of which no event tells.
 """
 
