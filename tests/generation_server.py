@@ -25,8 +25,8 @@ from shared.clients.generation import APPLICATION, SERVICE, GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.config import load
 from shared.errors import KvquiltError
+from shared.kv_stores import NodeFiles
 from shared.request import RequestContext
-from shared.stored_segments.source import ChunkStore
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    model: Path, store: ChunkStore | None = None, chooser: Selector | None = None, **settings: Any
+    model: Path, store: NodeFiles | None = None, chooser: Selector | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
     """A server over ``model``; a model that cannot be loaded is served as the application does it."""
     config = load(GeneratorConfig, {"model": str(model)} | settings)

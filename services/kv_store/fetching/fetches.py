@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.kv_store.blobs.protocol import Blobs
-from services.kv_store.fetching.fetch import Fetch, FetchConfig, FetchRoom, Sleep
+from services.kv_store.fetching.fetch import Fetch, FetchConfig, FetchRoom
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import ObjectSource, PeerSearch, Source
 from services.kv_store.tiers.local import LocalTier
@@ -34,7 +34,6 @@ class Fetches:
         prefer_peers: bool,
         counters: Counter[str],
         threads: Executor,
-        sleep: Sleep = asyncio.sleep,
     ) -> None:
         """``tiers``: where a chunk may go, the best first."""
         self.damaged_objects: set[str] = set()
@@ -48,15 +47,7 @@ class Fetches:
         self._threads = threads
         self._readers = ReadingThreads(config.concurrency, "kv-fetch")
         self._room = FetchRoom(
-            tiers,
-            config,
-            self._readers,
-            threads,
-            counters,
-            self._linger,
-            self._take_in,
-            self._note_damage,
-            sleep,
+            tiers, config, self._readers, threads, counters, self._linger, self._take_in, self._note_damage
         )
         self._running: dict[str, tuple[Fetch, asyncio.Task[bool]]] = {}
         self._lingering: dict[Path, asyncio.TimerHandle] = {}

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs.protocol import Blobs, From, Span
-from services.kv_store.fetching.fetch import FetchConfig, Sleep
+from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.fetches import Fetches
 from services.kv_store.fetching.sources import PeerSearch
+from services.kv_store.node.uploader import Sleep
 from services.kv_store.node.writes import Writes
 from services.kv_store.tiers.chunk_files import verified
 from services.kv_store.tiers.chunk_names import blob_of
@@ -72,7 +73,6 @@ class NodeTiers:
             prefer_peers,
             self.counters,
             self._threads,
-            sleep,
         )
         self._writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads, sleep)
 

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from services.kv_store.fetching.fetch import Sleep
 from shared.errors import KvquiltError
 
 log = logging.getLogger(__name__)
+
+Sleep = Callable[[float], Awaitable[None]]
 
 _NUM_WORKERS = 2
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 60.0

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs.protocol import Blobs
-from services.kv_store.fetching.fetch import Sleep
 from services.kv_store.fetching.fetches import LINGER_S, Fetches
 from services.kv_store.node.locks import Locks
-from services.kv_store.node.uploader import Uploader
+from services.kv_store.node.uploader import Sleep, Uploader
 from services.kv_store.tiers.chunk_files import is_newer, verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
