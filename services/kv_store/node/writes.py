@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.fetching.fetches import LINGER_S, Fetches
-from services.kv_store.node.locks import Locks
 from services.kv_store.node.uploader import Sleep, Uploader
 from services.kv_store.tiers.chunk_files import is_newer, verified
 from services.kv_store.tiers.chunk_names import blob_of
@@ -24,6 +23,7 @@ from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import is_newer_object
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
 from shared.kv_format import ChunkSummary
+from shared.locks import Locks
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
