@@ -154,7 +154,7 @@ class Engine:
         """Steps until ``close``, sleeping while there is nothing to do."""
         while not self._closed:
             if not self.step():
-                self._wait()
+                self.wait()
         self.shut_down()
 
     def shut_down(self) -> None:
@@ -178,7 +178,7 @@ class Engine:
         try:
             while True:
                 if not events and not self.step() and not events:  # a step may only deliver
-                    self._wait()
+                    self.wait()
                 while events:
                     event = events.popleft()
                     if isinstance(event, FailedEvent):
@@ -218,7 +218,8 @@ class Engine:
 
     # --- arrivals ------------------------------------------------------------------------------------------
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """After a step that ran nothing: returns when something has happened, or a little later."""
         soon = any(not job.started and job.arriving for job in self._requests.running)
         self._inbox.wait(_SOON_S if soon else _POLL_S if self._requests else None)
 
