@@ -21,7 +21,7 @@ from shared.clients.generation import (
     Usage,
 )
 from shared.clients.recompute import Ape, Recompute, Selected
-from shared.errors import KvquiltError
+from shared.errors import KvquiltError, Unavailable
 from shared.request import RequestContext
 from shared.search import Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
 
@@ -37,9 +37,10 @@ def hit(
 
 @dataclass
 class FakeRetriever:
-    """``rankings``: query → its hits."""
+    """``rankings``: query → its hits. ``away_until_s``: of the event loop's time, unavailable before it."""
 
     rankings: dict[str, list[SearchHit]]
+    away_until_s: float = 0.0
     error: KvquiltError | None = None
     asked: list[tuple[str, tuple[str, ...], int, SearchMode, tuple[Filter, ...]]] = field(
         default_factory=list
@@ -55,6 +56,8 @@ class FakeRetriever:
         filters: Sequence[Filter],
     ) -> SearchResult:
         self.asked.append((collection, tuple(queries), k, mode, tuple(filters)))
+        if asyncio.get_running_loop().time() < self.away_until_s:
+            raise Unavailable("retrieval is not available; retry")
         if self.error:
             raise self.error
         return SearchResult(tuple(tuple(self.rankings[q][:k]) for q in queries), SearchMode.DENSE)
