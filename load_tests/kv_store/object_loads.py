@@ -44,9 +44,9 @@ def measure_object_loads(
     Three ways of getting the same chunks, several at once: what a generator's miss takes, by a node that has
     none of them, fetches them to its disk in parts, and has them read and verified layer by layer while they
     come; what scrubbing takes, from the server straight into memory, verified on the way; and by a bare
-    client, which looks at nothing. Either of the first
-    is measured in turn with the last, so that whatever else the machine does meets both, and apart from the
-    other, whose files the system is still writing afterwards.
+    client, which looks at nothing. Either of the first is measured in turn with the last, so that whatever
+    else the machine does meets both, and apart from the other, whose files the system is still writing
+    afterwards.
     """
     with _server(directory, endpoint) as address:
         objects = ObjectBlobs(ObjectSettings(address, bucket=_BUCKET, secure=False))

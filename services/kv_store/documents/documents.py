@@ -5,6 +5,8 @@ The truth is the object store (``manifest_mirror``) or, without one, the home no
 
 A document that goes away leaves a manifest in ``removed/`` until its chunks are deleted: there it is a
 journal, so that a crash between removing the document and deleting its chunks leaves no chunk behind.
+
+Long, because every change goes through the same steps under the same two locks: write, note, count again.
 """
 
 from __future__ import annotations

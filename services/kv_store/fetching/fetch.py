@@ -58,7 +58,7 @@ class FetchConfig:
 @dataclass(frozen=True, slots=True)
 class FetchRoom:
     """What all fetches of a node share. ``tiers``: where a chunk may go, the best first. ``linger``: called
-    with a file whose name must stay for a while, for readers were told of it. ``homeless``: with a chunk that
+    with a file whose name must stay for a while, for readers were told of it. ``unplaced``: with a chunk that
     no tier has room for after all, so that its staged file is all there is. ``damaged``: told what kind of
     source had a copy that is none."""
 
@@ -68,7 +68,7 @@ class FetchRoom:
     threads: Executor
     counters: Counter[str]
     linger: Callable[[Path], None]
-    homeless: Callable[[OpenedChunk], None]
+    unplaced: Callable[[OpenedChunk], None]
     damaged: Callable[[str, str], None]
 
 
@@ -142,7 +142,7 @@ class Fetch:
         finally:
             room.release()
         if opened.path == str(file.path):
-            self._room.homeless(opened)
+            self._room.unplaced(opened)
         if self._framed.done() or opened.path == str(file.path):
             self._room.linger(file.path)
         self._tell(opened)

@@ -51,17 +51,17 @@ class Fetches:
         )
         self._running: dict[str, tuple[Fetch, asyncio.Task[bool]]] = {}
         self._lingering: dict[Path, asyncio.TimerHandle] = {}
-        self._homeless: dict[
+        self._unplaced: dict[
             str, OpenedChunk
         ] = {}  # whole, but no tier had room: they are where they were staged, for a while
 
     def __contains__(self, chunk_id: str) -> bool:
-        return chunk_id in self._running or chunk_id in self._homeless
+        return chunk_id in self._running or chunk_id in self._unplaced
 
     async def open(self, chunk_id: str, peers: PeerSearch) -> OpenedChunk | None:
         """Where the chunk can be read, as soon as its frame is there; None: it cannot be had soon."""
-        if chunk_id in self._homeless:
-            return self._homeless[chunk_id]
+        if chunk_id in self._unplaced:
+            return self._unplaced[chunk_id]
         self._counters["coalesced"] += chunk_id in self._running
         fetch, _ = self.start(chunk_id, peers, urgent=True)
         try:
@@ -89,11 +89,11 @@ class Fetches:
         fetch, _ = self._running.pop(chunk_id, (None, None))
         if fetch is not None:
             fetch.drop()
-        self._homeless.pop(chunk_id, None)
+        self._unplaced.pop(chunk_id, None)
 
     async def close(self) -> None:
         tasks = [task for _, task in self._running.values()]
-        for chunk_id in [*self._running, *self._homeless]:
+        for chunk_id in [*self._running, *self._unplaced]:
             self.drop(chunk_id)
         for task in tasks:
             task.cancel()
@@ -130,8 +130,8 @@ class Fetches:
         self._lingering.pop(path).cancel()
         with suppress(OSError):
             path.unlink(missing_ok=True)
-        for chunk_id in [c for c, opened in self._homeless.items() if opened.path == str(path)]:
-            del self._homeless[chunk_id]
+        for chunk_id in [c for c, opened in self._unplaced.items() if opened.path == str(path)]:
+            del self._unplaced[chunk_id]
 
     def _take_in(self, opened: OpenedChunk) -> None:
-        self._homeless[opened.chunk_id] = opened
+        self._unplaced[opened.chunk_id] = opened

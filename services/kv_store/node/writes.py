@@ -171,8 +171,8 @@ class Writes:
             log.error("what waited for the object store is damaged: %s", error.detail)
             await self._in_threads(self._disk.remove, chunk_id)
         except (NotFound, FileNotFoundError):
-            pass  # settling finds out
-        await self._in_threads(self._disk.settle, chunk_id, version)
+            pass  # demoting finds out
+        await self._in_threads(self._disk.demote, chunk_id, version)
         if chunk_id in self._leaving:
             self._leaving.pop(chunk_id).cancel()
         self._leaving[chunk_id] = asyncio.get_running_loop().call_later(LINGER_S, self._leave, chunk_id)

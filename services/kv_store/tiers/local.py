@@ -1,8 +1,9 @@
 """One of a node's own tiers: which chunks lie in a directory, how much room they take, and which of them go
 when there is none.
 
-What is *kept* may be the only one there is: it is durable and never evicted. The others are copies of what is
-whole elsewhere.
+A *primary copy* (``kept``) may be the only one there is: it is durable and never evicted. The others are copies
+of what is whole elsewhere. Long, because index, eviction queue, leases and byte counters change together, under
+one lock, with the names of the files.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class LocalTier:
         blobs.commit(blob)
         return True
 
-    def settle(self, chunk_id: str, version: str) -> None:
+    def demote(self, chunk_id: str, version: str) -> None:
         """What was kept is whole elsewhere now: it becomes a copy, if it is still what it was. Its old name
         stays until ``leave``, for those who were told of it."""
         with self._lock:
@@ -255,7 +256,7 @@ class LocalTier:
             self._shrink()
 
     def leave(self, chunk_id: str) -> None:
-        """Ends the name that a settled chunk had."""
+        """Ends the name that a demoted chunk had."""
         with self._lock:
             if chunk_id in self._leaving:
                 self._leaving.discard(chunk_id)

@@ -80,14 +80,14 @@ def test_the_truth_replaces_a_copy_and_a_copy_never_the_truth(tmp_path: Path) ->
     tier.check_invariants()
 
 
-def test_what_is_settled_is_a_copy_unless_it_was_replaced_meanwhile(tmp_path: Path) -> None:
+def test_what_is_demoted_is_a_copy_unless_it_was_replaced_meanwhile(tmp_path: Path) -> None:
     tier = tier_in(tmp_path)
     for chunk_id in (A, B):
         keep(tier, chunk_id, seed=1, truth=True)
     versions = {c: tier.version(c) for c in (A, B, C)}
     keep(tier, B, seed=2, truth=True)
     for chunk_id, version in versions.items():
-        tier.settle(chunk_id, version)
+        tier.demote(chunk_id, version)
     assert {(c.chunk_id, c.kept) for c in tier.copies()} == {(A, False), (B, True)}
     assert [(s.tier, s.num_chunks) for s in tier.stats()] == [("disk", 1), ("pending", 1)]
     opened = tier.open(A)
@@ -96,14 +96,14 @@ def test_what_is_settled_is_a_copy_unless_it_was_replaced_meanwhile(tmp_path: Pa
     tier.check_invariants()
 
 
-def test_who_was_told_where_a_kept_chunk_is_finds_it_there_for_a_while_after_it_settled(
+def test_who_was_told_where_a_kept_chunk_is_finds_it_there_for_a_while_after_it_was_demoted(
     tmp_path: Path,
 ) -> None:
     tier = tier_in(tmp_path)
     keep(tier, A, truth=True)
     told = tier.open(A)
     assert told is not None
-    tier.settle(A, tier.version(A))
+    tier.demote(A, tier.version(A))
     assert verify_chunk(told.path)
     tier.check_invariants()
     tier.leave(A)
@@ -112,11 +112,11 @@ def test_who_was_told_where_a_kept_chunk_is_finds_it_there_for_a_while_after_it_
     tier.check_invariants()
 
     keep(tier, B, truth=True)
-    tier.settle(B, tier.version(B))
+    tier.demote(B, tier.version(B))
     keep(tier, B, seed=2, truth=True)
     tier.leave(B)
     assert b"".join(tier.read(B)) == chunk_bytes(B, 2)
-    tier.settle(B, tier.version(B))
+    tier.demote(B, tier.version(B))
     tier.remove(B)
     assert not list(tmp_path.rglob(f"{B}*"))
     tier.check_invariants()
@@ -348,7 +348,7 @@ def test_a_crash_at_any_moment_leaves_what_was_acknowledged(tmp_path: Path, repl
             file = tier.staging.allocate(SIZE)
             file.write(0, chunk_bytes(A, 2))
             tier.keep(A, file.path, verified(file.path, A), truth=True)
-            tier.settle(A, tier.version(A))
+            tier.demote(A, tier.version(A))
         except Crash:
             after = tier_in(directory)
             after.check_invariants()
