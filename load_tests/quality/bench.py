@@ -22,11 +22,11 @@ from shared.engine import Engine, EngineConfig, load_model
 from shared.errors import ConfigError
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.selection import Reading
 from shared.generation.told import DoneEvent, Event, FailedEvent, SelectedEvent, TokenEvent
 from shared.identity import chunk_identity
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import load_auxiliary
-from shared.selection.scoring import Reading
 from shared.selection.selector import PairedChunk, Selection, Selector
 from shared.selection.spans import SpanTokenizer
 

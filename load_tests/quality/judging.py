@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from load_tests.quality.findings import REORDERED, Finding
 from shared.errors import InvalidRequest
+from shared.generation.modes import ReuseMode
 from shared.verdict import BY_RATIO, Verdict
 
 
@@ -28,12 +29,12 @@ def judge(
     }
     by_ratio = [mode for mode in BY_RATIO if mode in fitting]
     if REORDERED in fitting:
-        return Verdict("reordered", tolerance, model, prefix, encoding)
+        return Verdict(ReuseMode.REORDERED, tolerance, model, prefix, encoding)
     if by_ratio:
         return Verdict(
             max(by_ratio, key=lambda mode: fitting[mode]), tolerance, model, prefix, encoding, ratio
         )
-    return Verdict("full", tolerance, model, prefix, encoding)
+    return Verdict(ReuseMode.FULL, tolerance, model, prefix, encoding)
 
 
 def _correct(finding: Finding, mode: str) -> float:

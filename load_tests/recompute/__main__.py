@@ -30,8 +30,7 @@ from load_tests.rates import Rates, measure_rates
 from load_tests.recompute.measuring import Plan, measure
 from load_tests.report import write_report
 from load_tests.shapes import SHAPES
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import Reading
+from shared.generation.selection import Grouping, Reading
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,8 +22,7 @@ from load_tests.shapes import Shape, build_model
 from load_tests.stored_ttft import stored_source
 from shared.engine.modes.selecting import at_random
 from shared.generation.modes import ReuseMode
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import Reading
+from shared.generation.selection import Grouping, Reading
 
 Progress = Callable[[str], None]
 # times the slowest selection is what the loading takes that shall hide it: beside others it takes longer

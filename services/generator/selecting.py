@@ -13,13 +13,14 @@ from typing import Protocol
 
 from services.generator.chunk_texts import ChunkReader
 from services.generator.config import SelectorConfig
-from services.generator.prompts import Piece
 from services.generator.reusing import Reusing
-from shared.clients.selection import Grouping, Reading, SelectedTokens, SelectionChunk
 from shared.engine.modes.selecting import DEFAULT_RATIO
 from shared.errors import KvquiltError
 from shared.generation.asked import Chunk
 from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.orders import GenerationOrder
+from shared.generation.pieces import Piece
+from shared.generation.selection import Grouping, Reading, SelectedTokens, SelectionChunk
 from shared.request import RequestContext
 from shared.verdict import BY_RATIO
 
@@ -66,17 +67,16 @@ class Choosing:
         self,
         ctx: RequestContext,
         chunks: Sequence[Chunk],
-        pieces: Sequence[Piece],
-        questions: Sequence[Piece],
+        order: GenerationOrder,
         reusing: Reusing,
     ) -> Decision:
-        """``pieces``: those that ``chunks`` were made of. Raises nothing but cancellation."""
+        """``chunks``: what those of ``order`` became. Raises nothing but cancellation."""
         begun = time.monotonic()
         patience_s = min(self._config.timeout_s, self._config.deadline_share * ctx.remaining_s)
         try:
             async with asyncio.timeout(patience_s):
                 selected = await self._ask(
-                    replace(ctx, deadline_s=begun + patience_s), chunks, pieces, questions, reusing
+                    replace(ctx, deadline_s=begun + patience_s), chunks, order, reusing
                 )
         except _NotAskedError as reason:
             why = str(reason)
@@ -97,12 +97,11 @@ class Choosing:
         self,
         ctx: RequestContext,
         chunks: Sequence[Chunk],
-        pieces: Sequence[Piece],
-        questions: Sequence[Piece],
+        order: GenerationOrder,
         reusing: Reusing,
     ) -> SelectedTokens:
         ids = [chunk.token_ids for chunk in chunks]
-        texts, asked = await asyncio.to_thread(self._read, pieces, ids, questions)
+        texts, asked = await asyncio.to_thread(self._read, order.chunks, ids, order.questions)
         context = [SelectionChunk(text, token_ids) for text, token_ids in zip(texts, ids, strict=True)]
         ratio = DEFAULT_RATIO if reusing.recompute.ratio is None else reusing.recompute.ratio
         selected = await self._selector.select(ctx, context, asked, ratio, reusing.grouping, reusing.reading)
@@ -121,12 +120,8 @@ class Choosing:
         )
 
     def _fallback(self, recompute: Recompute, took_s: float, why: str) -> Decision:
-        mode = ReuseMode(self._config.fallback)
-        by_ratio = (
-            Recompute(recompute.ratio, seed=recompute.seed)
-            if self._config.fallback in BY_RATIO
-            else Recompute()
-        )
+        mode = self._config.fallback
+        by_ratio = Recompute(recompute.ratio, seed=recompute.seed) if mode in BY_RATIO else Recompute()
         return Decision(mode, by_ratio, took_s, note=f"cacheclip became {mode.value}: {why}")
 
 

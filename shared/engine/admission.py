@@ -64,8 +64,8 @@ def check(
     )
     # The last generated token is never fed back, so it needs no position.
     _check_length(
-        prompt + sampling.max_tokens - 1,
-        f"prompt ({prompt} tokens) and max_tokens ({sampling.max_tokens})",
+        prompt + sampling.limit - 1,
+        f"prompt ({prompt} tokens) and max_tokens ({sampling.limit})",
         spec,
     )
 

@@ -11,7 +11,7 @@ from shared.generation.ranges import check_range
 MAX_APE = 10.0
 
 
-class ReuseMode(enum.Enum):
+class ReuseMode(enum.StrEnum):
     """Where the chunks of a context stand, and which of their tokens are computed anew
     (``shared.engine.modes.selecting``)."""
 

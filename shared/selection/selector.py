@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from shared.engine.kv.segment import Segment
 from shared.errors import InvalidRequest, ModelMismatch
+from shared.generation.selection import Grouping, Reading
 from shared.selection.auxiliary import Auxiliary
-from shared.selection.grouping import Grouping, Mask, group, num_asked, until, window_ranks
+from shared.selection.grouping import Mask, group, num_asked, until, window_ranks
 from shared.selection.mapping import carry_picks, carry_ranks, carry_scores
-from shared.selection.scoring import Reading, Scores
+from shared.selection.scoring import Scores
 from shared.selection.spans import SpanTokenizer, TokenSpans
 
 ItemT = TypeVar("ItemT", bound=np.generic)

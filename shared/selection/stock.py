@@ -22,8 +22,9 @@ from shared.engine.kv.segment import Segment
 from shared.engine.model.model import ModelSpec, fingerprint_of
 from shared.engine.model.rope import RopeSpec
 from shared.errors import InvalidRequest, ModelUnsupported
+from shared.generation.selection import Reading
 from shared.selection.limits import Limits
-from shared.selection.scoring import Reading, Scores
+from shared.selection.scoring import Scores
 
 _NO_LIMIT = 1 << 30
 _NOT_IN_KV = ("transformers_version", "architectures", "dtype", "use_cache", "output_attentions")

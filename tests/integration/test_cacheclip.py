@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from shared.clients.decoding import Decoding, Margins
-from shared.clients.generation import ChunkRef, GeneratedToken, GenerationDone, GenerationEvent, Sampling
-from shared.clients.recompute import Recompute, Selected
-from shared.clients.selection import Grouping, Reading, SelectedTokens, SelectionChunk, SelectionTimings
 from shared.errors import InvalidRequest, KvquiltError, Overloaded, Unavailable
+from shared.generation.asked import Decoding, Margins, SamplingParams
+from shared.generation.modes import Recompute
+from shared.generation.pieces import Tokenized
+from shared.generation.selection import Grouping, Reading, SelectedTokens, SelectionChunk, SelectionTimings
+from shared.generation.told import DoneEvent, GenerationEvent, SelectedEvent, TokenEvent
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
-from tests.generation_server import Served, context, save_byte_tokenizer, serving
+from tests.generation_server import Served, context, order_of, save_byte_tokenizer, serving
 from tests.kv_directory import DirectoryStore
 from tests.oracles import tiny_model
 
@@ -85,30 +86,32 @@ class FakeSelector:
         if self.failure is not None:
             raise self.failure
         scores = self.scores(sum(len(chunk.token_ids) for chunk in chunks))
-        return SelectedTokens(self.tokens, scores, reading, 6, 9, SelectionTimings(1.0, 2.0, 3.0, 6.0))
+        return SelectedTokens(
+            self.tokens, scores, reading, 6, 9, SelectionTimings(0.001, 0.002, 0.003, 0.006)
+        )
 
 
 async def generate(served: Served, chunks: Sequence[Any] = TEXTS, **options: Any) -> list[GenerationEvent]:
     options = {"reuse": "cacheclip", "questions": [QUESTION], "deadline_ms": 60_000} | options
     ctx, questions = context(options.pop("deadline_ms")), options.pop("questions")
-    sampling = Sampling(max_tokens=MAX_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     async with aclosing(
-        served.client.generate(ctx, chunks, questions, sampling=sampling, **options)
+        served.client.generate(ctx, order_of(chunks, questions, sampling=sampling, **options))
     ) as stream:
         return [event async for event in stream]
 
 
-def end_of(events: Sequence[GenerationEvent]) -> GenerationDone:
-    assert isinstance(events[-1], GenerationDone)
+def end_of(events: Sequence[GenerationEvent]) -> DoneEvent:
+    assert isinstance(events[-1], DoneEvent)
     return events[-1]
 
 
 def told(events: Sequence[GenerationEvent]) -> list[tuple[int, int, float]]:
-    return [(e.question, e.token_id, e.logprob) for e in events if isinstance(e, GeneratedToken)]
+    return [(e.question, e.token_id, e.logprob) for e in events if isinstance(e, TokenEvent)]
 
 
-def selected_of(events: Sequence[GenerationEvent]) -> Selected:
-    (selected,) = (event for event in events if isinstance(event, Selected))
+def selected_of(events: Sequence[GenerationEvent]) -> SelectedEvent:
+    (selected,) = (event for event in events if isinstance(event, SelectedEvent))
     return selected
 
 
@@ -126,7 +129,7 @@ class TestChosen:
         async with serving_with(model, selector) as served:
             await generate(served, reuse="reordered")  # brings the chunks' KV
             events = await generate(
-                served, recompute=Recompute(0.3, grouping="paper", reading="each"), explain=True
+                served, recompute=Recompute(0.3), grouping=Grouping.PAPER, reading=Reading.EACH, explain=True
             )
             listed = await generate(served, reuse="tokens", recompute=Recompute(tokens=TOKENS))
         assert told(events) == told(listed)
@@ -134,12 +137,12 @@ class TestChosen:
         assert (usage.reuse, usage.note) == ("cacheclip", "")
         assert (usage.selected_tokens, usage.picked_tokens, usage.grouped_tokens) == (5, 6, 9)
         assert usage.recomputed_tokens == end_of(listed).usage.recomputed_tokens
-        assert timings.select_ms > 0
+        assert timings.select_s > 0
         selected = selected_of(events)
         assert (selected.tokens, selected.reading, selected.timings) == (
             TOKENS,
             "each",
-            SelectionTimings(1.0, 2.0, 3.0, 6.0),
+            SelectionTimings(0.001, 0.002, 0.003, 0.006),
         )
         assert len(selected.scores) == DEFAULT_LEN
         assert [[(s.start, s.end) for s in spans] for spans in selected.chunks] == [[(3, 6)], [(11, 13)], []]
@@ -173,8 +176,8 @@ class TestChosen:
     ) -> None:
         selector = FakeSelector()
         chunks = [
-            ChunkRef("", ids_of(model, TEXTS[0]), TEXTS[0]),
-            ChunkRef("", ids_of(model, TEXTS[1])),
+            Tokenized(ids_of(model, TEXTS[0]), TEXTS[0]),
+            ids_of(model, TEXTS[1]),
             TEXTS[2],
         ]
         async with serving_with(model, selector) as served:
@@ -200,7 +203,7 @@ class TestChosen:
             assert end_of(events).usage.loaded_tokens == DEFAULT_LEN
             assert end_of(events).usage.reuse == "cacheclip"
             timings = end_of(events).timings
-            assert 0 < timings.select_wait_ms <= timings.first_token_ms
+            assert 0 < timings.select_wait_s <= timings.first_token_s
 
     async def test_others_are_answered_while_the_selector_chooses(self, model: Path) -> None:
         selector = FakeSelector(may_answer=asyncio.Event())
@@ -312,7 +315,7 @@ class TestFallback:
         async with serving_with(model, selector) as served:
             by_ids = end_of(await generate(served, [TEXTS[0], half])).usage
             other_text = end_of(
-                await generate(served, [ChunkRef("", ids_of(model, TEXTS[0]), "Something else")])
+                await generate(served, [Tokenized(ids_of(model, TEXTS[0]), "Something else")])
             ).usage
             question = end_of(await generate(served, questions=[half])).usage
         assert selector.asked == []
@@ -326,19 +329,19 @@ class TestFallback:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"recompute": Recompute(float("nan"))}, "recompute.ratio: nan"),
-            ({"recompute": Recompute(1.5)}, "recompute.ratio: 1.5"),
-            ({"questions": [" "]}, "questions[0]: is empty"),
-            ({"questions": [()]}, "questions[0]: is empty"),
-            ({"recompute": Recompute(tokens=(1,))}, "recompute.tokens: mode cacheclip"),
+            (lambda: {"recompute": Recompute(float("nan"))}, "recompute.ratio: nan"),
+            (lambda: {"recompute": Recompute(1.5)}, "recompute.ratio: 1.5"),
+            (lambda: {"questions": [" "]}, "questions[0]: is empty"),
+            (lambda: {"questions": [()]}, "questions[0]: is empty"),
+            (lambda: {"recompute": Recompute(tokens=(1,))}, "recompute.tokens: mode cacheclip"),
         ],
     )
     async def test_a_callers_mistake_is_an_error_and_no_fallback(
-        self, model: Path, options: dict[str, Any], says: str
+        self, model: Path, options: Callable[[], dict[str, Any]], says: str
     ) -> None:
         async with serving_with(model, FakeSelector()) as served:
             with pytest.raises(KvquiltError) as refusal:
-                await generate(served, **options)
+                await generate(served, **options())
         assert isinstance(refusal.value, InvalidRequest)
         assert says in refusal.value.detail
 

@@ -21,8 +21,7 @@ from load_tests.shapes import Shape, build_model
 from load_tests.stored_ttft import stored_source
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import Reading
+from shared.generation.selection import Grouping, Reading
 from shared.selection.spans import SpanTokenizer
 
 PRIMARY = Shape(hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=600)

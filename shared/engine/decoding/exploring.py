@@ -34,6 +34,7 @@ from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, KvquiltError, NotFound
 from shared.generation.forest import Append, Close, Command, Edit, Fork, Grow, Merge, Prune, Rewind, Start
 from shared.generation.modes import ReuseMode
+from shared.generation.pieces import ids_of
 from shared.generation.told import AppliedEvent, FinishReason, GrownEvent, RefusedEvent, RestedEvent
 
 
@@ -75,7 +76,7 @@ class Exploring:
             emit(job, RefusedEvent(number, error))
             return
         if isinstance(command, (Start, Append)):
-            job.num_given += len(command.token_ids)
+            job.num_given += len(ids_of(command.piece))
         compact(node.branch for node in job.nodes.values())
         emit(
             job,
@@ -105,7 +106,8 @@ class Exploring:
     def _apply(self, job: ForestJob, command: Edit) -> Node | None:
         """The branch that it names, unless that is gone now."""
         match command:
-            case Start(branch, token_ids):
+            case Start(branch, piece):
+                token_ids = ids_of(piece)
                 self._check_ids("start.token_ids", token_ids)
                 self._check_room(job, "start.token_ids", len(token_ids))
                 root = Branch(self._spec, token_ids, job.origin, job.context, job.base)
@@ -138,7 +140,8 @@ class Exploring:
                 job.answers.remove(node)
                 del job.nodes[branch]
                 return None
-            case Append(branch, token_ids):
+            case Append(branch, piece):
+                token_ids = ids_of(piece)
                 node = self._resting(job, "append.branch", branch)
                 self._check_ids("append.token_ids", token_ids)
                 self._check_room(job, "append.token_ids", len(node.tokens) + len(token_ids))
@@ -155,7 +158,7 @@ class Exploring:
                         "grow.sampling.stop: this model has no tokenizer, so stop strings cannot be "
                         "recognised"
                     )
-                self._check_room(job, "grow.sampling.max_tokens", len(node.tokens) + sampling.max_tokens - 1)
+                self._check_room(job, "grow.sampling.max_tokens", len(node.tokens) + sampling.limit - 1)
                 node.growth = Growth(sampling, TextStream(self._decode, sampling.stop))
                 return node
             case Merge(branch, sources, length, placed):
@@ -287,7 +290,7 @@ class Exploring:
             node.append([chosen.token_id])
         if ended or growth.text.stopped:
             self._rest(job, node, growth, FinishReason.STOP)
-        elif growth.num_tokens >= params.max_tokens:
+        elif growth.num_tokens >= params.limit:
             self._rest(job, node, growth, FinishReason.LENGTH)
 
     def _rest(self, job: ForestJob, node: Node, growth: Growth, reason: FinishReason) -> None:

@@ -156,7 +156,7 @@ def fork(job: GenerateJob, question: Question, spec: ModelSpec, decode: Decode |
     """The samples of a question whose last token was just computed: branches on that token."""
     assert question.index is not None
     params, parent = job.request.sampling, question.branch
-    capacity = min(params.max_tokens, 64)
+    capacity = min(params.limit, 64)
     answers = [
         Answer(
             question.index,

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from shared.engine import EngineConfig
 from shared.errors import InvalidRequest, ModelMismatch
-from shared.selection.grouping import Grouping, group, num_asked, window_ranks
+from shared.generation.selection import Grouping, Reading
+from shared.selection.grouping import group, num_asked, window_ranks
 from shared.selection.mapping import carry_picks, carry_scores
-from shared.selection.scoring import Reading
 from shared.selection.selector import PairedChunk, Selection, Selector
 from shared.selection.spans import SpanTokenizer
 from tests.oracles import tiny_model
