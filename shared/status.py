@@ -1,8 +1,8 @@
 """One table between kvquilt's errors and gRPC's status codes, read in both directions.
 
 A failure travels as a ``google.rpc.Status`` with one ``ErrorInfo`` (reason = ``KvquiltError.code``), so that
-the client raises the very class the service raised; without it (a proxy answered) the status code alone
-decides.
+the client raises the class that the service raised (or, of a class that only one service knows, the nearest
+one above it in this table); without it (a proxy answered) the status code alone decides.
 """
 
 from __future__ import annotations
@@ -51,9 +51,16 @@ _CLASS_OF_STATUS: dict[str, type[KvquiltError]] = {
 }
 
 
+def status_of(kind: type[KvquiltError]) -> str:
+    """Name of the gRPC status code of an error class: its own row of ``STATUS_OF``, or else the row of the
+    nearest class above it."""
+    return next(STATUS_OF[cls] for cls in kind.__mro__ if cls in STATUS_OF)
+
+
 def to_status(error: KvquiltError) -> tuple[str, bytes]:
-    """Name of the gRPC status code, and the serialized ``google.rpc.Status`` for the trailing metadata."""
-    name = STATUS_OF[type(error)]
+    """Returns the name of the gRPC status code, and the serialized ``google.rpc.Status`` for the trailing
+    metadata."""
+    name = status_of(type(error))
     status = status_pb2.Status(code=code_pb2.Code.Value(name), message=error.detail)
     status.details.add().Pack(
         error_details_pb2.ErrorInfo(

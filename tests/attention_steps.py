@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from shared.engine.attention import Backend, Lane, StepPlan
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.segment import Branch, Placement, Segment
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import RopeSpec
+from shared.engine.model.spec import ModelSpec
 
 NUM_LAYERS = 2
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cluster.paths import PROJECT_ROOT
-from load_tests.programs import build_go_program
+from load_tests.servers.programs import build_go_program
 
 CHART = PROJECT_ROOT / "helm" / "kvquilt"
 PROFILES = tuple(sorted(path.stem for path in (CHART / "profiles").glob("*.yaml")))

@@ -1,5 +1,5 @@
 """The S3 server of the test session, started with the first test that asks for it
-(``load_tests.s3_server``)."""
+(``load_tests.servers.s3``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from load_tests.s3_server import S3Program, S3Server, find_program
+from load_tests.servers.s3 import S3Program, S3Server, find_program
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.s3.retries import Clock
 from services.kv_store.s3.settings import ObjectSettings

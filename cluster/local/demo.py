@@ -26,11 +26,11 @@ from cluster.cli.sources import find_sources
 from cluster.config import QuiltConfig, load_quilt
 from cluster.local import launcher
 from cluster.paths import DEMO_ASSETS
-from load_tests.report import Measurement, write_report
 from shared.answer import Inquiry, RetrievalOptions
 from shared.errors import InternalError
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import Reuse
+from shared.measuring.report import Measurement, write_report
 from shared.request import RequestContext
 
 DATA_DIR = Path("build/demo")
@@ -188,7 +188,7 @@ def fraction_correct(asked: Sequence[Asked], mode: ReuseMode) -> float:
 
 
 def measure_engine(console: Console) -> tuple[Measurement, dict[str, float]]:
-    from load_tests.demo_ttft import CHUNK_LEN, NUM_CHUNKS, compare_ttft
+    from cluster.local.ttft import CHUNK_LEN, NUM_CHUNKS, compare_ttft
 
     console.rule("what reuse buys at a real model's size")
     console.print(

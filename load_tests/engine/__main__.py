@@ -5,11 +5,11 @@
 
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
 with the chunks' KV resident (in another order each time) and in files. Decoding: one question, and eight over
-one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` costs. On a GPU,
-elsewhere by --parts: steps of many branches over one context, and batches of requests with their KV resident
-or brought from host memory (TurboRAG, Table 4). Each beside this machine's limit (measured matrix products
-and memory reads) and, for the first token, the kernels' ceiling (each alone at its shapes). Only ratios of
-one run mean anything.
+one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` costs, and sampling.
+On a GPU, elsewhere by --parts: steps of many branches over one context, and batches of requests with their KV
+resident or brought from host memory (TurboRAG, Table 4). Each beside this machine's limit (measured matrix
+products and memory reads) and, for the first token, the kernels' ceiling (each alone at its shapes). Only
+ratios of one run mean anything.
 """
 
 from __future__ import annotations
@@ -33,13 +33,20 @@ from load_tests.engine.compare import (
     compare_sharing,
 )
 from load_tests.engine.plot import write_plot
+from load_tests.engine.sampled import compare_sampled
 from load_tests.engine.sharing import Crowd
-from load_tests.rates import Rates, measure_rates
-from load_tests.report import Measurement, write_report
-from load_tests.shapes import SHAPES
+from shared.measuring.rates import Rates, measure_rates
+from shared.measuring.report import Measurement, write_report
+from shared.measuring.shapes import SHAPES
 
-PARTS = ("compare", "disk", "sharing", "invariant", "branches", "batches")
-CPU_PARTS = ("compare", "disk", "sharing", "invariant")  # unless asked for: the others take long there
+PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "branches", "batches")
+CPU_PARTS = (
+    "compare",
+    "disk",
+    "sharing",
+    "invariant",
+    "sampled",
+)  # unless asked for: the others take long there
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,6 +95,8 @@ def _measure(
         yield from compare_sharing(Crowd(cases[0].shape, threads=args.threads), rates, args.cold_runs, _say)
     if "invariant" in args.parts:
         yield from compare_invariant(cases[0], runs, _say)
+    if "sampled" in args.parts:
+        yield compare_sampled(cases[0], runs.decode, _say)
     if "branches" in args.parts:
         for case in shared:
             yield from compare_branches(case, args.branches, rates, runs, _say)

@@ -12,11 +12,11 @@ import time
 
 from load_tests.engine.case import Case
 from load_tests.engine.host_kv import HostKv
-from load_tests.rates import synchronize
-from load_tests.shapes import build_model
 from shared.engine import Engine, EngineConfig
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.told import DoneEvent, Event, FailedEvent
+from shared.measuring.rates import synchronize
+from shared.measuring.shapes import build_model
 
 
 class BatchEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from load_tests.shapes import Shape
+from shared.measuring.shapes import Shape
 
 CHUNK_LEN = 512
 PREFIX_LEN = 16

@@ -20,8 +20,8 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from load_tests.rates import synchronize
 from shared.engine.backends.native import NativeAttention
+from shared.measuring.rates import synchronize
 
 REPEATS = 5
 _KERNELS = (

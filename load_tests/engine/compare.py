@@ -15,9 +15,9 @@ from load_tests.engine.ours import Ours
 from load_tests.engine.sharing import Crowd, CrowdEngine, CrowdResult
 from load_tests.engine.stock import Stock
 from load_tests.engine.workers import Worker
-from load_tests.rates import Rates
-from load_tests.report import Measurement, measured
-from load_tests.stored_ttft import Contexts, measure_stored_ttft
+from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
+from shared.measuring.rates import Rates
+from shared.measuring.report import Measurement, measured
 
 BATCHES = (1, 8)
 Progress = Callable[[str], None]

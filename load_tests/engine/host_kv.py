@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from load_tests.shapes import Shape
 from shared.engine.kv.source import NoSource, StoredSegment
+from shared.measuring.shapes import Shape
 
 
 class HostKv(NoSource):

@@ -7,7 +7,6 @@ import random
 
 from load_tests.engine.case import Case
 from load_tests.engine.ceilings import Ceiling, ceiling_of
-from load_tests.shapes import build_model
 from shared.engine import Engine, EngineConfig
 from shared.engine.model.packing import packed_bytes
 from shared.engine_config import GIB
@@ -15,6 +14,7 @@ from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.told import DoneEvent, Timings
 from shared.identity import ids_hash
+from shared.measuring.shapes import build_model
 
 
 class Ours:
@@ -41,9 +41,9 @@ class Ours:
         """From "placements known" to the first token, chunks in random order."""
         return self._ask(1, 1).engine_ttft_s
 
-    def decode_rate(self, num_questions: int) -> float:
+    def decode_rate(self, num_questions: int, temperature: float = 0.0) -> float:
         """Tokens per second after the first ones, all questions over one context."""
-        timings = self._ask(num_questions, 1 + self._case.decode)
+        timings = self._ask(num_questions, 1 + self._case.decode, temperature)
         return num_questions * self._case.decode / timings.decode_s
 
     def stitched_ceiling(self) -> Ceiling:
@@ -58,7 +58,7 @@ class Ours:
         """Of weights arranged for the CPU's matrix units."""
         return self._packed_bytes
 
-    def _ask(self, num_questions: int, num_tokens: int) -> Timings:
+    def _ask(self, num_questions: int, num_tokens: int, temperature: float = 0.0) -> Timings:
         number = next(self._names)
         request = GenerateRequest(
             f"benchmark-{number}",
@@ -66,7 +66,7 @@ class Ours:
             tuple(random.Random(number).sample(self._chunks, len(self._chunks))),
             tuple(self._case.questions(num_questions)),
             ReuseMode.REORDERED,
-            SamplingParams(max_tokens=num_tokens, ignore_eos=True),
+            SamplingParams(max_tokens=num_tokens, temperature=temperature, ignore_eos=True),
         )
         for event in self._engine.generate(request):
             if isinstance(event, DoneEvent):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from load_tests.report import Measurement
+from shared.measuring.report import Measurement
 
 _LEFT, _WIDTH, _ROW, _TOP = 260, 520, 26, 48
 

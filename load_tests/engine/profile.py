@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from load_tests.engine.case import Case
 from load_tests.engine.ours import Ours
-from load_tests.shapes import SHAPES
 from shared.engine.backends.native import NativeAttention
+from shared.measuring.shapes import SHAPES
 
 ATTENTION = "the native attention of a layer"
 KINDS = {

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from load_tests.engine.host_kv import HostKv
-from load_tests.shapes import Shape, build_model
 from shared.engine import Engine, EngineConfig
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.told import DoneEvent, Event, FailedEvent, TokenEvent
+from shared.measuring.shapes import Shape, build_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import torch
 from transformers import DynamicCache
 
 from load_tests.engine.case import Case
-from load_tests.rates import synchronize
-from load_tests.shapes import random_model
+from shared.measuring.rates import synchronize
+from shared.measuring.shapes import random_model
 
 
 class Stock:

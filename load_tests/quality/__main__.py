@@ -15,17 +15,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cluster.paths import DEMO_ASSETS
 from load_tests.quality.bench import Bench
-from load_tests.quality.findings import findings, likenesses, measurements
-from load_tests.quality.judging import judge
+from load_tests.quality.findings import findings, likenesses, measurements, scores
 from load_tests.quality.ledger import Ledger
 from load_tests.quality.modes import BASELINES, Clip, labels, parse_clips, parse_controls
 from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
-from load_tests.report import write_detailed_report
 from shared.engine.kv.encodings import EXACT
 from shared.errors import KvquiltError
 from shared.generation.modes import ReuseMode
 from shared.identity import ids_hash
+from shared.measuring.judging import judge
+from shared.measuring.report import write_detailed_report
 
 _CONTEXTS_AT_ONCE = 8
 ABOUT = """What chunk reuse costs in right answers, and what recomputing a part of the tokens wins back.
@@ -92,7 +92,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
     show(console, found, alike)
     if args.verdict is not None:
         verdict = judge(
-            found,
+            scores(found),
             args.tolerance,
             args.ratio,
             bench.fingerprints["primary"],

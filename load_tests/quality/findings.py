@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from load_tests.quality.ledger import Answer
 from load_tests.quality.modes import CACHECLIP
 from load_tests.quality.paired import Bools, Clusters, Interval, mcnemar, won_back
-from load_tests.report import Measurement
 from shared.generation.modes import ReuseMode
+from shared.measuring.judging import Score
+from shared.measuring.report import Measurement
 
 FULL, REORDERED, ATTENTION = ReuseMode.FULL.value, ReuseMode.REORDERED.value, ReuseMode.QUERY_ATTENTION.value
 SPREAD, SINGLE = "spread", "single"
@@ -91,6 +92,13 @@ def likenesses(answers: Sequence[Answer], ratio: float) -> list[Likeness]:
         )
         for reading, of_it in pairs.items()
     ]
+
+
+def scores(found: Sequence[Finding]) -> Iterator[Score]:
+    """What a verdict goes by."""
+    for finding in found:
+        for row in finding.rows:
+            yield Score(row.mode, row.correct.value * finding.num_questions, -row.against_full.low)
 
 
 def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterator[Measurement]:

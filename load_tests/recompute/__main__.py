@@ -26,11 +26,11 @@ import torch
 from load_tests.engine.__main__ import line
 from load_tests.engine.case import Case
 from load_tests.engine.plot import write_plot
-from load_tests.rates import Rates, measure_rates
 from load_tests.recompute.measuring import Plan, measure
-from load_tests.report import write_report
-from load_tests.shapes import SHAPES
 from shared.generation.selection import Grouping, Reading
+from shared.measuring.rates import Rates, measure_rates
+from shared.measuring.report import write_report
+from shared.measuring.shapes import SHAPES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

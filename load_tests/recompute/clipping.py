@@ -16,7 +16,8 @@ from shared.engine.kv.loader import Loader
 from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
-from shared.engine.model.model import LoadedModel, ModelSpec
+from shared.engine.model.model import LoadedModel
+from shared.engine.model.spec import ModelSpec
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
 from shared.prompt import PromptTemplate, PromptTokenizer

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from load_tests.rates import Rates
-from load_tests.shapes import Shape
+from shared.measuring.rates import Rates
+from shared.measuring.shapes import Shape
 
 
 def prefill_limit_s(shape: Shape, positions: Sequence[int], num_stored: int, rates: Rates) -> float:

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from load_tests.engine.case import Case
-from load_tests.rates import Rates
+from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute.clipping import Clip, Clipper
 from load_tests.recompute.limits import prefill_limit_s, scoring_limit_s
 from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
-from load_tests.report import Measurement, measured
-from load_tests.shapes import Shape, build_model
-from load_tests.stored_ttft import stored_source
 from shared.engine.modes.selecting import at_random
 from shared.generation.modes import ReuseMode
 from shared.generation.selection import Grouping, Reading
+from shared.measuring.rates import Rates
+from shared.measuring.report import Measurement, measured
+from shared.measuring.shapes import Shape, build_model
 
 Progress = Callable[[str], None]
 # times the slowest selection is what the loading takes that shall hide it: beside others it takes longer

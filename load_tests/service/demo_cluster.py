@@ -56,7 +56,7 @@ def _remove(scratch: Path, console: Console) -> None:
 
 
 def _model_of(shape: str, directory: Path, console: Console) -> Path:
-    from load_tests.shapes import SHAPES, save_model
+    from shared.measuring.shapes import SHAPES, save_model
 
     with console.status(f"building a model of the shape of {shape}"):
         save_model(SHAPES[shape], directory)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from load_tests.service.sample import NOT_SENT, OK, Flight, Reply, Sample
 from shared.errors import KvquiltError
-from shared.status import STATUS_OF
+from shared.status import status_of
 
 OnToken = Callable[[tuple[int, int]], None]
 Ask = Callable[[int, OnToken], Awaitable[Reply]]
@@ -98,7 +98,7 @@ class Driver:
             reply: Reply = await self._ask(flight.index, lambda branch: flight.token(now(), branch))
             sample = flight.end(now(), OK, reply=reply)
         except KvquiltError as error:
-            sample = flight.end(now(), STATUS_OF[type(error)], error.detail)
+            sample = flight.end(now(), status_of(type(error)), error.detail)
         finally:
             del progress.flights[flight.index]
         progress.samples.append(sample)

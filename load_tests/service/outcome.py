@@ -7,11 +7,11 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from load_tests.report import Measurement, measured, write_detailed_report
 from load_tests.service.quality import Agreement
 from load_tests.service.result import RateResult
 from shared.config import load
 from shared.errors import ConfigError, InvalidRequest
+from shared.measuring.report import Measurement, measured, write_detailed_report
 
 
 @dataclass(frozen=True, slots=True)

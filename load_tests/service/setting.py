@@ -17,14 +17,14 @@ from cluster.cli.ingesting import ingest_files
 from cluster.cli.remote import generation_client, ingest_client, rag_client
 from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS
-from load_tests.rates import measure_rates
 from load_tests.service.loads import Load, QuestionLoad, QuestionPlan, TokenLoad, TokenPlan
 from load_tests.service.outcome import Outcome
 from load_tests.service.plan import Plan
 from load_tests.service.run import Run
 from load_tests.service.terminal import Terminal
-from load_tests.shapes import SHAPES
 from shared.errors import InvalidRequest
+from shared.measuring.rates import measure_rates
+from shared.measuring.shapes import SHAPES
 from shared.request import RequestContext
 
 DEADLINE_MS = 300_000

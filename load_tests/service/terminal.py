@@ -12,12 +12,12 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from load_tests.report import Measurement
 from load_tests.service.driver import Progress
 from load_tests.service.outcome import Outcome
 from load_tests.service.quality import Agreement
 from load_tests.service.result import STAGES, RateResult
 from load_tests.service.sample import percentile
+from shared.measuring.report import Measurement
 
 _LINE_EVERY_S = 30.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.engine.model.model import ModelSpec
+from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
 from shared.generation.asked import ChoiceRule, GenerateRequest, PrefillRequest

@@ -118,7 +118,7 @@ class StepPlan:
         out_HRD = self._attention.run(layer, q_HRD, k_KRD, v_KRD, scale)
         for lane in self.lanes:
             if lane.branch.probe is not None:
-                lane.branch.probe.look(lane, layer, q_HRD[:, lane.rows], scale)
+                lane.branch.probe.look(lane.branch, lane.num_rows, layer, q_HRD[:, lane.rows], scale)
         return out_HRD
 
 

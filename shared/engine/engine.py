@@ -43,7 +43,7 @@ from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.passes import PassRunner
+from shared.engine.model.passes import Ended, PassRunner
 from shared.engine.prefilling import Prefilling
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler, Slice
@@ -412,12 +412,12 @@ class Engine:
             log.exception("a step of %d branches failed", len(slices))
             self._fail_works([s.work for s in slices])
             return True
-        for work, logits_V in ended:
-            self._on_computed(work, logits_V)
+        for one in ended:
+            self._on_computed(one)
         return True
 
-    def _on_computed(self, work: BranchWork, logits_V: torch.Tensor | None) -> None:
-        owner, job = work.owner, work.job
+    def _on_computed(self, ended: Ended) -> None:
+        owner, job, logits_V = ended.work.owner, ended.work.job, ended.logits_V
         if isinstance(owner, Entry):
             self._cache.on_computed(owner)
         elif isinstance(owner, ChunkWork):
@@ -426,10 +426,10 @@ class Engine:
         elif isinstance(job, GenerateJob) and job in self._requests:  # else it failed earlier in this pass
             if isinstance(job, ForestJob) and isinstance(owner, Node):
                 assert logits_V is not None
-                self._exploring.on_computed(job, owner, logits_V)
+                self._exploring.on_computed(job, owner, logits_V, ended.chosen)
             else:
                 assert not isinstance(owner, Node)
-                self._answering.on_computed(job, owner, logits_V)
+                self._answering.on_computed(job, owner, logits_V, ended.chosen)
             self._finish_if_complete(job)
 
     # --- ends ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from shared.engine.admission import check_recompute
 from shared.engine.decoding.beams import BeamSearch
 from shared.engine.decoding.choosing import Thought
+from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import TextStream
 from shared.engine.decoding.tree import reachable
 from shared.engine.kv.residency import Entry
@@ -149,6 +150,10 @@ class Node:
     logits_V: torch.Tensor | None = None
     growth: Growth | None = None
     num_exact: int | None = None
+
+    def draw(self) -> Draw | None:
+        """Of its next token, if it grows."""
+        return None if self.growth is None else Draw(self.growth.params, self.branch_id, len(self.tokens))
 
     def append(self, token_ids: Sequence[int]) -> None:
         self.tokens += token_ids

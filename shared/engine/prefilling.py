@@ -7,7 +7,7 @@ from collections.abc import Callable
 from shared.engine.decoding.forest import chunk_branch
 from shared.engine.jobs import ChunkWork, Job, PrefillJob, emit
 from shared.engine.kv.loader import Checked, Loader, Saved
-from shared.engine.model.model import ModelSpec
+from shared.engine.model.spec import ModelSpec
 from shared.engine.request_queue import RequestQueue
 from shared.errors import KvquiltError
 from shared.generation.told import ChunkStoredEvent

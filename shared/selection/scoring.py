@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from shared.engine.attention import Lane
 from shared.engine.backends import backend_for
 from shared.engine.kv.segment import Branch, Placement, Segment
-from shared.engine.model.model import LoadedModel, ModelSpec
+from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.generation.selection import Reading
 from shared.selection.limits import Limits

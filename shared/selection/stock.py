@@ -19,8 +19,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from shared.engine.kv.segment import Segment
-from shared.engine.model.model import ModelSpec, fingerprint_of
+from shared.engine.model.model import fingerprint_of
 from shared.engine.model.rope import RopeSpec
+from shared.engine.model.spec import ModelSpec
 from shared.errors import InvalidRequest, ModelUnsupported
 from shared.generation.selection import Reading
 from shared.selection.limits import Limits

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import RopeSpec, Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.errors import CorruptData
 from shared.identity import ids_hash
 from shared.kv_format import ChunkFile, ChunkHeader, write_chunk

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import WHOLE, Blobs, ByteRange, From, Last, Span
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import CorruptData, KvquiltError, NotFound

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import ByteRange, From, Last, Span
 from shared.errors import CorruptData, NotFound
 from tests.blob_keepers import KEEPERS, keeper

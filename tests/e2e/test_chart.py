@@ -21,7 +21,7 @@ import yaml
 from cluster.local.launcher import free_port
 from cluster.local.processes import end_session, session_members
 from cluster.paths import PROJECT_ROOT
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 from tests.e2e.stack import wait_for
 from tests.helm import CHART, Helm, only, profile, serve_config_of
 from tests.minio_server import new_bucket

@@ -73,7 +73,7 @@ def test_reflection_lists_every_service(stack: Stack) -> None:
 
 def test_a_plain_grpcio_client_gets_a_whole_answer(stack: Stack) -> None:
     request = rag_pb2.AnswerRequest(
-        collection=COLLECTION, question=QUESTION, sampling=common_pb2.Sampling(max_tokens=4)
+        collection=COLLECTION, questions=[QUESTION], sampling=common_pb2.Sampling(max_tokens=4)
     )
     with grpc.insecure_channel(stack.target) as channel:
         events = list(rag_pb2_grpc.RagStub(channel).Answer(request, metadata=(("application", "gateway"),)))

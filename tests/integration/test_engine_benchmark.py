@@ -21,11 +21,12 @@ from load_tests.engine.compare import (
     compare_invariant,
     compare_sharing,
 )
+from load_tests.engine.sampled import compare_sampled
 from load_tests.engine.sharing import Crowd
 from load_tests.engine.workers import Worker, WorkerFailed
-from load_tests.rates import Rates
-from load_tests.report import Measurement
-from load_tests.shapes import Shape
+from shared.measuring.rates import Rates
+from shared.measuring.report import Measurement
+from shared.measuring.shapes import Shape
 
 TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
 SMALL = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)
@@ -103,6 +104,12 @@ def test_the_cost_of_batch_invariance_is_measured() -> None:
     assert (ttft.name, rate.name) == ("batch_invariant_ttft_32", "batch_invariant_decode_8_32")
     assert ttft.ratio == pytest.approx((ttft.baseline or 0) / ttft.value)
     assert rate.n == 2
+
+
+def test_sampling_is_compared_with_greedy_decoding() -> None:
+    sampled = compare_sampled(SMALL, 2, silent)
+    assert (sampled.name, sampled.unit, sampled.n) == ("decode_8_sampled", "token/s", 2)
+    assert sampled.ratio == pytest.approx(sampled.value / (sampled.baseline or 1))
 
 
 def test_steps_of_many_branches_are_compared_with_steps_of_one() -> None:

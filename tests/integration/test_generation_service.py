@@ -505,6 +505,15 @@ _BAD = {
     "sampling.n": {"questions": [_IDS], "sampling": common_pb2.Sampling(n=65)},
     "sampling.top_logprobs": {"questions": [_IDS], "sampling": common_pb2.Sampling(top_logprobs=65)},
     "sampling.max_tokens: 70 is more": {"questions": [_IDS], "sampling": common_pb2.Sampling(max_tokens=70)},
+    "beams.width: 0": {"questions": [_IDS], "decoding": common_pb2.Decoding(beams=common_pb2.Beams(width=0))},
+    "beams.length_penalty: 99": {
+        "questions": [_IDS],
+        "decoding": common_pb2.Decoding(beams=common_pb2.Beams(width=2, length_penalty=99)),
+    },
+    "decoding.choose.rule: is not set": {
+        "questions": [_IDS],
+        "decoding": common_pb2.Decoding(choose=common_pb2.Choice()),
+    },
     "meta.tenant": {"questions": [_IDS], "meta": common_pb2.RequestMeta(tenant="a/b")},
 }
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cluster.paths import DEMO_MODEL
-from load_tests.encodings import bench_of, compare, top1_agreement
+from load_tests.encodings.__main__ import bench_of, compare, top1_agreement
 from protos.kvquilt.v1 import generation_pb2, generation_pb2_grpc
 from shared.generation.asked import SamplingParams
 from shared.generation.told import DoneEvent, GenerationEvent, TokenEvent

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.kv_store import Plan, line, measure
-from load_tests.report import measured
-from load_tests.shapes import Shape
-from load_tests.stored_chunks import ChunkShape
-from load_tests.stored_ttft import Contexts
+from load_tests.kv_store.__main__ import Plan, line, measure
+from load_tests.kv_store.stored_chunks import ChunkShape
+from load_tests.kv_store.stored_ttft import Contexts
+from shared.measuring.report import measured
+from shared.measuring.shapes import Shape
 from tests.minio_server import S3Server
 
 TINY_MODEL = Shape(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=16, mlp=96, vocab=300)

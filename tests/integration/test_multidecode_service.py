@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -133,20 +133,20 @@ async def test_one_thought_of_each_question_is_chosen(talking: Path) -> None:
 @pytest.mark.parametrize(
     ("decoding", "sampling", "field"),
     [
-        (Decoding(beams=Beams(0)), {}, r"beams\.width"),
-        (Decoding(beams=Beams(2, 99.0)), {}, r"beams\.length_penalty"),
-        (Decoding(beams=Beams(2)), {"n": 3}, r"sampling\.n"),
-        (Decoding(beams=Beams(2)), {"temperature": 1.0}, r"sampling\.temperature"),
-        (Decoding(choose=Choice(ChoiceRule.MAJORITY)), {"temperature": 1.0}, r"sampling\.n"),
-        (Decoding(beams=Beams(2), choose=Choice(ChoiceRule.MAJORITY)), {}, "choose"),
+        (lambda: Decoding(beams=Beams(0)), {}, r"beams\.width"),
+        (lambda: Decoding(beams=Beams(2, 99.0)), {}, r"beams\.length_penalty"),
+        (lambda: Decoding(beams=Beams(2)), {"n": 3}, r"sampling\.n"),
+        (lambda: Decoding(beams=Beams(2)), {"temperature": 1.0}, r"sampling\.temperature"),
+        (lambda: Decoding(choose=Choice(ChoiceRule.MAJORITY)), {"temperature": 1.0}, r"sampling\.n"),
+        (lambda: Decoding(beams=Beams(2), choose=Choice(ChoiceRule.MAJORITY)), {}, "choose"),
     ],
 )
 async def test_bad_input_names_the_field(
-    talking: Path, decoding: Decoding, sampling: dict[str, Any], field: str
+    talking: Path, decoding: Callable[[], Decoding], sampling: dict[str, Any], field: str
 ) -> None:
     async with serving(talking, kv_store="") as served:
         with pytest.raises(InvalidRequest, match=field):
-            await generate(served, CHUNKS, [QUESTION], decoding, **sampling)
+            await generate(served, CHUNKS, [QUESTION], decoding(), **sampling)
 
 
 def encode(text: str) -> tuple[int, ...]:

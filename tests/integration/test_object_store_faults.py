@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from minio import Minio
 
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import Blobs, Last
 from services.kv_store.documents.documents import Documents
 from services.kv_store.s3.bucket import ObjectBlobs

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from load_tests.engine.case import Case
-from load_tests.rates import Rates
+from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute import __main__ as command
 from load_tests.recompute.clipping import Clipper
 from load_tests.recompute.limits import prefill_limit_s, scoring_limit_s
 from load_tests.recompute.measuring import Plan, measure
 from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
-from load_tests.shapes import Shape, build_model
-from load_tests.stored_ttft import stored_source
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
 from shared.generation.selection import Grouping, Reading
+from shared.measuring.rates import Rates
+from shared.measuring.shapes import Shape, build_model
 from shared.selection.spans import SpanTokenizer
 
 PRIMARY = Shape(hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=600)

@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 
 STARTER = """
 import sys, time
 from pathlib import Path
-from load_tests.s3_server import S3Program, S3Server
+from load_tests.servers.s3 import S3Program, S3Server
 server = S3Server(Path(sys.argv[1]) / "data", S3Program(sys.argv[2], Path(sys.argv[3]), "the same"))
 print(server.endpoint, flush=True)
 time.sleep(600)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import KvquiltError

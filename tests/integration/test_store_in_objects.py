@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 from services.kv_store.node.agent import Agent
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import Unavailable
 from shared.kv_format import verify_chunk
-from shared.kv_types import Manifest, ManifestChunk
+from shared.kv_types import KvStore, Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_bytes, chunk_id_of
-from tests.kv_stores import KnownNodes, agent_on, in_pieces
+from tests.kv_stores import KnownNodes, agent_on, in_pieces, over_grpc
 from tests.minio_server import settings_for
 
 CTX = RequestContext.create(tenant="acme", deadline_ms=60_000)
@@ -43,7 +43,7 @@ def home_on(directory: Path, objects: ObjectBlobs | None) -> Agent:
     return agent_on(directory, "home", KnownNodes(), objects=objects)
 
 
-async def put(agent: Agent, chunk_id: str) -> None:
+async def put(agent: KvStore, chunk_id: str) -> None:
     data = chunk_bytes(chunk_id)
     await agent.put(CTX, chunk_id, len(data), in_pieces(data))
 
@@ -160,3 +160,27 @@ async def test_an_ingest_that_lost_the_server_in_the_middle_goes_on_where_it_was
     assert await document_ids(elsewhere) == ["1", "2"]
     assert await readable(elsewhere, IDS[:4]) == IDS[:4]
     await elsewhere.close()
+
+
+async def test_callers_over_grpc_are_told_in_a_sentence_that_the_server_is_down_and_may_call_again(
+    objects: ObjectBlobs, own_server: S3Server, tmp_path: Path
+) -> None:
+    agent = home_on(tmp_path, objects)
+    async with over_grpc(agent) as client:
+        await put(client, IDS[0])
+        own_server.stop()
+        calls = (
+            lambda: put(client, IDS[1]),
+            lambda: client.put_manifest(CTX, document("1", IDS[0])),
+            lambda: client.stat(CTX, [IDS[1]]),
+        )
+        for call in calls:
+            with pytest.raises(Unavailable) as raised:
+                await call()
+            assert type(raised.value) is Unavailable
+            assert raised.value.retryable
+            assert raised.value.detail == "the object store cannot be reached; retry"
+        own_server.start()
+        await put(client, IDS[1])
+        assert [s.exists for s in await client.stat(CTX, IDS[:2])] == [True, True]
+    await agent.close()

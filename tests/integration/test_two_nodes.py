@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.s3_server import S3Server
+from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.node.agent import Agent

@@ -19,6 +19,7 @@ WIRE = {"ray", "grpc", "protos", "google"}
 DOORS = {"app.py": WIRE, "handlers.py": {"grpc", "protos", "google"}, "messages.py": {"protos"}}
 # Adapters of foreign libraries that speak gRPC themselves: they translate its errors.
 ADAPTERS = {"services/retrieval/milvus.py": {"grpc"}}
+ROOMS_OF_OURS = ("shared", "services", "cluster", "load_tests")
 # The training room runs as a job, not as a service: it has no RPCs.
 ROOMS = sorted(p.parent for p in (ROOT / "services").glob("*/app.py"))
 
@@ -32,6 +33,49 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.partition(".")[0])
     return names
+
+
+def modules() -> dict[str, Path]:
+    """Our own code, by import name."""
+    paths = [path for room in ROOMS_OF_OURS for path in (ROOT / room).rglob("*.py")]
+    names = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in paths]
+    return {name.removesuffix(".__init__"): path for name, path in zip(names, paths, strict=True)}
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Which of our modules each imports, wherever it does so: in functions and for types alone as well."""
+    known, graph = modules(), dict[str, set[str]]()
+    for name, path in known.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {module if module in known else node.module for module in inner}
+        graph[name] = found & known.keys() - {name}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """What is left when modules are taken out again and again that import nothing left, or that nothing left
+    imports."""
+    left = set(graph)
+    while True:
+        imported = set().union(*(graph[name] & left for name in left))
+        ends = {name for name in left if name not in imported or not graph[name] & left}
+        if not ends:
+            return [[name, *sorted(graph[name] & left)] for name in sorted(left)]
+        left -= ends
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"], ["c", "b"]]
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    assert circles(import_graph()) == []
 
 
 @pytest.mark.parametrize("package", [services, shared, protos])

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from load_tests.quality.__main__ import main
-from load_tests.quality.findings import Finding, findings
-from load_tests.quality.judging import judge
+from load_tests.quality.findings import Finding, findings, scores
 from load_tests.quality.ledger import Answer, Ledger
 from load_tests.quality.modes import Clip, parse_clips, parse_controls
 from load_tests.quality.paired import Clusters, agreement, mcnemar, won_back
@@ -27,6 +26,7 @@ from services.training.recipe import AUXILIARY, PRIMARY
 from services.training.trainer import Trainer
 from shared.errors import InvalidRequest
 from shared.generation.selection import Grouping, Reading
+from shared.measuring.judging import judge
 from shared.verdict import Verdict
 
 SHAPES = Shapes()
@@ -210,7 +210,7 @@ def found(modes: dict[str, int]) -> list[Finding]:
 def test_the_verdict_is_the_mode_that_computes_least_and_surely_loses_no_more_than_it_may(
     modes: dict[str, int], mode: str
 ) -> None:
-    verdict = judge(found(modes), 0.02, 0.2, "m", "p", "exact")
+    verdict = judge(scores(found(modes)), 0.02, 0.2, "m", "p", "exact")
     assert verdict.mode == mode
     assert verdict.ratio == (0.2 if mode in modes and mode != "reordered" else None)
     assert (verdict.tolerance, verdict.model, verdict.prefix, verdict.encoding) == (0.02, "m", "p", "exact")

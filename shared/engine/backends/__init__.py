@@ -27,8 +27,8 @@ from shared.engine.backends.native import NativeBackend
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.backends.tables import FIXED
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError
 

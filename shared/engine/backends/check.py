@@ -11,8 +11,8 @@ import torch
 from shared.engine.attention import Backend, Lane
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.kv.segment import Branch, Placement, Segment
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # relative, RMS over RMS
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from shared.engine.backends.kernels import Kernel, matmul_kernel
-from shared.engine.model.model import ModelSpec
+from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
 FlashAttnFunc = Callable[..., tuple[torch.Tensor, torch.Tensor, Any]]

@@ -19,8 +19,8 @@ import torch
 
 from shared.engine.attention import Lane, pieces_of
 from shared.engine.backends.tables import LOG2_E, Tiling, build_tables, choose_tiling
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
 LIBRARY = "shared.engine.backends._native"

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from shared.engine.attention import Lane, Piece, pieces_of
 from shared.engine.backends import triton_kernels as kernels
 from shared.engine.backends.tables import BLOCK_KEYS, LOG2_E, Tables, Tiling, build_tables, choose_tiling
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
 _MIN_DOT = 16  # the smallest side of a matrix product

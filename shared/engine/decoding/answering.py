@@ -14,13 +14,13 @@ import torch
 from shared.engine.decoding.beams import BeamSearch, Hypothesis, Running
 from shared.engine.decoding.choosing import Thought, choose
 from shared.engine.decoding.forest import fork, plant, plant_blending, plant_scored, plant_scoring
-from shared.engine.decoding.sampling import sample
+from shared.engine.decoding.sampling import Draw, Sampled, sample
 from shared.engine.decoding.text import Decode, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs import Answer, Beam, BeamGroup, Blending, GenerateJob, Question, Scoring, emit
 from shared.engine.kv.segment import Branch
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.recomputing import select, select_scored, tell_blend
 from shared.engine_config import EngineConfig
 from shared.generation.modes import ReuseMode
@@ -52,9 +52,10 @@ class Answering:
         job: GenerateJob,
         owner: Question | Scoring | Blending | Answer | Beam,
         logits_V: torch.Tensor | None,
+        chosen: Sampled | None,
     ) -> None:
         """Nothing of ``owner`` is pending any more. ``logits_V``: after its last token; None of a shared
-        context."""
+        context. ``chosen``: an answer's next token."""
         if isinstance(owner, (Question, Scoring, Blending)):
             job.questions.remove(owner)  # who grows on it keeps it
         if isinstance(owner, Scoring):
@@ -67,7 +68,8 @@ class Answering:
             case Question():
                 self._answer(job, owner, logits_V)
             case Answer():
-                self._next_token(job, owner, logits_V)
+                assert chosen is not None
+                self._next_token(job, owner, chosen)
             case Beam():
                 owner.logprobs_V = torch.log_softmax(logits_V, -1)
                 self._advance(job, owner.group)
@@ -76,8 +78,11 @@ class Answering:
         assert question.index is not None
         job.clock.tick_first_token()
         if job.request.beams is None:
-            for answer in fork(job, question, self._spec, self._decode):
-                self._next_token(job, answer, logits_V)
+            answers = fork(job, question, self._spec, self._decode)
+            draws = [Draw(job.request.sampling, answer.sample, 0) for answer in answers]
+            drawn = sample(logits_V.expand(len(draws), -1), draws)
+            for answer, chosen in zip(answers, drawn, strict=True):
+                self._next_token(job, answer, chosen)
             return
         sampling = job.request.sampling
         eos_ids = frozenset[int]() if sampling.ignore_eos else self._spec.eos_ids
@@ -89,9 +94,8 @@ class Answering:
 
     # --- samples and thoughts ------------------------------------------------------------------------------
 
-    def _next_token(self, job: GenerateJob, answer: Answer, logits_V: torch.Tensor) -> None:
+    def _next_token(self, job: GenerateJob, answer: Answer, chosen: Sampled) -> None:
         params = job.request.sampling
-        chosen = sample(logits_V, params, answer.sample, answer.num_generated)
         ended = chosen.token_id in self._spec.eos_ids and not params.ignore_eos
         # the end mark is no text, whatever the tokenizer makes of it
         text = "" if ended else answer.text.push(chosen.token_id)

@@ -22,13 +22,13 @@ from itertools import takewhile
 import torch
 
 from shared.engine.decoding.forest import blending, placed_context, tempering
-from shared.engine.decoding.sampling import sample
+from shared.engine.decoding.sampling import Sampled, sample
 from shared.engine.decoding.text import Decode, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs import ForestJob, Growth, Node, Question, emit
 from shared.engine.kv.segment import Branch
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.recomputing import select
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, KvquiltError, NotFound
@@ -88,9 +88,9 @@ class Exploring:
             self._grow(job, node)
         self._close_at_rest(job)
 
-    def on_computed(self, job: ForestJob, node: Node, logits_V: torch.Tensor) -> None:
+    def on_computed(self, job: ForestJob, node: Node, logits_V: torch.Tensor, chosen: Sampled | None) -> None:
         node.logits_V = logits_V
-        self._grow(job, node)
+        self._grow(job, node, chosen)
         if node.logits_V is not None:
             node.logits_V = logits_V.clone()  # kept while it rests: without the logits of the whole step
         self._close_at_rest(job)
@@ -272,13 +272,14 @@ class Exploring:
 
     # --- growth --------------------------------------------------------------------------------------------
 
-    def _grow(self, job: ForestJob, node: Node) -> None:
-        """The next token, if one is wanted and can be known."""
-        growth = node.growth
-        if growth is None or node.logits_V is None:
+    def _grow(self, job: ForestJob, node: Node, chosen: Sampled | None = None) -> None:
+        """The next token, if one is wanted and can be known. ``chosen``: it was drawn already."""
+        growth, draw = node.growth, node.draw()
+        if growth is None or draw is None or node.logits_V is None:
             return
         params = growth.params
-        chosen = sample(node.logits_V, params, node.branch_id, len(node.tokens))
+        if chosen is None:
+            (chosen,) = sample(node.logits_V[None], [draw])
         if not job.clock.first_token:
             job.clock.tick_first_token()
         job.generated += 1

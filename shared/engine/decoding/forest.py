@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import Decode, TextStream
 from shared.engine.jobs import Answer, Beam, Blending, BranchWork, GenerateJob, Node, Question, Scoring
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch, Placement, Tempering
-from shared.engine.model.model import ModelSpec
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.attention_probe import AttentionProbe
 from shared.generation.modes import ReuseMode
 
@@ -183,6 +184,15 @@ def runnable(branch: Branch) -> bool:
     while parent is not None and parent.computed >= child.first:
         child, parent = parent, parent.parent
     return bool(branch.pending) and parent is None
+
+
+def draw_of(work: BranchWork) -> Draw | None:
+    """What continues it once its logits are known, if that is one draw."""
+    owner = work.owner
+    if isinstance(owner, Answer):
+        assert isinstance(work.job, GenerateJob)
+        return Draw(work.job.request.sampling, owner.sample, owner.num_generated)
+    return owner.draw() if isinstance(owner, Node) else None
 
 
 def needs_logits(work: BranchWork) -> bool:

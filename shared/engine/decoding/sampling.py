@@ -1,17 +1,47 @@
-"""From logits to the next token.
+"""From logits to the next tokens of a step's branches.
 
-Noise is a function of (seed, sample, position) alone, never of batch or order of arrival: a branch samples
-the same tokens wherever and with whomever it runs. Shapes: V vocabulary.
+Noise is a function of (seed, path, position, token or block of tokens) alone, never of batch or order of
+arrival: a branch samples the same tokens wherever and with whomever it runs. A draw has two stages, so that
+it needs little noise::
+
+    blocks of 512 token ids   each weighs Z_b = Σ exp(logit / T) of its kept tokens   P(b) = Z_b / Z
+    tokens of the drawn one   each weighs w_t = exp(logit / T)                        P(t | b) = w_t / Z_b
+
+Both by the Gumbel trick (argmax(log w + noise) is a draw from w), so a rounding error in the logits changes a
+token only where two were about to tie. Shapes: B branches, V vocabulary, N blocks, T tokens of a block.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shared.generation.asked import SamplingParams
+
+BLOCK_LEN = 512
+_TOKENS_FROM = 1 << 32  # of a branch's noise, what is in front belongs to blocks
+_FEW = 1024  # tokens that mostly hold top_p
+_COLDEST = 1e-30  # below it float32 has no number for the temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """``path``: tells apart the branches of one request with one seed. ``position``: index of the token among
+    the branch's."""
+
+    params: SamplingParams
+    path: int
+    position: int
+
+    @property
+    def key(self) -> int:
+        text = f"{self.params.seed}/{self.path}/{self.position}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,44 +52,37 @@ class Sampled:
     watched: tuple[float, ...] = ()
 
 
-def sample(logits_V: torch.Tensor, params: SamplingParams, sample_index: int, position: int) -> Sampled:
-    """``logits_V``: raw logits in float32. ``position``: index of the token among the branch's generated
-    tokens.
+def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+    """``logits_BV``: raw logits in float32, a row for each draw.
 
     Log-probabilities are those of the raw logits, whatever temperature and truncation do to the choice.
     """
-    logprobs_V = torch.log_softmax(logits_V, -1)
-    if params.temperature == 0:
-        token_id = int(logits_V.argmax())
-    else:
-        noise_V = gumbel_noise(len(logits_V), params.seed, sample_index, position)
-        token_id = int(
-            (truncate(logits_V / params.temperature, params.top_k, params.top_p).cpu() + noise_V).argmax()
-        )
-    watched = tuple(logprobs_V[list(params.watch_ids)].tolist()) if params.watch_ids else ()
-    return Sampled(token_id, float(logprobs_V[token_id]), top(logprobs_V, params.top_logprobs), watched)
+    logprobs_BV = torch.log_softmax(logits_BV, -1)
+    chosen = [0] * len(draws)
+    greedy = [b for b, draw in enumerate(draws) if draw.params.temperature == 0]
+    drawn = [b for b, draw in enumerate(draws) if draw.params.temperature != 0]
+    if greedy:
+        for b, token_id in zip(greedy, _rows(logits_BV, greedy).argmax(-1).tolist(), strict=True):
+            chosen[b] = token_id
+    if drawn:
+        for b, token_id in zip(drawn, _draw(_rows(logits_BV, drawn), [draws[b] for b in drawn]), strict=True):
+            chosen[b] = token_id
+    logprobs = logprobs_BV.gather(1, torch.tensor(chosen, device=logits_BV.device)[:, None])[:, 0].tolist()
+    return [
+        Sampled(token_id, logprob, top(row_V, draw.params.top_logprobs), _watched(row_V, draw.params))
+        for token_id, logprob, row_V, draw in zip(chosen, logprobs, logprobs_BV, draws, strict=True)
+    ]
 
 
 def truncate(logits_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     """Logits with all but the ``top_k`` most likely, and of those all but the smallest set that holds
-    ``top_p``, at −∞."""
-    if not (0 < top_k < len(logits_V)) and top_p >= 1:
+    ``top_p``, at −∞. Of equally likely tokens the one with the smaller id is the more likely."""
+    size = len(logits_V)
+    count = top_k if 0 < top_k < size else size
+    if count == size and top_p >= 1:
         return logits_V
-    sorted_V, order_V = logits_V.sort(descending=True, stable=True)
-    if 0 < top_k < len(logits_V):
-        sorted_V[top_k:] = float("-inf")
-    probs_V = sorted_V.softmax(-1)
-    before_V = probs_V.cumsum(-1) - probs_V  # mass of the more likely ones; the first token always stays
-    sorted_V[(before_V >= top_p) & (before_V > 0)] = float("-inf")
-    return torch.empty_like(logits_V).scatter_(0, order_V, sorted_V)
-
-
-def gumbel_noise(size: int, seed: int, sample_index: int, position: int) -> torch.Tensor:
-    """Gumbel(0, 1) noise [size]: argmax(logits + noise) is a draw from softmax(logits)."""
-    key = hashlib.blake2b(f"{seed}/{sample_index}/{position}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-    exponential_V = torch.empty(size, dtype=torch.float64).exponential_(generator=generator)
-    return -exponential_V.clamp_min(1e-300).log().float()
+    kept = _best(logits_V, count) if top_p >= 1 else _nucleus(logits_V, count, top_p)
+    return torch.full_like(logits_V, float("-inf")).scatter_(0, kept, logits_V[kept])
 
 
 def top(logprobs_V: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
@@ -68,3 +91,76 @@ def top(logprobs_V: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
         return ()
     values, ids = logprobs_V.topk(min(count, len(logprobs_V)))
     return tuple(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def _draw(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+    temperatures = [[max(draw.params.temperature, _COLDEST)] for draw in draws]
+    scaled_BV = logits_BV - logits_BV.amax(-1, keepdim=True)
+    scaled_BV /= torch.tensor(temperatures, device=logits_BV.device)
+    for row_V, draw in zip(scaled_BV, draws, strict=True):
+        if draw.params.top_k or draw.params.top_p < 1:
+            row_V.copy_(truncate(row_V, draw.params.top_k, draw.params.top_p))
+    keys_B1 = np.array([[draw.key] for draw in draws], dtype=np.uint64)
+
+    weights_BN = _block_weights(scaled_BV).cpu().double().numpy()
+    with np.errstate(divide="ignore"):  # a block without weight
+        scores_BN = np.log(weights_BN) + gumbel_noise(keys_B1, np.arange(weights_BN.shape[1]))
+    first_B1 = scores_BN.argmax(-1)[:, None] * BLOCK_LEN
+
+    tokens_BT = first_B1 + np.arange(BLOCK_LEN)
+    inside_BT = tokens_BT < scaled_BV.shape[1]
+    columns_BT = torch.from_numpy(np.where(inside_BT, tokens_BT, 0)).to(scaled_BV.device)
+    logits_BT = np.where(inside_BT, scaled_BV.gather(1, columns_BT).cpu().double().numpy(), -np.inf)
+    best_B = (logits_BT + gumbel_noise(keys_B1, _TOKENS_FROM + tokens_BT)).argmax(-1)
+    return [int(token_id) for token_id in first_B1[:, 0] + best_B]
+
+
+def _block_weights(scaled_BV: torch.Tensor) -> torch.Tensor:
+    """[B, N]; the last block may be a short one."""
+    whole = scaled_BV.shape[1] // BLOCK_LEN * BLOCK_LEN
+    weights_BV = scaled_BV.exp()
+    parts = [weights_BV[:, :whole].reshape(len(scaled_BV), -1, BLOCK_LEN).sum(-1)] if whole else []
+    rest = [weights_BV[:, whole:].sum(-1, keepdim=True)] if whole < scaled_BV.shape[1] else []
+    return torch.cat([*parts, *rest], 1)
+
+
+def gumbel_noise(keys: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Gumbel(0, 1) noise: for each key (broadcast) that of these counters, SplitMix64's stream from there."""
+    bits = keys + (counters.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    bits = (bits ^ (bits >> np.uint64(31))) >> np.uint64(12)
+    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-52  # neither 0 nor 1
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
+
+
+def _best(logits_V: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the ``count`` most likely tokens, best first."""
+    least = logits_V.topk(count).values[-1]
+    above = (logits_V > least).nonzero()[:, 0]
+    ids = torch.cat([above, (logits_V == least).nonzero()[: count - len(above), 0]])
+    return ids[logits_V[ids].sort(descending=True, stable=True).indices]
+
+
+def _nucleus(logits_V: torch.Tensor, count: int, top_p: float) -> torch.Tensor:
+    """Ids of the smallest set that holds ``top_p`` of what the ``count`` most likely hold."""
+    among = logits_V if count == len(logits_V) else logits_V[_best(logits_V, count)]
+    total = among.double().logsumexp(0)
+    num = min(count, _FEW)
+    while True:
+        ids = _best(logits_V, num)
+        probs = (logits_V[ids].double() - total).exp()
+        before = probs.cumsum(0) - probs  # mass of the more likely ones; the first token always stays
+        kept = ids[(before < top_p) | (before <= 0)]
+        if len(kept) < num or num == count:
+            return kept
+        num = min(count, 8 * num)
+
+
+def _rows(logits_BV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return logits_BV if len(rows) == len(logits_BV) else logits_BV[rows]
+
+
+def _watched(logprobs_V: torch.Tensor, params: SamplingParams) -> tuple[float, ...]:
+    return tuple(logprobs_V[list(params.watch_ids)].tolist()) if params.watch_ids else ()

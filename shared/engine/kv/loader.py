@@ -15,7 +15,7 @@ import torch
 from shared.engine.kv.reading import Arriving, ChunkReading, Loaded, ReadingList
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource, StoredSegment
-from shared.engine.model.model import ModelSpec
+from shared.engine.model.spec import ModelSpec
 from shared.errors import CorruptData, InternalError, KvquiltError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 from shared.engine.kv.arrival import Arrival
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.host_memory import host_tensors
-
-if TYPE_CHECKING:
-    from shared.engine.model.model import ModelSpec
-    from shared.engine.modes.attention_probe import AttentionProbe
+from shared.engine.model.spec import ModelSpec
 
 _GROWTH_TOKENS = 32
 
@@ -173,6 +170,15 @@ class Tempering:
     scale: float
 
 
+class Probe(Protocol):
+    """Watches what the rows of a branch attend to."""
+
+    def look(self, branch: Branch, num_rows: int, layer: int, q_HSD: torch.Tensor, scale: float) -> None:
+        """Unrotated queries of the branch's next ``num_rows`` tokens, whose keys are in its segment already,
+        but not counted yet."""
+        ...
+
+
 class Branch:
     """A private, growing run of tokens: a question, a generated answer, or a chunk that is being computed.
 
@@ -201,7 +207,7 @@ class Branch:
         self.offset = offset
         self.pending = list(pending)
         self.segment = Segment(spec, capacity or len(pending), start)
-        self.probe: AttentionProbe | None = None
+        self.probe: Probe | None = None
         self.excluded: Excluded | None = None
         self.tempering: Tempering | None = parent.tempering if parent else None
 

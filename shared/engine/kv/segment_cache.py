@@ -11,7 +11,7 @@ from shared.engine.kv.loader import Loader
 from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Branch
-from shared.engine.model.model import ModelSpec
+from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.generation.modes import ReuseMode
 from shared.identity import ids_hash

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
-from shared.engine.decoding.forest import needs_logits
+from shared.engine.decoding.forest import draw_of, needs_logits
+from shared.engine.decoding.sampling import Sampled, sample
 from shared.engine.jobs import Blending, BranchWork
 from shared.engine.kv.arrival import Patience
 from shared.engine.model.model import LoadedModel
@@ -17,6 +19,16 @@ from shared.engine.modes.blending import Blender
 from shared.engine.modes.tempering import TemperingBackend
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A work that has nothing pending any more. ``logits_V``: of its last row, where they are wanted;
+    ``chosen``: its next token, where that is one draw."""
+
+    work: BranchWork
+    logits_V: torch.Tensor | None = None
+    chosen: Sampled | None = None
 
 
 class PassRunner:
@@ -30,11 +42,8 @@ class PassRunner:
         if config.compile:
             model.compile()
 
-    def run(
-        self, slices: Sequence[Slice[BranchWork]], patience: Patience
-    ) -> list[tuple[BranchWork, torch.Tensor | None]]:
-        """The works that have nothing pending any more, with the logits [V] of their last row where those are
-        wanted.
+    def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[Ended]:
+        """The works that have nothing pending any more.
 
         Raises:
             GivenUp: a layer of a segment that is still arriving was not there in time. No token was moved.
@@ -42,17 +51,27 @@ class PassRunner:
         if isinstance(slices[0].work.owner, Blending):
             blending = slices[0].work.owner
             blending.blend = self._blender.run(blending.branch, blending.placed, blending.ratio, patience)
-            return [(slices[0].work, None)]
+            return [Ended(slices[0].work)]
         hidden_RE, lanes = self._forward(slices, patience)
-        ended = []
+        ended, wanted = [], []
         for piece, lane in zip(slices, lanes, strict=True):
             lane.branch.segment.length += lane.num_rows
             del lane.branch.pending[: lane.num_rows]
-            if not lane.branch.pending:
-                ended.append((piece.work, lane.start + lane.num_rows - 1))
-        rows = [row for work, row in ended if needs_logits(work)]
-        logits_RV = iter(self._model.logits(hidden_RE[rows])) if rows else iter(())
-        return [(work, next(logits_RV) if needs_logits(work) else None) for work, _ in ended]
+            if not lane.branch.pending and needs_logits(piece.work):
+                wanted.append((piece.work, lane.start + lane.num_rows - 1))
+            elif not lane.branch.pending:
+                ended.append(Ended(piece.work))
+        return ended + self._continued(hidden_RE, wanted)
+
+    def _continued(self, hidden_RE: torch.Tensor, wanted: Sequence[tuple[BranchWork, int]]) -> list[Ended]:
+        """Works whose row says what comes next. All that are drawn are drawn together."""
+        if not wanted:
+            return []
+        logits_BV = self._model.logits(hidden_RE[[row for _, row in wanted]])
+        draws = {b: draw for b, (work, _) in enumerate(wanted) if (draw := draw_of(work)) is not None}
+        rows_BV = logits_BV if len(draws) == len(wanted) else logits_BV[list(draws)]
+        chosen = dict(zip(draws, sample(rows_BV, list(draws.values())), strict=True)) if draws else {}
+        return [Ended(work, logits_BV[b], chosen.get(b)) for b, (work, _) in enumerate(wanted)]
 
     def _forward(
         self, slices: Sequence[Slice[BranchWork]], patience: Patience

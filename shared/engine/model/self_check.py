@@ -5,18 +5,16 @@ Shapes: H heads, R rows, D head_dim.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.kv.segment import Branch, Placement
+from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
 from shared.errors import ModelUnsupported
-
-if TYPE_CHECKING:
-    from shared.engine.model.model import LoadedModel
 
 _ROWS = 8
 # Largest relative error (RMS over RMS) that rounding explains, by the width of the type.

@@ -7,16 +7,11 @@ keys. Shapes: H query heads, K kv heads, G heads of a group, S rows, T tokens, D
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
+from shared.engine.kv.segment import Branch, Segment
 from shared.engine.model.rope import Rotation
-
-if TYPE_CHECKING:
-    from shared.engine.attention import Lane
-    from shared.engine.kv.segment import Segment
 
 
 class AttentionProbe:
@@ -28,18 +23,19 @@ class AttentionProbe:
         self._sums_T: torch.Tensor | None = None
         self._num_softmaxes = 0
 
-    def look(self, lane: Lane, layer: int, q_HSD: torch.Tensor, scale: float) -> None:
-        """Unrotated queries of the lane's rows, whose keys are in their segment already."""
-        branch = lane.branch
-        positions_S = branch.offset + torch.as_tensor(np.asarray(lane.places()))
+    def look(self, branch: Branch, num_rows: int, layer: int, q_HSD: torch.Tensor, scale: float) -> None:
+        """See ``Probe.look``."""
+        own_len = branch.segment.length + num_rows
+        positions_S = branch.offset + torch.as_tensor(
+            np.asarray(branch.segment.places(branch.segment.length, own_len))
+        )
         seen = [(p.segment, p.offset, p.num_tokens) for p in branch.context]
-        own_len = branch.segment.length + lane.num_rows
         parts = [
             (_rotated(self._rotation, q_HSD, positions_S - offset), segment, length)
             for segment, offset, length in (*seen, (branch.segment, branch.offset, own_len))
         ]
         num_placed = sum(length for _, _, length in seen)
-        ahead_SU = torch.ones(lane.num_rows, own_len, dtype=torch.bool, device=q_HSD.device).triu(
+        ahead_SU = torch.ones(num_rows, own_len, dtype=torch.bool, device=q_HSD.device).triu(
             branch.segment.length + 1
         )
         sums_T = torch.zeros(num_placed, device=q_HSD.device)
@@ -52,7 +48,7 @@ class AttentionProbe:
             scores[-1] = scores[-1].masked_fill(ahead_SU, float("-inf"))
             sums_T += (torch.cat(scores, -1) * scale).softmax(-1)[..., :num_placed].sum((0, 1))
         self._sums_T = sums_T if self._sums_T is None else self._sums_T + sums_T
-        self._num_softmaxes += q_HSD.shape[0] * lane.num_rows
+        self._num_softmaxes += q_HSD.shape[0] * num_rows
 
     def weights(self, num_tokens: int) -> list[float]:
         """Mean weight of each of the last ``num_tokens`` placed tokens, over layers, heads and rows."""

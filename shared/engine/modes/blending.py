@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,11 +16,9 @@ import torch
 from shared.engine.attention import Backend, Lane, StepPlan
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
 from shared.engine.modes.selecting import best, blend_counts
-
-if TYPE_CHECKING:
-    from shared.engine.model.model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

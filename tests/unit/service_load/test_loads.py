@@ -9,8 +9,8 @@ import pytest
 from load_tests.service.command import _parser, main, plan_of
 from load_tests.service.loads import Corpus, TokenPlan
 from load_tests.service.setting import Setting, read_questions
-from load_tests.shapes import SHAPES
 from shared.errors import InvalidRequest
+from shared.measuring.shapes import SHAPES
 
 PLAN = TokenPlan(k=3, chunk_len=8, corpus=20, question_len=5, vocab=50, seed=4)
 

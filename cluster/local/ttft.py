@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from load_tests.rates import Rates, measure_rates
-from load_tests.report import Measurement, measured
-from load_tests.shapes import QWEN2_05B, Shape, build_model
 from shared.engine import Engine, EngineConfig
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.told import DoneEvent, FailedEvent
 from shared.identity import ids_hash
+from shared.measuring.rates import Rates, measure_rates
+from shared.measuring.report import Measurement, measured
+from shared.measuring.shapes import QWEN2_05B, Shape, build_model
 
 NUM_CHUNKS, CHUNK_LEN, PREFIX_LEN, QUESTION_LEN = 8, 512, 16, 32
 FULL_RUNS, REORDERED_RUNS = 3, 9

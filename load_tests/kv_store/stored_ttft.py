@@ -19,15 +19,15 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from load_tests.kv_nodes import disk_node
-from load_tests.report import Measurement, measured
-from load_tests.shapes import QWEN2_05B, Shape, build_model
-from load_tests.stored_chunks import drop_from_page_cache
+from load_tests.kv_store.nodes import disk_node
+from load_tests.kv_store.stored_chunks import drop_from_page_cache
 from shared.engine import Engine, EngineConfig
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.told import DoneEvent
 from shared.identity import ids_hash
+from shared.measuring.report import Measurement, measured
+from shared.measuring.shapes import QWEN2_05B, Shape, build_model
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource
 

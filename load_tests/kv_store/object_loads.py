@@ -17,10 +17,9 @@ import urllib3
 from minio import Minio
 from minio.credentials.providers import EnvAWSProvider
 
-from load_tests.kv_nodes import disk_node
-from load_tests.report import Measurement, measured
-from load_tests.s3_server import S3Server
-from load_tests.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
+from load_tests.kv_store.nodes import disk_node
+from load_tests.kv_store.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
+from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.s3.settings import ObjectSettings
@@ -29,6 +28,7 @@ from services.kv_store.tiers.object_chunks import ObjectChunk
 from shared.errors import NotFound
 from shared.kv_format import ChunkFile
 from shared.kv_types import OpenedChunk
+from shared.measuring.report import Measurement, measured
 from shared.request import RequestContext
 
 NUM_CHUNKS, CONCURRENCY, RUNS = 8, 4, 15

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import grpc
 
-from load_tests.kv_agent import build_agent, object_settings, settings
-from load_tests.s3_server import S3Server
-from load_tests.soak_clients import SoakClient, Violation
+from load_tests.kv_store_soak.agent import build_agent, object_settings, settings
+from load_tests.kv_store_soak.clients import SoakClient, Violation
+from load_tests.servers.s3 import S3Server
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
 from shared.errors import KvquiltError
@@ -69,7 +69,7 @@ class Service:
         ]
         if self.endpoint:
             options += ["--endpoint", self.endpoint]
-        command = [sys.executable, "-m", "load_tests.kv_agent", str(self.directory), *options]
+        command = [sys.executable, "-m", "load_tests.kv_store_soak.agent", str(self.directory), *options]
         with open(self.log_path, "ab") as log:
             self._process = await create_subprocess_exec(
                 *command, stdout=PIPE, stderr=log, env=os.environ | self.keys
@@ -208,7 +208,9 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m load_tests.kv_store_soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--clients", type=int, default=8)

@@ -1,5 +1,5 @@
-"""One agent of kv_store in a process of its own, without Ray: ``python -m load_tests.kv_agent DIRECTORY``
-prints where it serves.
+"""One agent of kv_store in a process of its own, without Ray: ``python -m
+load_tests.kv_store_soak.agent DIRECTORY`` prints where it serves.
 
 Tiers are as in production, with capacities that the options set; keys of the object store come from the
 environment.

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from load_tests.chunk_loads import measure_memory_loads, measure_open
-from load_tests.object_loads import measure_object_loads
-from load_tests.peer_transfer import measure_peer_transfer
-from load_tests.report import Measurement, write_report
-from load_tests.shapes import QWEN2_05B, Shape
-from load_tests.stored_chunks import QWEN2_7B, ChunkShape
-from load_tests.stored_ttft import Contexts, measure_stored_ttft
+from load_tests.kv_store.chunk_loads import measure_memory_loads, measure_open
+from load_tests.kv_store.object_loads import measure_object_loads
+from load_tests.kv_store.stored_chunks import QWEN2_7B, ChunkShape
+from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
+from load_tests.peer_transfer.__main__ import measure_peer_transfer
+from shared.measuring.report import Measurement, write_report
+from shared.measuring.shapes import QWEN2_05B, Shape
 
 _RATE = "byte/s"
 
@@ -81,7 +81,9 @@ def line(m: Measurement) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m load_tests.kv_store",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=Path, help="where to write the report")
     parser.add_argument(

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from load_tests.rates import Rates
 from shared.engine import wrap_model
 from shared.engine.model.model import LoadedModel
+from shared.measuring.rates import Rates
 
 MAX_POSITIONS = 131_072
 

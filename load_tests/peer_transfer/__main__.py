@@ -30,9 +30,9 @@ from typing import Any
 
 import grpc
 
-from load_tests.report import Measurement, measured, write_report
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from services.kv_store.fetching.flight import FlightReader, FlightServer
+from shared.measuring.report import Measurement, measured, write_report
 
 FRAME_BYTES = 1 << 20
 CHUNK_BYTES = 28 * FRAME_BYTES
@@ -224,7 +224,9 @@ def _in_threads(receive: Callable[[int], None], targets: Sequence[int]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m load_tests.peer_transfer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=Path, help="where to write the report")
     path = parser.parse_args().json

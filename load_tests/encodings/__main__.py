@@ -26,7 +26,6 @@ from pathlib import Path
 import torch
 
 from cluster.paths import DEMO_ASSETS
-from load_tests.report import Measurement, measured, write_report
 from services.ingestion.chunker import Chunker
 from services.ingestion.formats.parse import parse
 from shared.documents import SourceDocument
@@ -40,6 +39,7 @@ from shared.generation.modes import ReuseMode
 from shared.generation.told import TokenEvent
 from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS, buffers_of
+from shared.measuring.report import Measurement, measured, write_report
 from shared.prompt import PromptTokenizer
 from shared.stored_segments.files import KvShape, Scratch, encode_layers, write_layers
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from load_tests.kv_nodes import disk_node
-from load_tests.report import Measurement, measured
-from load_tests.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
+from load_tests.kv_store.nodes import disk_node
+from load_tests.kv_store.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
 from shared.kv_format import ChunkFile
+from shared.measuring.report import Measurement, measured
 from shared.request import RequestContext
 
 MS = 1000.0

@@ -1,0 +1,35 @@
+"""What the engine needs to know of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shared.engine.model.rope import RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """``sliding_window``: positions, or None. ``eos_ids`` end a
+    branch."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+    sliding_window: int | None
+    eos_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+    rope: RopeSpec
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")

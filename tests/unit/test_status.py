@@ -1,0 +1,83 @@
+"""Every error of kvquilt has a status, and comes back out of it as something that callers catch."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared import errors
+from shared.errors import InternalError, KvquiltError, Unavailable
+from shared.status import STATUS_OF, from_status, status_of, to_status
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _classes() -> Iterator[tuple[str, str, set[str]]]:
+    """Module, name and names of the bases of every class that stands in our sources."""
+    for package in ("shared", "services", "cluster"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+                    yield module, node.name, bases
+
+
+def _errors() -> list[type[KvquiltError]]:
+    """All classes of the tree, those that only one service knows included; importing everything would load
+    torch and Ray."""
+    classes, kinds = list(_classes()), {"KvquiltError"}
+    while grown := {name for _, name, bases in classes if bases & kinds} - kinds:
+        kinds |= grown
+    found = {getattr(importlib.import_module(module), name) for module, name, _ in classes if name in kinds}
+    return sorted(found, key=lambda kind: str(kind.__qualname__))
+
+
+ERRORS = _errors()
+
+
+def _subclasses(kind: type[KvquiltError]) -> set[type[KvquiltError]]:
+    return {kind}.union(*map(_subclasses, kind.__subclasses__()))
+
+
+def test_all_classes_of_the_tree_are_looked_at() -> None:
+    ours = {kind for kind in _subclasses(KvquiltError) if kind.__module__.startswith(("shared", "services"))}
+    assert ours <= set(ERRORS)
+    assert len(ERRORS) > len(STATUS_OF)  # some are known to one service only
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_reaches_the_caller_as_one_that_is_caught_and_repeated_alike(
+    kind: type[KvquiltError],
+) -> None:
+    raised = kind("say what to do")
+    name, details = to_status(raised)
+    told = from_status(name, raised.detail, details)
+    assert isinstance(raised, type(told)) or kind is KvquiltError
+    assert (told.code, told.retryable, told.detail) == (kind.code, kind.retryable, "say what to do")
+    assert name == status_of(type(told))
+
+
+def test_every_error_that_callers_know_has_a_row_of_its_own() -> None:
+    assert set(STATUS_OF) == {kind for kind in ERRORS if kind.__module__ == errors.__name__}
+
+
+def test_an_error_that_nobody_foresaw_has_the_status_of_the_nearest_class_above_it() -> None:
+    class NoFloppyInDrive(Unavailable):
+        pass
+
+    class NoLabelOnFloppy(NoFloppyInDrive):
+        pass
+
+    assert status_of(NoLabelOnFloppy) == "UNAVAILABLE"
+    assert type(from_status(*_told(NoLabelOnFloppy("insert it")))) is Unavailable
+    assert type(from_status(*_told(KvquiltError("a bug")))) is InternalError
+
+
+def _told(error: KvquiltError) -> tuple[str, str, bytes]:
+    name, details = to_status(error)
+    return name, error.detail, details
