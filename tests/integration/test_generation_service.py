@@ -254,7 +254,7 @@ class TestTextAndIds:
             assert text(await generate(served, [ids(1, 5)], [ids(2, 5)], prefix=None)) == ""
             with pytest.raises(InvalidRequest, match=r"questions\[0\]\.text: this model has no tokenizer"):
                 await generate(served, [], ["hello"])
-            with pytest.raises(InvalidRequest, match=r"chunks\[0\]\.piece\.text"):
+            with pytest.raises(InvalidRequest, match=r"chunks\[0\]\.text"):
                 await prefill(served, ["hello"])
             with pytest.raises(InvalidRequest, match=r"sampling\.stop"):
                 await generate(served, [], [ids(2, 5)], stop=("x",))

@@ -15,7 +15,7 @@ import torch
 
 from shared import engine as e
 from shared.errors import ConfigError, FailedPrecondition, InvalidRequest
-from shared.generation.asked import SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.forest import Grow, Start
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import ForestOrder, Reuse
@@ -119,26 +119,26 @@ async def test_an_answer_over_the_wire_is_the_engines(
                 ape=ape,
                 explain=True,
             )
-            request = e.GenerateRequest(
+            request = GenerateRequest(
                 request_id="r",
                 prefix_ids=prefix,
                 chunks=tuple(
-                    e.Chunk(chunk_identity("default", engine.model.fingerprint, prefix, chunk), chunk)
+                    Chunk(chunk_identity("default", engine.model.fingerprint, prefix, chunk), chunk)
                     for chunk in chunks
                 ),
                 questions=tuple(questions),
-                reuse=e.ReuseMode(mode),
-                sampling=e.SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+                reuse=ReuseMode(mode),
+                sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
                 recompute=recompute,
                 ape=ape,
             )
             theirs = list(engine.generate(request))
-            assert tokens_of(events, TokenEvent) == tokens_of(theirs, e.TokenEvent)
-            logprobs = [event.logprob for event in theirs if isinstance(event, e.TokenEvent)]
+            assert tokens_of(events, TokenEvent) == tokens_of(theirs, TokenEvent)
+            logprobs = [event.logprob for event in theirs if isinstance(event, TokenEvent)]
             assert [event.logprob for event in events if isinstance(event, TokenEvent)] == pytest.approx(
                 logprobs, abs=1e-5
             )
-            chosen = [event for event in theirs if isinstance(event, e.SelectedEvent)]
+            chosen = [event for event in theirs if isinstance(event, SelectedEvent)]
             told = selections_of(events)
             assert [(s.tokens, s.question, s.layers) for s in told] == [
                 (s.tokens, s.question, s.layers) for s in chosen
@@ -148,7 +148,7 @@ async def test_an_answer_over_the_wire_is_the_engines(
                 "without a tokenizer nothing is known of text"
             )
             usage, done = end_of(events).usage, theirs[-1]
-            assert isinstance(done, e.DoneEvent)
+            assert isinstance(done, DoneEvent)
             assert usage.reuse == mode
             assert usage.note == ""
             assert usage.selected_tokens == done.usage.selected_tokens

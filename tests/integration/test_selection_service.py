@@ -215,7 +215,9 @@ async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(
 ) -> None:
     (chunk,) = chunks_of(models, PASSAGES[0])
     async with selecting(models, store) as served:
-        named = await served.client.select(context(), [chunk], [QUESTION], 0.2, "budget", "stitched")
+        named = await served.client.select(
+            context(), [chunk], [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
+        )
         for fields in ({}, {"grouping": 77, "reading": 77}):
             pb_chunk = selection_pb2.SelectionChunk(text=chunk.text, token_ids=chunk.token_ids)
             request = selection_pb2.SelectRequest(

@@ -147,7 +147,12 @@ class TestSelection:
                 await select(service, ["a"] * 5)
             with pytest.raises(ModelMismatch, match="other token ids"):
                 await service.select(
-                    context(), [SelectionChunk("the mayor", (1, 2))], [QUESTION], 0.2, "budget", "each"
+                    context(),
+                    [SelectionChunk("the mayor", (1, 2))],
+                    [QUESTION],
+                    0.2,
+                    Grouping.BUDGET,
+                    Reading.EACH,
                 )
 
 
@@ -171,7 +176,9 @@ class TestKv:
             selected = await select(restarted)
             assert (restarted.kv.counts.encoded, restarted.kv.counts.loaded) == (0, len(PASSAGES))
             assert all(e.existed for e in await encode(restarted))
-        assert told(selected) == by_the_library(model, PASSAGES, [QUESTION], 0.2, "budget", "stitched")
+        assert told(selected) == by_the_library(
+            model, PASSAGES, [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
+        )
         assert len(store.adopted) == len(PASSAGES)
 
     async def test_of_chunks_ingested_earlier_is_computed_once_and_written_back(
@@ -197,7 +204,7 @@ class TestKv:
         async with selecting(store) as service:
             if by == "a question":
                 assert told(await select(service)) == by_the_library(
-                    engine_auxiliary(), PASSAGES, [QUESTION], 0.2, "budget", "stitched"
+                    engine_auxiliary(), PASSAGES, [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
                 )
             else:
                 assert [e.existed for e in await encode(service)] == [False, *[True] * len(others)]
@@ -226,7 +233,7 @@ class TestKv:
             assert (encoded.auxiliary_id, encoded.num_tokens, encoded.existed) == ("", 0, True)
             selected = await select(service, ["", PASSAGES[0], ""])
             assert told(selected) == by_the_library(
-                engine_auxiliary(), ["", PASSAGES[0], ""], [QUESTION], 0.2, "budget", "stitched"
+                engine_auxiliary(), ["", PASSAGES[0], ""], [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
             )
         assert len(store.chunk_ids()) == 1
 
@@ -266,7 +273,7 @@ class TestKv:
             with pytest.raises(StorageFull):
                 await encode(service)
         assert told(selected) == by_the_library(
-            engine_auxiliary(), PASSAGES, [QUESTION], 0.2, "budget", "stitched"
+            engine_auxiliary(), PASSAGES, [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
         )
         assert store.staged() == []
 
