@@ -57,9 +57,10 @@ protos-check: venv ## fail when the committed stubs are not what the .proto file
 		cmp -s "$$f" "build/protos-check/$$f" || { echo "$$f is stale: run 'make protos'"; exit 1; }; done
 	@echo "stubs are fresh"
 
-docs: venv ## regenerate docs/configuration.md, and what the chart knows of it
+docs: venv ## regenerate docs/configuration.md, what the chart knows of it, and the modules of docs/structure.md
 	$(BIN)/python -m cluster.reference > docs/configuration.md
 	$(BIN)/python -m cluster.values_schema helm/kvquilt/values.schema.json
+	$(BIN)/python -m cluster.structure docs/structure.md
 
 ci: lint protos-check test ## what .ci/run does
 

@@ -1,0 +1,1 @@
+"""Configuration, the composition root, the local stack and the command line."""

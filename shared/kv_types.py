@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
-
-from shared.clients.health import ServiceHealth
-from shared.request import RequestContext
 
 PIECE_BYTES = 1 << 20
 """How much of a chunk's file travels in one message: larger ones are slower."""
@@ -15,14 +10,21 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChunkStat:
-    """``modified_s``: seconds since 1970. ``location``: where the node that answers streams the file from by
-    Arrow Flight; empty: by ``get`` only."""
+    """``modified_s``: seconds since 1970."""
 
     chunk_id: str
     exists: bool
     size_bytes: int = 0
     modified_s: float = 0.0
-    location: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChunk:
+    """A copy in a node's own tiers. ``location``: of the Arrow Flight server that streams it."""
+
+    chunk_id: str
+    size_bytes: int
+    location: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +179,11 @@ class VerifyProgress:
 
 @dataclass(frozen=True, slots=True)
 class CollectedGarbage:
-    """``num_kept``: unreferenced ones that are too young, or being read; ``kept``: which, in answer to a
-    question about some."""
+    """``num_kept``: unreferenced ones that are too young, or being read."""
 
     num_chunks: int
     num_bytes: int
     num_kept: int
-    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,107 +201,3 @@ class PinnedChunks:
 
     version: str
     chunk_ids: frozenset[str] = frozenset()
-
-
-class KvStore(Protocol):
-    """The store as its callers see it: one node's, the whole cluster's, or a client of either. All raise
-    ``shared.errors``."""
-
-    async def stat(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
-    ) -> list[ChunkStat]:
-        """``held``, to one node's store: only copies that this node holds itself, evictable ones included."""
-        ...
-
-    async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
-    ) -> list[OpenedChunk]: ...
-
-    async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
-
-    async def adopt(
-        self,
-        ctx: RequestContext,
-        chunk_id: str,
-        node_id: str,
-        path: str,
-        replace: bool = False,
-        behind: bool = False,
-    ) -> bool:
-        """Whether the chunk was stored already. The file at ``path`` is gone afterwards, whatever happens.
-
-        ``behind``: acknowledged once durable on this node's disk; it reaches the object store later."""
-        ...
-
-    async def put(
-        self,
-        ctx: RequestContext,
-        chunk_id: str,
-        size_bytes: int,
-        pieces: AsyncIterator[bytes],
-        replace: bool = False,
-    ) -> bool: ...
-
-    def get(
-        self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
-    ) -> AsyncGenerator[bytes, None]: ...
-
-    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks: ...
-
-    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage: ...
-
-    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        """Chunks of the manifest it replaces that nothing refers to any more: removed."""
-        ...
-
-    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
-
-    async def manifest_page(
-        self,
-        ctx: RequestContext,
-        collection: str = "",
-        start_after: str = "",
-        limit: int = 0,
-        summary: bool = False,
-    ) -> ManifestPage: ...
-
-    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
-
-    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
-        """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and
-        returns at once."""
-        ...
-
-    async def stats(self, ctx: RequestContext) -> StoreStats: ...
-
-    def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
-        """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good
-        ones."""
-        ...
-
-    async def collect_garbage(
-        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
-    ) -> CollectedGarbage:
-        """Removes chunks that no document refers to, that nobody reads, and that were stored at least
-        ``grace_s`` ago.
-
-        ``chunk_ids``, to one node's store: nothing is removed; ``kept`` are those that must stay because of
-        this node."""
-        ...
-
-    async def pin(
-        self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
-    ) -> int:
-        """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later
-        documents included.
-
-        Returns the bytes that are pinned now, over all tenants."""
-        ...
-
-    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]: ...
-
-    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
-        """Over all tenants: for the other nodes."""
-        ...
-
-    async def health(self, ctx: RequestContext) -> ServiceHealth: ...

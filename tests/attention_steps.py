@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shared.engine.attention import Backend, Lane, StepPlan
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.kv.segment import Branch, Placement, Segment, Tempering
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.spec import ModelSpec
 
@@ -49,7 +49,8 @@ class BranchCase:
     """``num_rows`` rows behind ``old`` tokens of its own. ``parent``: an earlier branch, whose context it has
     and behind whose tokens it hangs, whatever ``offset`` says; ``forked``: behind the first so many of them,
     and with the parent's origin.
-    ``gap``: its tokens stand up to so many positions apart."""
+    ``gap``: its tokens stand up to so many positions apart. ``tempered``: (first, number, temperature, scale)
+    of placements, for it and those that hang on it."""
 
     offset: int
     old: int
@@ -58,6 +59,7 @@ class BranchCase:
     parent: int | None = None
     forked: int | None = None
     gap: int = 0
+    tempered: tuple[int, int, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Step:
         self.branches: list[Branch] = []
         for one in case.branches:
             branch = self._branch(one, segments)
+            if one.tempered is not None:
+                branch.tempering = Tempering(*one.tempered)
             branch.segment = self._segment(one.old, one.num_rows, branch.segment.start, self._places(one))
             self.branches.append(branch)
         self.lanes: list[Lane] = []
@@ -232,7 +236,7 @@ def _forests(draw: st.DrawFn, lens: Sequence[int], max_branches: int, exclusions
             parent = draw(st.integers(0, len(branches) - 1))
             can_fork = kind == "forked" and not branches[parent].gap
             forked = draw(st.integers(0, branches[parent].old)) if can_fork else None
-            one = replace(one, placements=(), parent=parent, forked=forked, gap=0)
+            one = replace(one, placements=(), parent=parent, forked=forked, gap=0, tempered=None)
         branches.append(one)
     return branches
 
@@ -253,6 +257,18 @@ def _branches(num_segments: int, lens: Sequence[int], exclusions: bool) -> st.Se
         behind = draw(st.sampled_from((0, 0, 7, -5, -40, -150)))
         num_rows, old = draw(st.integers(1, 20)), draw(st.sampled_from((0, 0, 1, 37)))
         gap = draw(st.sampled_from((0, 0, 3, 20)))
-        return BranchCase(max(0, position + behind), old, num_rows, tuple(placed), gap=gap)
+        first = draw(st.integers(0, max(0, len(placed) - 1)))
+        number = st.integers(1, max(1, len(placed) - first))
+        tempered = st.tuples(
+            st.just(first), number, st.sampled_from((0.3, 1.0, 1.7)), st.sampled_from((0.5, 1.4))
+        )
+        return BranchCase(
+            max(0, position + behind),
+            old,
+            num_rows,
+            tuple(placed),
+            gap=gap,
+            tempered=draw(st.one_of(st.none(), tempered)) if placed else None,
+        )
 
     return branch()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shared.engine import Engine, EngineConfig, wrap_model
-from shared.engine.jobs import GenerateJob
+from shared.engine.jobs.context import ContextJob
 from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
@@ -122,9 +122,9 @@ def _sink(one: Run, on_event: Callable[[Run, Event], None] | None) -> Callable[[
     return sink
 
 
-def jobs_of(engine: Engine) -> list[GenerateJob]:
+def jobs_of(engine: Engine) -> list[ContextJob]:
     """What the engine keeps of the requests that run."""
-    return engine._requests.generating()
+    return list(engine._requests.running)
 
 
 @contextmanager

@@ -28,8 +28,8 @@ from shared.generation.modes import Ape, Recompute
 from shared.generation.orders import ASKED_MODES, GenerationOrder, Reuse
 from shared.generation.pieces import Piece
 from shared.generation.selection import Grouping, Reading
+from shared.kv_stores import NodeFiles
 from shared.request import RequestContext
-from shared.stored_segments.source import ChunkStore
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    model: Path, store: ChunkStore | None = None, chooser: Selector | None = None, **settings: Any
+    model: Path, store: NodeFiles | None = None, chooser: Selector | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
     """A server over ``model``; a model that cannot be loaded is served as the application does it."""
     config = load(GeneratorConfig, {"model": str(model)} | settings)

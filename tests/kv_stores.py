@@ -1,36 +1,81 @@
-"""Stores to hold against the contract of ``shared.kv_types.KvStore``: one node's alone, one node's over gRPC,
+"""Stores to hold against the contracts of ``shared.kv_stores``: one node's alone, one node's over gRPC,
 a cluster's."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
+from google.protobuf.message import Message
 
+from cluster.compose import servicer_functions
 from services.kv_store.blobs.disk import Disk, VolatileDisk
 from services.kv_store.blobs.protocol import Blobs
-from services.kv_store.documents.documents import Documents
+from services.kv_store.config import KvStoreConfig, MemoryConfig, QuotaConfig
 from services.kv_store.fetching.fetch import FetchConfig
-from services.kv_store.fetching.flight import FlightServer
-from services.kv_store.handlers import KvStoreHandlers, start_server
+from services.kv_store.fetching.flight import FlightReader, Flights, FlightServer, ReadChunk, Write
+from services.kv_store.handlers import StoreHandlers
 from services.kv_store.node.agent import Agent
+from services.kv_store.node.building import Node, build_node, build_tiers
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.cluster_store import ClusterStore
-from services.kv_store.tiers.local import LEASE_S, LocalTier
-from shared.clients.grpc_transport import GrpcTransport
+from services.kv_store.node.handlers import FileHandlers, start_server
+from services.kv_store.tiers.building import Machine
+from services.kv_store.tiers.local import LEASE_S
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.kv_node import AgentClient, NodeFilesClient
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
-from shared.errors import NotFound, Unavailable
-from shared.kv_types import KvStore
+from shared.clients.transport import ResponseT, Transport
+from shared.errors import CorruptData, NotFound, Unavailable
+from shared.kv_stores import NodeAgent
+
+
+class MemoryFlights:
+    """``Flights`` between nodes of one process: no socket, same bytes."""
+
+    def __init__(self) -> None:
+        self._reading: dict[str, ReadChunk] = {}
+
+    def stream(self, node_id: str, read: ReadChunk) -> MemoryStreaming:
+        self._reading[f"memory://{node_id}"] = read
+        return MemoryStreaming(f"memory://{node_id}")
+
+    def read(
+        self, location: str, chunk_id: str, start: int, length: int, write: Write, timeout_s: float
+    ) -> None:
+        received = 0
+        for piece in self._reading[location](chunk_id, start, length):
+            write(start + received, memoryview(piece))
+            received += len(piece)
+        if received != length:
+            raise CorruptData(f"chunk {chunk_id}: a node's copy is shorter than it said")
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class MemoryStreaming:
+    location: str
+
+    def close(self) -> None:
+        pass
 
 
 class KnownNodes:
     """``Nodes`` whose stores are given. The first is home."""
 
-    def __init__(self, stores: dict[str, KvStore] | None = None) -> None:
+    def __init__(self, stores: dict[str, NodeAgent] | None = None) -> None:
         self.stores = stores or {}
+        self.flights = MemoryFlights()
         self.down: set[str] = set()
         self.suspected: list[str] = []
 
@@ -40,7 +85,7 @@ class KnownNodes:
     def ids(self) -> Sequence[str]:
         return list(self.stores)
 
-    async def store(self, node_id: str) -> KvStore:
+    async def store(self, node_id: str) -> NodeAgent:
         if node_id in self.down:
             raise Unavailable(f"{node_id} is down")
         if node_id not in self.stores:
@@ -51,41 +96,80 @@ class KnownNodes:
         self.suspected.append(node_id)
 
 
+def config_in(
+    directory: Path,
+    *,
+    capacity_bytes: int = 0,
+    memory_bytes: int | None = None,
+    lease_s: float = LEASE_S,
+    fetch: FetchConfig | None = None,
+    prefer_peers: bool = False,
+    quotas: QuotaConfig | None = None,
+) -> KvStoreConfig:
+    """``memory_bytes`` None: no tier in memory."""
+    return KvStoreConfig(
+        str(directory),
+        disk_capacity_bytes=capacity_bytes,
+        memory=MemoryConfig(str(directory / "memory"), memory_bytes or 0),
+        lease_s=lease_s,
+        fetch=fetch or FetchConfig(),
+        prefer_peers=prefer_peers,
+        quotas=quotas or QuotaConfig(),
+    )
+
+
+@dataclass
+class OpenMemory:
+    """A memory tier's directory that nobody claims, so that a node can be built anew where another died."""
+
+    path: Path
+
+    def remove(self) -> None:
+        pass
+
+
+def machine(
+    disk: Disk, memory_disk: Disk | None = None, clock: Callable[[], float] = time.monotonic
+) -> Machine:
+    return Machine(disk, memory_disk or VolatileDisk(), OpenMemory, clock)
+
+
 def tiers_in(
     directory: Path,
     disk: Disk | None = None,
     objects: Blobs | None = None,
     *,
     memory_disk: Disk | None = None,
-    capacity_bytes: int = 0,
-    memory_bytes: int | None = None,
-    lease_s: float = LEASE_S,
     clock: Callable[[], float] = time.monotonic,
-    fetch: FetchConfig | None = None,
-    prefer_peers: bool = False,
+    **settings: Any,
 ) -> NodeTiers:
-    """Tiers of one node; ``memory_bytes`` None: none in memory."""
-    memory = None
-    if memory_bytes is not None:
-        memory = LocalTier(
-            "memory",
-            directory / "memory",
-            disk=memory_disk or VolatileDisk(),
-            capacity_bytes=memory_bytes,
-            lease_s=lease_s,
-            clock=clock,
-        )
-    own = LocalTier(
-        "disk",
-        directory,
-        disk=disk,
-        keeps=True,
-        kept_name="pending" if objects is not None else "",
-        capacity_bytes=capacity_bytes,
-        lease_s=lease_s,
-        clock=clock,
-    )
-    return NodeTiers(own, memory, objects, fetch, prefer_peers)
+    """Tiers of one node; ``settings`` as in ``config_in``."""
+    return build_tiers(
+        config_in(directory, **settings),
+        objects,
+        machine(disk or Disk(), memory_disk or VolatileDisk(), clock),
+    )[0]
+
+
+def node_on(
+    directory: Path,
+    node_id: str,
+    nodes: KnownNodes,
+    disk: Disk | None = None,
+    objects: Blobs | None = None,
+    *,
+    flights: Flights | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> Node:
+    """One of ``nodes`` from now on. Chunks go between nodes by ``nodes.flights`` unless others are given."""
+    nodes.stores.setdefault(node_id, cast(NodeAgent, None))
+    stream = partial(nodes.flights.stream, node_id) if flights is None else partial(FlightServer, "127.0.0.1")
+    config = config_in(directory, **settings)
+    stands_on = machine(disk or Disk(), clock=clock)
+    node = build_node(node_id, config, nodes, stream, objects, flights or nodes.flights, stands_on)
+    nodes.stores[node_id] = node.agent
+    return node
 
 
 def agent_on(
@@ -94,54 +178,101 @@ def agent_on(
     nodes: KnownNodes,
     disk: Disk | None = None,
     objects: Blobs | None = None,
-    tiers: NodeTiers | None = None,
-    location: str = "",
+    **settings: Any,
 ) -> Agent:
-    """With the default ``tiers`` of ``disk`` and ``objects`` unless others are given."""
-    agent = Agent(
-        node_id,
-        tiers or tiers_in(directory, disk, objects),
-        Documents(directory, disk, objects),
-        nodes,
-        location=location,
-    )
-    nodes.stores[node_id] = agent
-    return agent
+    return node_on(directory, node_id, nodes, disk, objects, **settings).agent
 
 
 @asynccontextmanager
-async def over_grpc(store: KvStore) -> AsyncGenerator[KvStoreClient, None]:
-    """A client of ``store`` through a real server."""
-    server, address = await start_server(KvStoreHandlers(store), "127.0.0.1")
+async def over_grpc(agent: NodeAgent) -> AsyncGenerator[AgentClient, None]:
+    """A client of ``agent`` through a real server."""
+    server, address = await start_server(agent, "127.0.0.1")
     channel = grpc.aio.insecure_channel(address)
     try:
-        yield KvStoreClient(GrpcTransport(channel, SERVICE, APPLICATION))
+        yield AgentClient.of(channel)
     finally:
         await channel.close()
         await server.stop(grace=None)
+
+
+class FrontHandlers(StoreHandlers, FileHandlers):
+    """What ``services.kv_store.app.KvStoreFront`` answers."""
+
+    def __init__(self, front: ClusterStore) -> None:
+        StoreHandlers.__init__(self, front)
+        FileHandlers.__init__(self, front)
+
+
+class FrontClient(NodeFilesClient, KvStoreClient):
+    """The front by both ways in: the public port, and its handle."""
+
+    def __init__(self, public: Transport, handle: Transport) -> None:
+        KvStoreClient.__init__(self, public)
+        NodeFilesClient.__init__(self, handle)
+
+
+@asynccontextmanager
+async def front_over_grpc(front: ClusterStore) -> AsyncGenerator[FrontClient, None]:
+    """A client of the front through a server with the services of the public port."""
+    handlers = FrontHandlers(front)
+    async with public_server(handlers) as address, grpc.aio.insecure_channel(address) as channel:
+        yield FrontClient(GrpcTransport(channel, SERVICE, APPLICATION), HandleTransport(handlers))
+
+
+@asynccontextmanager
+async def public_server(handlers: StoreHandlers) -> AsyncGenerator[str, None]:
+    """The address of a server with those services that Serve's proxy has of the store."""
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    for function in servicer_functions():
+        if ".kv_store" in function:
+            module, _, name = function.rpartition(".")
+            getattr(import_module(module), name)(handlers, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(grace=None)
+
+
+class HandleTransport:
+    """Calls handlers as a Serve handle does: by the names of their methods, without a gRPC context."""
+
+    def __init__(self, handlers: object) -> None:
+        self._handlers = handlers
+
+    async def unary(
+        self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
+    ) -> ResponseT:
+        response: ResponseT = await asyncio.wait_for(getattr(self._handlers, method)(request), timeout_s)
+        return response
+
+    async def stream(
+        self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
+    ) -> AsyncGenerator[ResponseT, None]:
+        async with asyncio.timeout(timeout_s):
+            async for response in getattr(self._handlers, method)(request):
+                yield response
 
 
 @asynccontextmanager
 async def cluster(
     directory: Path, node_ids: Sequence[str], objects: Blobs | None = None
 ) -> AsyncGenerator[tuple[ClusterStore, dict[str, Agent], KnownNodes], None]:
-    """Agents that reach each other over gRPC, as they do on Ray nodes, and the front's store over them."""
-    nodes = KnownNodes()
-    agents = {}
+    """Agents that reach each other over gRPC and Arrow Flight, as they do on Ray nodes, and the front's store
+    over them."""
+    known = KnownNodes()
+    nodes = [node_on(directory / n, n, known, objects=objects, flights=FlightReader()) for n in node_ids]
     async with AsyncExitStack() as stack:
-        for i, node_id in enumerate(node_ids):
-            tiers = tiers_in(directory / node_id, objects=objects)
-            flight = FlightServer("127.0.0.1", tiers.read)
-            stack.callback(flight.close)
-            location = flight.location if i % 2 == 0 else ""  # the others by `get`
-            agents[node_id] = agent_on(
-                directory / node_id, node_id, nodes, objects=objects, tiers=tiers, location=location
-            )
-        for node_id, agent in agents.items():
-            nodes.stores[node_id] = await stack.enter_async_context(over_grpc(agent))
-        yield ClusterStore(nodes, node_ids[0]), agents, nodes
-    for agent in agents.values():
-        await agent.close()
+        for node_id, node in zip(node_ids, nodes, strict=True):
+            known.stores[node_id] = await stack.enter_async_context(over_grpc(node.agent))
+        yield (
+            ClusterStore(known, node_ids[0]),
+            {n: node.agent for n, node in zip(node_ids, nodes, strict=True)},
+            known,
+        )
+    for node in nodes:
+        await node.close()
 
 
 async def in_pieces(data: bytes, size: int = 500) -> AsyncIterator[bytes]:

@@ -248,8 +248,9 @@ def blended(
     start, end = len(prefix), len(prefix) + len(context)
     num_layers = len(model.model.layers)
     steps = torch.linspace(1, -1, num_layers - 2).tolist() if num_layers > 3 else [0.0] * (num_layers - 2)
+    later = max(0.0, num_layers * ratio - 2) / (num_layers - 2)  # so that the mean of all layers is the ratio
     counts = [len(context)] * 2 + [
-        int((ratio + min(ratio, 1 - ratio) / 2 * s) * len(context) + 0.5) for s in steps
+        int((later + min(later, 1 - later) / 2 * s) * len(context) + 0.5) for s in steps
     ]
     with torch.no_grad(), _angles_for(model, end + len(tail)):
         stitched = _stitched_kv(model, prefix, chunks)

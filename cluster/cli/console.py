@@ -1,21 +1,21 @@
-"""What the command line prints: tables and the progress of a start. Values in, rich renderables out."""
+"""What the command line prints: tables. Values in, rich renderables out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cluster.local.state import StackState
 from shared.answer import AnswerUsage, Citation
 from shared.clients.health import ServiceHealth
-from shared.generation.told import Timings, Usage
 
 # Name and seconds.
+from shared.documents import DocumentInfo
+from shared.generation.told import Timings, Usage
+
+_WIDEST = 100_000
 STAGES: tuple[tuple[str, Callable[[Timings], float]], ...] = (
     ("retrieve", lambda t: t.retrieve_s),
     ("queue", lambda t: t.queue_s),
@@ -28,17 +28,35 @@ STAGES: tuple[tuple[str, Callable[[Timings], float]], ...] = (
 
 
 def status_table(services: Sequence[ServiceHealth]) -> Table:
+    """A service that is ready but cannot do something is degraded, and says what."""
     table = Table("service", "state", "", box=None, pad_edge=False)
     for service in services:
-        state = Text("ready", "green") if service.ready else Text("not ready", "red")
+        state = Text("degraded", "yellow") if service.detail else Text("ready", "green")
         facts = ", ".join(f"{key} {value}" for key, value in sorted(service.facts.items()))
-        table.add_row(service.service, state, service.detail or facts)
+        shown = state if service.ready else Text("not ready", "red")
+        table.add_row(service.service, shown, Text(service.detail or facts))
     return table
+
+
+def documents_table(documents: Sequence[DocumentInfo]) -> Table:
+    table = Table("collection", "document", "title", "chunks", "", box=None, pad_edge=False)
+    for d in documents:
+        note = "" if d.current else "made for another model"
+        table.add_row(*map(Text, (d.collection, d.document_id, d.title, str(d.num_chunks), note)))
+    return table
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """No cell is cut or folded, however narrow the screen: what is shown can be copied."""
+    for column in table.columns:
+        column.no_wrap = True
+    needed = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+    Console(file=console.file, width=needed, force_terminal=console.is_terminal).print(table)
 
 
 def timings_table(usage: AnswerUsage) -> Table:
     """Stages in milliseconds. They overlap: the first token's time contains retrieval, load and prefill."""
-    table = stages_table("ms")
+    table = stages_table()
     table.add_row("", *stage_cells(usage.timings))
     return table
 
@@ -58,14 +76,14 @@ def citation_line(citations: Sequence[Citation]) -> str:
     )
 
 
-def stages_table(*first: str) -> Table:
-    """Columns ``first``, then one per stage."""
+def stages_table(*counts: str) -> Table:
+    """A row's name, a column per count (``name unit``), then one per stage; what is counted stands below the
+    name."""
     # all of it in 80 columns
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name in first:
-        table.add_column(name, no_wrap=True)
-    for name, _ in STAGES:
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, unit in (*(count.split() for count in counts), *((name, "ms") for name, _ in STAGES)):
+        table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
     return table
 
 
@@ -73,29 +91,3 @@ def stage_cells(timings: Timings) -> list[str]:
     """Milliseconds, without the unit."""
     values = [of(timings) * 1000 for _, of in STAGES]
     return [f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.1f}" for value in values]
-
-
-@contextmanager
-def start_progress(console: Console) -> Iterator[Callable[[StackState], None]]:
-    """A live line per service while the stack starts; one plain line per change where the output is no
-    terminal."""
-    shown: dict[str, str] = {}
-
-    def plain(state: StackState) -> None:
-        for name, value in state.services.items():
-            if shown.get(name) != value and value in ("running", "ready"):
-                console.print(f"{name}: {value}")
-            shown[name] = value
-
-    if not console.is_terminal:
-        yield plain
-        return
-    with Live(console=console, transient=True) as live:
-        yield lambda state: live.update(_services(state))
-
-
-def _services(state: StackState) -> Table:
-    table = Table("service", "state", box=None, pad_edge=False)
-    for name, value in state.services.items():
-        table.add_row(name, Text(value, "green" if value == "ready" else "yellow"))
-    return table

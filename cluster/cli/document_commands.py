@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from cluster.cli.session import Session, run, run_resumable
 from shared.errors import InvalidRequest
@@ -36,13 +37,14 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
     kvquilt ingest lease.pdf notes.md -c handbook
     kvquilt ingest -c handbook --re-encode             after the model was changed
     """
-    from cluster.cli.ingesting import follow_all, ingest_files
+    from cluster.cli.ingesting import follow_all, ingest_files, print_skipped
     from cluster.cli.remote import ingest_client
-    from cluster.cli.sources import find_sources
+    from cluster.cli.sources import Sources, find_sources
 
     if bool(paths) == re_encode:
         raise InvalidRequest("name the PATHS to ingest, or --re-encode, not both")
-    sources = find_sources(paths) if paths else []
+    sources = find_sources(paths) if paths else Sources([], {})
+    print_skipped(session.err, sources.skipped)
 
     async def go() -> int:
         async with ingest_client(session.target) as client:
@@ -55,7 +57,7 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
                     lambda documents: client.upsert(
                         session.context(INGEST_DEADLINE_MS), collection, documents
                     ),
-                    sources,
+                    sources.files,
                 )
         summary.print(session.out)
         return 1 if summary.failed else 0
@@ -65,23 +67,22 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
 
 @click.command()
 @click.option("--collection", "-c", default="", help="Only this collection.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @click.pass_obj
-def documents(session: Session, collection: str) -> None:
-    """What has been ingested."""
+def documents(session: Session, collection: str, as_json: bool) -> None:
+    """What has been ingested. Documents are named as `kvquilt delete` takes them."""
+    from cluster.cli.console import documents_table, print_whole
     from cluster.cli.remote import ingest_client
 
     async def go() -> None:
-        table = Table("collection", "document", "title", "chunks", "", box=None, pad_edge=False)
         async with ingest_client(session.target) as client:
-            async for d in client.list(session.context(), collection):
-                table.add_row(
-                    d.collection,
-                    d.document_id,
-                    d.title,
-                    str(d.num_chunks),
-                    "" if d.current else "made for another model",
-                )
-        session.out.print(table if table.row_count else "no documents")
+            found = [d async for d in client.list(session.context(), collection)]
+        if as_json:
+            click.echo(json.dumps([dataclasses.asdict(d) for d in found], indent=2, ensure_ascii=False))
+        elif found:
+            print_whole(session.out, documents_table(found))
+        else:
+            session.out.print("no documents")
 
     run(go())
 

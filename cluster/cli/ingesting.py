@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,6 +15,7 @@ from cluster.cli.sources import SourceFile
 from shared.documents import SourceDocument, Stage, UpsertProgress
 
 GROUP_LEN, GROUP_BYTES = 8, 16 * 2**20
+_SHOWN_SKIPPED = 20
 Upsert = Callable[[Sequence[SourceDocument]], AsyncGenerator[UpsertProgress, None]]
 
 
@@ -65,6 +67,14 @@ class Summary:
     def print_failed(self, console: Console) -> None:
         for document_id, reason in sorted(self.failed.items()):
             console.print(Text(f"  {document_id}: {reason}", "red"), soft_wrap=True)
+
+
+def print_skipped(console: Console, skipped: Mapping[Path, str]) -> None:
+    """Files one by one as long as they are few, then by their number."""
+    for path, reason in list(skipped.items())[:_SHOWN_SKIPPED]:
+        console.print(Text(f"skipped {path}: {reason}", "yellow"), soft_wrap=True)
+    if (more := len(skipped) - _SHOWN_SKIPPED) > 0:
+        console.print(Text(f"skipped {more} more", "yellow"))
 
 
 async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[SourceFile]) -> Summary:

@@ -83,7 +83,7 @@ def up(
     kvquilt up --model Qwen/Qwen2.5-0.5B-Instruct
     kvquilt --data-dir /srv/kv up --config quilt.yaml
     """
-    from cluster.cli.console import start_progress
+    from cluster.cli.starting import start_progress
     from cluster.config import load_quilt
     from cluster.local import launcher
     from shared.config import read_yaml
@@ -108,10 +108,11 @@ def up(
 @main.command()
 @click.pass_obj
 def down(session: Session) -> None:
-    """Stop the services on this machine. What was ingested stays."""
+    """Stop the services on this machine. What was ingested stays; answers on their way are finished first,
+    within every service's drain_s."""
     from cluster.local import launcher
 
-    with session.out.status("stopping"):
+    with session.out.status("finishing what was asked, and stopping"):
         stopped = launcher.stop(session.data_dir)
     session.out.print("stopped" if stopped else f"nothing is running on {session.data_dir}")
 

@@ -17,6 +17,7 @@ from shared.errors import InvalidRequest, KvquiltError, NotFound
 from shared.request import RequestContext
 
 ResultT = TypeVar("ResultT")
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ class Commands(click.Group):
         except KvquiltError as error:
             click.echo(f"kvquilt: {error.detail}", err=True)
             ctx.exit(exit_code(error))
+        except KeyboardInterrupt:  # click would say 1
+            click.echo("kvquilt: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
 
 
 def exit_code(error: KvquiltError) -> int:
@@ -86,5 +90,5 @@ def run_resumable(session: Session, work: Coroutine[Any, Any, int]) -> NoReturn:
         code = run(work)
     except KeyboardInterrupt:
         session.err.print("interrupted; the same command goes on where this one stopped")
-        code = 130
+        code = INTERRUPTED
     sys.exit(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,15 @@ class SourceFile:
     document_id: str
 
 
-def find_sources(paths: Sequence[Path]) -> list[SourceFile]:
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """``skipped``: what lies in the folders and is not taken, with the reason."""
+
+    files: Sequence[SourceFile]
+    skipped: Mapping[Path, str]
+
+
+def find_sources(paths: Sequence[Path]) -> Sources:
     """Files in a stable order; folders are searched for ``ENDINGS``, hidden ones left out. A file that is
     named itself is taken whatever its ending: the service says what is wrong with it.
 
@@ -27,8 +35,9 @@ def find_sources(paths: Sequence[Path]) -> list[SourceFile]:
         InvalidRequest: a path does not exist, nothing was found, or two files would get the same identity.
     """
     sources: dict[str, SourceFile] = {}
+    skipped: dict[Path, str] = {}
     for path in paths:
-        for source in _in_path(path):
+        for source in _in_path(path, skipped):
             other = sources.setdefault(source.document_id, source)
             if other.path.resolve() != source.path.resolve():
                 raise InvalidRequest(
@@ -37,17 +46,30 @@ def find_sources(paths: Sequence[Path]) -> list[SourceFile]:
                 )
     if not sources:
         raise InvalidRequest(f"no documents in {', '.join(map(str, paths))} (looked for {' '.join(ENDINGS)})")
-    return list(sources.values())
+    return Sources(list(sources.values()), skipped)
 
 
-def _in_path(path: Path) -> Iterator[SourceFile]:
+def _in_path(path: Path, skipped: dict[Path, str]) -> Iterator[SourceFile]:
     if not path.exists():
-        raise InvalidRequest(f"{path}: no such file or folder")
+        what = "the link leads nowhere" if path.is_symlink() else "no such file or folder"
+        raise InvalidRequest(f"{path}: {what}")
     if path.is_file():
         yield SourceFile(path, path.name)
         return
     for file in sorted(path.rglob("*")):
         relative = file.relative_to(path)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if file.is_file() and file.suffix.lower() in ENDINGS and not hidden:
+        if file.is_dir() or any(part.startswith(".") for part in relative.parts):
+            continue
+        if reason := _unfit(file):
+            skipped[file] = reason
+        else:
             yield SourceFile(file, relative.as_posix())
+
+
+def _unfit(file: Path) -> str:
+    """Why it cannot be a document; empty if it can."""
+    if not file.exists():
+        return "the link leads nowhere"
+    if not file.is_file():
+        return "is no file"
+    return "" if file.suffix.lower() in ENDINGS else f"is none of {' '.join(ENDINGS)}"

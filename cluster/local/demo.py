@@ -19,10 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.cli.asking import WholeAnswer, collect
-from cluster.cli.console import citation_line, stage_cells, stages_table, start_progress, usage_line
+from cluster.cli.console import citation_line, stage_cells, stages_table, usage_line
 from cluster.cli.ingesting import ingest_files
 from cluster.cli.remote import ingest_client, rag_client
 from cluster.cli.sources import find_sources
+from cluster.cli.starting import start_progress
 from cluster.config import QuiltConfig, load_quilt
 from cluster.local import launcher
 from cluster.paths import DEMO_ASSETS
@@ -118,7 +119,7 @@ async def _use(
 
 
 async def _ingest(console: Console, target: str) -> None:
-    sources = find_sources([DEMO_ASSETS / "documents"])
+    sources = find_sources([DEMO_ASSETS / "documents"]).files
     console.rule(f"ingesting {len(sources)} documents")
     async with ingest_client(target) as client:
         summary = await ingest_files(
@@ -133,7 +134,7 @@ def show_answers(console: Console, asked: Sequence[Asked]) -> None:
     console.rule("the same question, without and with stored KV")
     for a in asked:
         console.print(Text(a.question.question, "bold"))
-        table = stages_table("tokens,ms", "reused", "computed")
+        table = stages_table("reused tokens", "computed tokens")
         for mode, answer in a.answers.items():
             assert answer.usage is not None
             text = answer.text()

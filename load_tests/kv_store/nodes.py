@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from services.kv_store.blobs.protocol import Blobs
-from services.kv_store.documents.documents import Documents
+from services.kv_store.config import KvStoreConfig, MemoryConfig
+from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.node.agent import Agent
-from services.kv_store.node.chunks import NodeTiers
-from services.kv_store.tiers.local import LocalTier
+from services.kv_store.node.building import Node, build_node
 from shared.errors import NotFound
-from shared.kv_types import KvStore
+from shared.kv_stores import NodeAgent
 
-_NODE = "node"
+_NODE = "only"
 
 
-class _Alone:
-    """``services.kv_store.fetching.nodes.Nodes`` of a cluster of one."""
+class OnlyNode:
+    """``services.kv_store.fetching.nodes.Nodes`` of a cluster of one, which nobody else asks."""
 
     def home(self) -> str:
         return _NODE
@@ -26,20 +27,23 @@ class _Alone:
     def ids(self) -> Sequence[str]:
         return [_NODE]
 
-    async def store(self, node_id: str) -> KvStore:
-        raise NotFound(f"{node_id} is unknown")
+    async def store(self, node_id: str) -> NodeAgent:
+        raise NotFound(f"node {node_id!r}: there is only {_NODE!r}")
 
-    def suspect(self, node_id: str) -> None:
-        pass
+    def suspect(self, node_id: str) -> None: ...
+
+
+def only_node(config: KvStoreConfig, objects: Blobs | None = None) -> Node:
+    """Looks at every file that is there."""
+    return build_node(_NODE, config, OnlyNode(), partial(FlightServer, "127.0.0.1"), objects)
 
 
 @asynccontextmanager
 async def disk_node(directory: Path, objects: Blobs | None = None) -> AsyncGenerator[Agent, None]:
     """Its chunks lie on disk, and in ``objects`` if given; none in shared memory."""
     directory.mkdir(parents=True, exist_ok=True)
-    disk = LocalTier("disk", directory, keeps=True, kept_name="pending" if objects else "")
-    agent = Agent(_NODE, NodeTiers(disk, objects=objects), Documents(directory), _Alone())
+    node = only_node(KvStoreConfig(str(directory.absolute()), memory=MemoryConfig(capacity_bytes=0)), objects)
     try:
-        yield agent
+        yield node.agent
     finally:
-        await agent.close()
+        await node.close()

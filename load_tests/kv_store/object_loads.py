@@ -1,5 +1,5 @@
-"""How fast chunks come out of an S3 server, verified and in tensors, against a bare client that asks as many
-times at once."""
+"""Measures how fast chunks come out of an S3 server, verified and in tensors, against a bare client that asks
+as many times at once."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def measure_object_loads(
 ) -> list[Measurement]:
     """``endpoint``: of a server that is there already, keys in the environment; empty: one is started.
 
-    Three ways of getting the same chunks, several at once: from the server straight into tensors, verified on
-    the way; by a node that has none of them, fetches them to its disk in parts, and has them read and
-    verified layer by layer while they come; and by a bare client, which looks at nothing. Either of the first
+    Three ways of getting the same chunks, several at once: what a generator's miss takes, by a node that has
+    none of them, fetches them to its disk in parts, and has them read and verified layer by layer while they
+    come; what scrubbing takes, from the server straight into memory, verified on the way; and by a bare
+    client, which looks at nothing. Either of the first
     is measured in turn with the last, so that whatever else the machine does meets both, and apart from the
     other, whose files the system is still writing afterwards.
     """
@@ -63,20 +64,20 @@ def measure_object_loads(
                 bare.append(sum(sizes.values()) / _bare_s(address, sizes))
             return measured(name, ours[1:], "byte/s", better="higher", baseline=statistics.median(bare[1:]))
 
-        def staged_s() -> float:
+        def served_s() -> float:
             with TemporaryDirectory(dir=directory) as node:
-                return asyncio.run(_staged_s(Path(node), objects, buffers))
+                return asyncio.run(_served_s(Path(node), objects, buffers))
 
         measurements = [
-            in_turn("load_29mb_object_store", lambda: _direct_s(objects, buffers)),
-            in_turn("load_29mb_object_store_staged", staged_s),
+            in_turn("load_29mb_object_store", served_s),
+            in_turn("scrub_29mb_object_store", lambda: _scrubbed_s(objects, buffers)),
         ]
         for chunk_id in sizes:
             objects.delete(blob_of(chunk_id))
     return measurements
 
 
-def _direct_s(objects: Blobs, buffers: Mapping[str, Buffers]) -> float:
+def _scrubbed_s(objects: Blobs, buffers: Mapping[str, Buffers]) -> float:
     """Seconds from knowing the ids to the last verified layer."""
 
     def load(chunk_id: str) -> None:
@@ -88,7 +89,7 @@ def _direct_s(objects: Blobs, buffers: Mapping[str, Buffers]) -> float:
         return time.perf_counter() - started
 
 
-async def _staged_s(directory: Path, objects: ObjectBlobs, buffers: Mapping[str, Buffers]) -> float:
+async def _served_s(directory: Path, objects: ObjectBlobs, buffers: Mapping[str, Buffers]) -> float:
     """Seconds from asking the node to the last verified layer."""
     async with disk_node(directory, objects) as node:
         with ThreadPoolExecutor(len(buffers)) as threads:

@@ -28,11 +28,11 @@ from pathlib import Path
 
 import grpc
 
-from load_tests.kv_store_soak.agent import build_agent, object_settings, settings
+from load_tests.kv_store_soak.agent import node_of, object_settings, settings
 from load_tests.kv_store_soak.clients import SoakClient, Violation
 from load_tests.servers.s3 import S3Server
-from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
-from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.clients.grpc_transport import CHANNEL_OPTIONS
+from shared.clients.kv_node import AgentClient
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 
@@ -50,7 +50,7 @@ class Service:
     disk_bytes: int
     endpoint: str = ""
     keys: dict[str, str] = field(default_factory=dict)
-    client: KvStoreClient = field(init=False)
+    client: AgentClient = field(init=False)
     _process: Process | None = None
     _channel: grpc.aio.Channel | None = None
 
@@ -79,7 +79,7 @@ class Service:
         if not address:
             raise Violation("the service did not start again")
         old, self._channel = self._channel, grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self.client = KvStoreClient(GrpcTransport(self._channel, SERVICE, APPLICATION))
+        self.client = AgentClient.of(self._channel)
         if old is not None:
             await old.close()
 
@@ -181,14 +181,13 @@ async def _check_invariants(service: Service, counts: Counter[str]) -> None:
     """Of an agent over what the last one left."""
     with _environment(service.keys):
         config = settings(service.directory, service.memory, service.disk_bytes, MEMORY_BYTES)
-        agent, documents, own = build_agent(config, object_settings(service.endpoint))
+        node = node_of(config, object_settings(service.endpoint))
         try:
-            await asyncio.to_thread(documents.sync)
-            await agent.recover(RequestContext.create())
-            agent.check_invariants()
+            await asyncio.to_thread(node.documents.sync)
+            await node.agent.recover(RequestContext.create())
+            node.agent.check_invariants()
         finally:
-            await agent.close()
-            own.remove_memory()
+            await node.close()
     counts["check_invariants() held"] = 1
 
 

@@ -10,43 +10,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from load_tests.kv_store.nodes import only_node
 from services.kv_store.config import KvStoreConfig, MemoryConfig
-from services.kv_store.documents.documents import Documents, keep_synced
-from services.kv_store.handlers import KvStoreHandlers, start_server
-from services.kv_store.node.agent import Agent
-from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.documents.documents import keep_synced
+from services.kv_store.node.building import Node
+from services.kv_store.node.handlers import start_server
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.s3.settings import ObjectSettings
-from services.kv_store.tiers.building import OwnTiers
-from shared.errors import KvquiltError, NotFound
-from shared.kv_types import KvStore
+from shared.errors import KvquiltError
 from shared.request import RequestContext
 
-NODE_ID = "only"
 _TIDY_S = 0.5
-
-
-class OnlyNode:
-    """``services.kv_store.fetching.nodes.Nodes`` of one."""
-
-    agent: KvStore
-
-    def home(self) -> str:
-        return NODE_ID
-
-    def ids(self) -> Sequence[str]:
-        return [NODE_ID]
-
-    async def store(self, node_id: str) -> KvStore:
-        if node_id != NODE_ID:
-            raise NotFound(f"node {node_id!r}: there is only {NODE_ID!r}")
-        return self.agent
-
-    def suspect(self, node_id: str) -> None: ...
 
 
 def settings(directory: Path, memory: Path, disk_bytes: int, memory_bytes: int) -> KvStoreConfig:
@@ -58,25 +35,19 @@ def settings(directory: Path, memory: Path, disk_bytes: int, memory_bytes: int) 
     )
 
 
-def build_agent(config: KvStoreConfig, objects: ObjectSettings | None) -> tuple[Agent, Documents, OwnTiers]:
+def node_of(config: KvStoreConfig, objects: ObjectSettings | None) -> Node:
     """Looks at every file that is there."""
-    directory, nodes = Path(config.directory), OnlyNode()
-    blobs = None if objects is None else ObjectBlobs(objects)
-    own = OwnTiers(directory, config, objects=blobs is not None)
-    documents = Documents(directory, objects=blobs)
-    agent = Agent(NODE_ID, NodeTiers(own.disk, own.memory, blobs, config.fetch), documents, nodes)
-    nodes.agent = agent
-    return agent, documents, own
+    return only_node(config, None if objects is None else ObjectBlobs(objects))
 
 
 async def serve(config: KvStoreConfig, objects: ObjectSettings | None) -> None:
-    agent, documents, _ = build_agent(config, objects)
-    syncing = asyncio.create_task(keep_synced(documents)) if objects is not None else None
-    server, address = await start_server(KvStoreHandlers(agent), "127.0.0.1")
+    node = node_of(config, objects)
+    syncing = asyncio.create_task(keep_synced(node.documents)) if objects is not None else None
+    server, address = await start_server(node.agent, "127.0.0.1")
     print(address, flush=True)
     while syncing is None or not syncing.done():
         try:
-            await agent.recover(RequestContext.create())
+            await node.agent.recover(RequestContext.create())
         except KvquiltError as error:
             print(f"recovering failed: {error.detail}", file=sys.stderr)
         await asyncio.sleep(_TIDY_S)

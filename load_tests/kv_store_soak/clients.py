@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shared.clients.kv_store import KvStoreClient
+from shared.clients.kv_node import AgentClient
 from shared.errors import CorruptData, InternalError, KvquiltError, NotFound
 from shared.identity import ids_hash
 from shared.kv_format import ChunkHeader, write_chunk
@@ -75,7 +75,7 @@ class SoakClient:
     """``connect``: a client of the store as it runs now; while it is being started, of none that answers."""
 
     number: int
-    connect: Callable[[], KvStoreClient]
+    connect: Callable[[], AgentClient]
     scratch: Path
     counts: Counter[str]
     rng: random.Random
@@ -251,7 +251,7 @@ class SoakClient:
             del self.chunks[self.rng.choice(free)]
 
 
-async def _read(store: KvStoreClient, chunk_id: str) -> str:
+async def _read(store: AgentClient, chunk_id: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
     try:
         async for piece in store.get(_ctx(), chunk_id):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from load_tests.quality.ledger import Answer
-from load_tests.quality.modes import BASELINES, Clip
+from load_tests.quality.modes import Clip
 from load_tests.quality.paired import agreement
 from load_tests.quality.trials import Trial, is_spread
 from services.training.contexts import Question
@@ -21,7 +21,7 @@ from services.training.evaluate import answers
 from shared.engine import Engine, EngineConfig, load_model
 from shared.errors import ConfigError
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
-from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.modes import Chooser, Recompute, ReuseMode
 from shared.generation.selection import Reading
 from shared.generation.told import DoneEvent, Event, FailedEvent, SelectedEvent, TokenEvent
 from shared.identity import chunk_identity
@@ -127,8 +127,7 @@ class Bench:
             self.prompts.prefix_ids,
             [self.prompts.encode_question(q.text) for q in prepared.trial.questions],
         )
-        if mode in BASELINES:
-            assert isinstance(mode, ReuseMode)
+        if isinstance(mode, ReuseMode) and not mode.recomputes:
             yield GenerateRequest(
                 _name(prepared, 0), prefix_ids, prepared.chunks, tuple(questions), mode, self._sampling
             )
@@ -138,6 +137,9 @@ class Bench:
                 reuse, recompute = ReuseMode.TOKENS, Recompute(tokens=_tokens(prepared.chosen[mode][i]))
             else:
                 ratio = prepared.chosen[self.clips[0]][i].num_chosen / prepared.num_tokens
+                if mode is ReuseMode.CACHEBLEND:  # as many in its later layers, the first two besides
+                    num_layers = self.engine.model.spec.num_layers
+                    ratio = (2 + ratio * (num_layers - 2)) / num_layers
                 reuse, recompute = mode, Recompute(ratio, seed=prepared.trial.number * 1000 + i)
             yield GenerateRequest(
                 _name(prepared, i),
@@ -193,7 +195,7 @@ class Bench:
 
     def _judge(self, mode: ReuseMode | Clip, prepared: Prepared, index: int, reply: Reply) -> Answer:
         question = prepared.trial.questions[index]
-        if mode is ReuseMode.FULL:
+        if isinstance(mode, ReuseMode) and not mode.row.stored:
             reply = Reply(reply.text, SelectedEvent(tuple(range(prepared.num_tokens))))
         told = self._value_tokens(prepared, question)
         return Answer(
@@ -207,7 +209,7 @@ class Bench:
             reply.num_selected,
             len(told.intersection(reply.selection.tokens)) / len(told) if told else None,
             self._agreements(prepared, index, reply.selection.scores)
-            if mode is ReuseMode.QUERY_ATTENTION
+            if isinstance(mode, ReuseMode) and mode.row.chooser is Chooser.QUESTION
             else {},
         )
 

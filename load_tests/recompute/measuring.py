@@ -17,7 +17,7 @@ from load_tests.recompute.clipping import Clip, Clipper
 from load_tests.recompute.limits import prefill_limit_s, scoring_limit_s
 from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
-from shared.engine.modes.selecting import at_random
+from shared.engine.modes.random import at_random
 from shared.generation.modes import ReuseMode
 from shared.generation.selection import Grouping, Reading
 from shared.measuring.rates import Rates

@@ -167,7 +167,7 @@ async def _ingested(target: str, setting: Setting, console: Console) -> AsyncIte
             )
             yield
             return
-        sources = find_sources([setting.documents or DEMO_ASSETS / "documents"])
+        sources = find_sources([setting.documents or DEMO_ASSETS / "documents"]).files
         console.print(f"ingesting {len(sources)} documents into collection {setting.collection}")
         preparing = setting.context(PREPARATION_MS)
         try:

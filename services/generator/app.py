@@ -16,7 +16,7 @@ from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
 from shared import log as logs
-from shared.clients.kv_store import KvStoreClient
+from shared.clients.agent_actor import own_node
 from shared.clients.selection import SelectionClient
 from shared.clients.serve_transport import ServeTransport
 from shared.config import load
@@ -40,10 +40,10 @@ class GenerationApp(GenerationServicer):
         # for an engine.
         torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        store = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None
         chooser = config.selector.application
         selector = SelectionClient(ServeTransport(chooser)) if chooser else None
         node_id = ray.get_runtime_context().get_node_id()
+        store = own_node(config.kv_store, node_id) if config.kv_store else None
         try:
             super().__init__(load_generator(config, store, node_id, asyncio.get_running_loop(), selector))
         except KvquiltError as error:

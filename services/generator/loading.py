@@ -11,9 +11,10 @@ from services.generator.selecting import Selector
 from services.generator.serving import Generator
 from shared.engine import Engine, load_model
 from shared.engine.kv.source import NoSource, SegmentSource
+from shared.kv_stores import NodeFiles
 from shared.prompt import PromptTokenizer
 from shared.stored_segments.files import KvShape
-from shared.stored_segments.source import ChunkStore, StoreSegmentSource
+from shared.stored_segments.source import StoreSegmentSource
 from shared.verdict import VERDICT_FILE, Verdict
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def load_generator(
     config: GeneratorConfig,
-    store: ChunkStore | None,
+    store: NodeFiles | None,
     node_id: str,
     loop: asyncio.AbstractEventLoop,
     selector: Selector | None = None,

@@ -46,7 +46,7 @@ class Modes:
         mode = order.mode or self._config.reuse
         if isinstance(mode, Auto):
             return self._by_verdict(order, prefix_ids, has_question)
-        if mode is not ReuseMode.CACHECLIP:
+        if not mode.deferred:
             for name, value in (("grouping", order.grouping), ("reading", order.reading)):
                 if value is not None:
                     raise InvalidRequest(
@@ -54,7 +54,7 @@ class Modes:
                     )
         elif has_question and not self._has_selector:
             raise FailedPrecondition(
-                "reuse: cacheclip needs a selector, and this generator has none; "
+                f"reuse: {mode.value} needs a selector, and this generator has none; "
                 "name its application in generator.selector.application, or choose another mode"
             )
         return self._reusing(mode, order, order.recompute)
@@ -77,14 +77,14 @@ class Modes:
         misfit = verdict.misfit(self._model, ids_hash(prefix_ids), self._config.kv_encoding)
         if misfit:
             return f"the verdict was made for another {misfit}"
-        if not has_question and verdict.mode in (ReuseMode.QUERY_ATTENTION, ReuseMode.CACHECLIP):
+        mode = verdict.mode
+        if not has_question and mode.needs_question:
             return (
-                f"the verdict's mode, {verdict.mode}, goes by the question, and a forest is opened "
-                "without one"
+                f"the verdict's mode, {mode.value}, goes by the question, and a forest is opened without one"
             )
-        if verdict.mode is ReuseMode.CACHECLIP and not self._has_selector:
+        if mode.deferred and not self._has_selector:
             return (
-                "the verdict's mode, cacheclip, needs a selector, and "
+                f"the verdict's mode, {mode.value}, needs a selector, and "
                 "generator.selector.application names none"
             )
         return ""

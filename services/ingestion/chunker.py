@@ -3,6 +3,7 @@ sentences."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ from typing import Protocol
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from services.ingestion.formats.document import Heading, ParsedDocument
+from services.ingestion.formats.plain import headings_of
 from shared.errors import ConfigError, UnreadableDocument
 
 # Goes into a document's source hash: raise it when the same text would be cut elsewhere.
-CHUNKER_VERSION = 1
+CHUNKER_VERSION = 2
 HEADING_SEPARATOR = " > "
 _MIN_TEXT_TOKENS = 8
+_BELOW = re.compile(r"\n(?:[ \t]*\n)+(?=[ \t]*\S)")  # between a block of lines and the next one
+_JOINED = "\ufdd0"  # no character: stands for a line end at which the splitter must not cut
 
 
 class ChunkEncoder(Protocol):
@@ -63,7 +67,7 @@ class Chunker:
         headings = HeadingPaths(document.headings)
         return [
             self._chunk(text, start, headings.at(start))
-            for start, text in self._pieces(document.text, document.markdown)
+            for start, text in self._pieces(document)
             if text.strip()
         ]
 
@@ -72,13 +76,18 @@ class Chunker:
         return [
             self._chunk(text, chunk.start + start, chunk.heading)
             for chunk in chunks
-            for start, text in self._pieces(chunk.text, markdown=False)
+            for start, text in self._pieces(ParsedDocument(chunk.text, headings=headings_of(chunk.text)))
             if text.strip()
         ]
 
-    def _pieces(self, text: str, markdown: bool) -> Iterable[tuple[int, str]]:
-        pieces: Iterable[tuple[int, str]] = (self._markdown if markdown else self._plain).chunk_indices(text)
-        return pieces
+    def _pieces(self, document: ParsedDocument) -> Iterable[tuple[int, str]]:
+        """Where they start, and what they are. A heading stays with the text below it."""
+        if document.markdown:
+            pieces: Iterable[tuple[int, str]] = self._markdown.chunk_indices(document.text)
+            return pieces
+        joined = _joined(document)
+        found = self._plain.chunk_indices(joined)
+        return [(start, document.text[start : start + len(piece)]) for start, piece in found]
 
     def _chunk(self, text: str, start: int, heading: str) -> TextChunk:
         token_ids = self._encoder.encode_chunk(text)
@@ -89,7 +98,22 @@ class Chunker:
         return TextChunk(text, token_ids, start, start + len(text), heading)
 
     def _num_tokens(self, text: str) -> int:
-        return len(self._encoder.encode_chunk(text))
+        return len(self._encoder.encode_chunk(text.replace(_JOINED, "\n")))
+
+
+def _joined(document: ParsedDocument) -> str:
+    """The text, as long as it was, in which no line ends between a heading and the text below it."""
+    text = document.text
+    parts, position = [], 0
+    for heading in document.headings:
+        below = _BELOW.search(text, heading.start)
+        if below is not None:
+            parts += [
+                text[position : heading.start],
+                text[heading.start : below.end()].replace("\n", _JOINED),
+            ]
+            position = below.end()
+    return "".join([*parts, text[position:]])
 
 
 class HeadingPaths:

@@ -9,7 +9,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,26 +20,25 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from services.kv_store.config import KvStoreConfig
-from services.kv_store.documents.documents import Documents, keep_synced
-from services.kv_store.documents.quotas import Quotas
+from services.kv_store.documents.documents import keep_synced
 from services.kv_store.fetching.flight import FlightServer
-from services.kv_store.handlers import KvStoreHandlers, start_server
+from services.kv_store.handlers import StoreHandlers
 from services.kv_store.node.agent import Agent
-from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.node.building import build_node
 from services.kv_store.node.cluster_store import ClusterStore
-from services.kv_store.node.housekeeping import Housekeeping
+from services.kv_store.node.handlers import FileHandlers, start_server
+from services.kv_store.node.housekeeping import Housekeeping, follow_readers
 from services.kv_store.s3.bucket import ObjectBlobs
-from services.kv_store.tiers.building import OwnTiers
 from shared import log as logs
-from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
-from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.clients.agent_actor import NAMESPACE, actor_name
+from shared.clients.grpc_transport import CHANNEL_OPTIONS
+from shared.clients.kv_node import AgentClient
 from shared.config import load, to_dict
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = "kvquilt"
 DIRECTORY_VARIABLE = "KVQUILT_KV_STORE__DIRECTORY"
 _HEAD_RESOURCE = "node:__internal_head__"
 _START_TIMEOUT_S = 30.0
@@ -60,7 +60,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     )
 
 
-class KvStoreFront(KvStoreHandlers):
+class KvStoreFront(StoreHandlers, FileHandlers):
     """The Serve ingress. It owns the agents: they end with the replica that started them, and another
     replica's next look at the nodes starts them again. What they hold is on disk or in the object store."""
 
@@ -68,14 +68,19 @@ class KvStoreFront(KvStoreHandlers):
         config = load(KvStoreConfig, args)
         logs.configure("kv_store", config.deployment.log.level, config.deployment.log.format)
         self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
-        super().__init__(ClusterStore(self._nodes, ray.get_runtime_context().get_node_id()))
-        self._reconciling = asyncio.get_running_loop().create_task(
-            self._nodes.keep_up(config.reconcile_s, connect=True)
-        )
+        store = ClusterStore(self._nodes, ray.get_runtime_context().get_node_id())
+        StoreHandlers.__init__(self, store)
+        FileHandlers.__init__(self, store)
+        forever = [
+            self._nodes.keep_up(config.reconcile_s, connect=True),
+            follow_readers(store, config.reconcile_s),
+        ]
+        self._tasks = [asyncio.create_task(work) for work in forever]
 
     async def __del__(self) -> None:
         """Serve calls this when the replica ends in good order, and waits for it."""
-        self._reconciling.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self._nodes.stop_agents()
 
 
@@ -106,42 +111,27 @@ class AgentActor:
             for task in self._tasks:
                 task.cancel()
             await self._server.stop(grace=_STOP_S)
-            await asyncio.to_thread(self._flight.close)
-            await self._agent.close()
-            await asyncio.to_thread(self._own.remove_memory)
+            await self._node.close()
         ray.actor.exit_actor()
 
     async def _start(self) -> None:
-        directory = Path(os.environ.get(DIRECTORY_VARIABLE) or self._config.directory)
-        nodes = RayNodes(lambda node_id: ray.get_actor(_actor_name(node_id), NAMESPACE))
+        directory = os.environ.get(DIRECTORY_VARIABLE) or self._config.directory
+        nodes = RayNodes(lambda node_id: ray.get_actor(actor_name(node_id), NAMESPACE))
         host = self._config.host or _node_address(self._node_id)
         objects = ObjectBlobs(self._config.objects) if self._config.objects.endpoint else None
-        self._own = await asyncio.to_thread(OwnTiers, directory, self._config, objects=objects is not None)
-        atexit.register(self._own.remove_memory)
-        tiers = NodeTiers(
-            self._own.disk, self._own.memory, objects, self._config.fetch, self._config.prefer_peers
+        config = replace(self._config, directory=directory)
+        self._node = await asyncio.to_thread(
+            build_node, self._node_id, config, nodes, partial(FlightServer, host), objects
         )
-        at_home = self._node_id == nodes.home()
-        documents = await asyncio.to_thread(Documents, directory, objects=objects if at_home else None)
-        quotas = Quotas(self._config.quotas.default_bytes, self._config.quotas.tenants)
-        self._flight = FlightServer(host, tiers.read)
-        self._agent = Agent(
-            self._node_id,
-            tiers,
-            documents,
-            nodes,
-            self._config.stale_staging_s,
-            quotas,
-            self._flight.location,
-        )
-        self._server, self._address = await start_server(KvStoreHandlers(self._agent), host)
+        atexit.register(self._node.own.remove_memory)
+        self._server, self._address = await start_server(self._node.agent, host)
         house = Housekeeping(
-            self._agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
+            self._node.agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
         )
         following = nodes.keep_up(self._config.reconcile_s, connect=False)
-        forever = [following, _tidy(self._agent), house.follow_pins(), house.collect_garbage()]
-        if at_home:
-            forever.append(keep_synced(documents))
+        forever = [following, _tidy(self._node.agent), house.follow_pins(), house.collect_garbage()]
+        if nodes.home() == self._node_id:
+            forever.append(keep_synced(self._node.documents))
         self._tasks = [asyncio.create_task(work) for work in forever]
         log.info("agent of node %s serves %s at %s", self._node_id, directory, self._address)
 
@@ -165,7 +155,7 @@ class RayNodes:
     def ids(self) -> Sequence[str]:
         return self._ids
 
-    async def store(self, node_id: str) -> KvStoreClient:
+    async def store(self, node_id: str) -> AgentClient:
         if node_id not in self._ids:
             await self.refresh()
         if node_id not in self._ids:
@@ -173,7 +163,7 @@ class RayNodes:
         async with self._lock(node_id):
             if node_id not in self._channels:
                 self._connect(node_id, await self._address(node_id))
-            return KvStoreClient(GrpcTransport(self._channels[node_id][1], SERVICE, APPLICATION))
+            return AgentClient.of(self._channels[node_id][1])
 
     def suspect(self, node_id: str) -> None:
         _, channel = self._channels.pop(node_id, (None, None))
@@ -266,15 +256,11 @@ def _living_nodes() -> tuple[str, tuple[str, ...]]:
     return ordered[0], tuple(ordered)
 
 
-def _actor_name(node_id: str) -> str:
-    return f"kvquilt-kv-agent-{node_id}"
-
-
 def _start_agent(config: KvStoreConfig, node_id: str) -> Any:
     return (
         ray.remote(AgentActor)
         .options(
-            name=_actor_name(node_id),
+            name=actor_name(node_id),
             namespace=NAMESPACE,
             get_if_exists=True,
             num_cpus=0,

@@ -1,56 +1,38 @@
-"""The KvStore service on the wire: proto in, store called, proto out. The front and the agents differ in the
-store only."""
+"""The public KvStore service on the wire: proto in, store called, proto out. The front and the
+agents differ in the store only."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
-import grpc
-
-from protos.kvquilt.v1 import common_pb2, kv_store_pb2_grpc
+from protos.kvquilt.v1 import common_pb2
 from protos.kvquilt.v1 import kv_store_pb2 as pb
-from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.health import health_to_pb
-from shared.clients.kv_store import manifest_from_pb, manifest_to_pb
+from shared.clients.kv_messages import (
+    damaged_to_pb,
+    manifest_from_pb,
+    manifest_to_pb,
+    stat_to_pb,
+    stats_to_pb,
+)
 from shared.errors import InvalidRequest
-from shared.kv_types import ChunkStat, KvStore, StoreStats, TierStats
+from shared.kv_stores import Store
 from shared.request import RequestContext
 from shared.rpc import client_stream, context_of, server_stream, unary
 
-_IDS_PER_MESSAGE = 10_000
 
-
-class KvStoreHandlers:
+class StoreHandlers:
     """The methods are named like the RPCs."""
 
-    def __init__(self, store: KvStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     @unary(pb.StatResponse)
     async def Stat(self, request: pb.StatRequest, ctx: RequestContext) -> pb.StatResponse:
-        stats = await self._store.stat(ctx, request.chunk_ids, request.held)
-        return pb.StatResponse(chunks=[_stat_to_pb(s) for s in stats])
-
-    @unary(pb.OpenResponse)
-    async def Open(self, request: pb.OpenRequest, ctx: RequestContext) -> pb.OpenResponse:
-        opened = await self._store.open(ctx, request.chunk_ids, request.node_id)
-        return pb.OpenResponse(
-            chunks=[
-                pb.OpenedChunk(
-                    chunk_id=o.chunk_id,
-                    exists=o.exists,
-                    path=o.path,
-                    size_bytes=o.size_bytes,
-                    layers=[pb.ByteRange(offset=offset, length=length) for offset, length in o.layers],
-                    progress=o.progress,
-                    tier=o.tier,
-                )
-                for o in opened
-            ]
-        )
+        stats = await self._store.stat(ctx, request.chunk_ids)
+        return pb.StatResponse(chunks=[stat_to_pb(s) for s in stats])
 
     @client_stream(pb.PutResponse)
     async def Put(self, requests: AsyncIterator[pb.PutRequest]) -> pb.PutResponse:
@@ -72,17 +54,6 @@ class KvStoreHandlers:
             async for piece in pieces:
                 yield pb.GetResponse(data=piece)
 
-    @unary(pb.StageResponse)
-    async def Stage(self, request: pb.StageRequest, ctx: RequestContext) -> pb.StageResponse:
-        return pb.StageResponse(directory=await self._store.stage(ctx, request.node_id))
-
-    @unary(pb.PutResponse)
-    async def Adopt(self, request: pb.AdoptRequest, ctx: RequestContext) -> pb.PutResponse:
-        existed = await self._store.adopt(
-            ctx, request.chunk_id, request.node_id, request.path, request.replace, request.behind
-        )
-        return pb.PutResponse(chunk_id=request.chunk_id, existed=existed)
-
     @unary(pb.DeleteChunksResponse)
     async def Delete(self, request: pb.DeleteChunksRequest, ctx: RequestContext) -> pb.DeleteChunksResponse:
         result = await self._store.delete(ctx, request.chunk_ids)
@@ -91,7 +62,7 @@ class KvStoreHandlers:
     @unary(pb.ListChunksResponse)
     async def List(self, request: pb.ListChunksRequest, ctx: RequestContext) -> pb.ListChunksResponse:
         page = await self._store.list_page(ctx, request.start_after, request.limit)
-        return pb.ListChunksResponse(chunks=[_stat_to_pb(s) for s in page.chunks], truncated=page.truncated)
+        return pb.ListChunksResponse(chunks=[stat_to_pb(s) for s in page.chunks], truncated=page.truncated)
 
     @unary(pb.PutManifestResponse)
     async def PutManifest(
@@ -133,7 +104,7 @@ class KvStoreHandlers:
 
     @unary(pb.StatsResponse)
     async def Stats(self, request: pb.StatsRequest, ctx: RequestContext) -> pb.StatsResponse:
-        return _stats_to_pb(await self._store.stats(ctx))
+        return stats_to_pb(await self._store.stats(ctx))
 
     @server_stream
     async def Verify(
@@ -141,20 +112,10 @@ class KvStoreHandlers:
     ) -> AsyncIterator[pb.VerifyProgress]:
         async with aclosing(self._store.verify(ctx, request.repair)) as updates:
             async for p in updates:
-                damaged = [
-                    pb.DamagedCopy(
-                        chunk_id=d.chunk_id,
-                        node_id=d.node_id,
-                        tier=d.tier,
-                        reason=d.reason,
-                        restored=d.restored,
-                    )
-                    for d in p.damaged
-                ]
                 yield pb.VerifyProgress(
                     num_copies=p.num_copies,
                     num_bytes=p.num_bytes,
-                    damaged=damaged,
+                    damaged=map(damaged_to_pb, p.damaged),
                     missing_chunk_ids=p.missing,
                 )
 
@@ -162,12 +123,11 @@ class KvStoreHandlers:
     async def CollectGarbage(
         self, request: pb.CollectGarbageRequest, ctx: RequestContext
     ) -> pb.CollectGarbageResponse:
-        result = await self._store.collect_garbage(ctx, request.grace_s, request.dry_run, request.chunk_ids)
+        result = await self._store.collect_garbage(ctx, request.grace_s, request.dry_run)
         return pb.CollectGarbageResponse(
             num_chunks=result.num_chunks,
             num_bytes=result.num_bytes,
             num_kept=result.num_kept,
-            kept_chunk_ids=result.kept,
         )
 
     @unary(pb.PinResponse)
@@ -186,18 +146,6 @@ class KvStoreHandlers:
             ]
         )
 
-    @server_stream
-    async def ListPinnedChunks(
-        self, request: pb.ListPinnedChunksRequest, ctx: RequestContext
-    ) -> AsyncIterator[pb.ListPinnedChunksResponse]:
-        pinned = await self._store.list_pinned_chunks(ctx, request.known_version)
-        yield pb.ListPinnedChunksResponse(version=pinned.version)
-        ids = list(pinned.chunk_ids)
-        for begin in range(0, len(ids), _IDS_PER_MESSAGE):
-            yield pb.ListPinnedChunksResponse(
-                version=pinned.version, chunk_ids=ids[begin : begin + _IDS_PER_MESSAGE]
-            )
-
     @unary(common_pb2.HealthResponse)
     async def Health(
         self, request: common_pb2.HealthRequest, ctx: RequestContext
@@ -205,65 +153,8 @@ class KvStoreHandlers:
         return health_to_pb(await self._store.health(ctx))
 
 
-async def start_server(handlers: KvStoreHandlers, host: str, port: int = 0) -> tuple[grpc.aio.Server, str]:
-    """A running gRPC server and its address; port 0: one that is free. Keep the server, or it stops.
-
-    Raises:
-        RuntimeError: the port is taken.
-    """
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
-    add: Any = kv_store_pb2_grpc.add_KvStoreServicer_to_server
-    add(handlers, server)
-    bracketed = f"[{host}]" if ":" in host else host
-    bound = server.add_insecure_port(f"{bracketed}:{port}")
-    await server.start()
-    return server, f"{bracketed}:{bound}"
-
-
 async def _data_of(requests: AsyncIterator[pb.PutRequest]) -> AsyncIterator[bytes]:
     async for request in requests:
         if request.WhichOneof("content") != "data":
             raise InvalidRequest("only data may follow the header")
         yield request.data
-
-
-def _stat_to_pb(s: ChunkStat) -> pb.ChunkStat:
-    return pb.ChunkStat(
-        chunk_id=s.chunk_id,
-        exists=s.exists,
-        size_bytes=s.size_bytes,
-        modified_s=s.modified_s,
-        location=s.location,
-    )
-
-
-def _stats_to_pb(stats: StoreStats) -> pb.StatsResponse:
-    return pb.StatsResponse(
-        nodes=[
-            pb.NodeStats(
-                node_id=n.node_id, home=n.home, tiers=[_tier_to_pb(t) for t in n.tiers], counters=n.counters
-            )
-            for n in stats.nodes
-        ],
-        objects=_tier_to_pb(stats.objects) if stats.objects else None,
-        tenants=[
-            pb.TenantStats(
-                tenant=t.tenant,
-                num_documents=t.num_documents,
-                num_bytes=t.num_bytes,
-                quota_bytes=t.quota_bytes,
-            )
-            for t in stats.tenants
-        ],
-        num_unreachable=stats.num_unreachable,
-    )
-
-
-def _tier_to_pb(t: TierStats) -> pb.TierStats:
-    return pb.TierStats(
-        tier=t.tier,
-        num_chunks=t.num_chunks,
-        num_bytes=t.num_bytes,
-        capacity_bytes=t.capacity_bytes,
-        pinned_bytes=t.pinned_bytes,
-    )

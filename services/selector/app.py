@@ -15,8 +15,7 @@ from services.selector.config import SelectorConfig
 from services.selector.handlers import SERVICE, SelectionServicer
 from services.selector.loading import load_selector
 from shared import log as logs
-from shared.clients.kv_store import KvStoreClient
-from shared.clients.serve_transport import ServeTransport
+from shared.clients.agent_actor import own_node
 from shared.config import load, to_dict
 from shared.errors import KvquiltError
 
@@ -32,8 +31,8 @@ class SelectionApp(SelectionServicer):
         logs.configure(SERVICE, config.deployment.log.level, config.deployment.log.format)
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1.
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-        store = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None
         node_id = ray.get_runtime_context().get_node_id()
+        store = own_node(config.kv_store, node_id) if config.kv_store else None
         try:
             super().__init__(load_selector(config, store, node_id, asyncio.get_running_loop()))
         except KvquiltError as error:

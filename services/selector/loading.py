@@ -10,16 +10,17 @@ from services.selector.selecting import SelectorService
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError
+from shared.kv_stores import NodeFiles
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import load_auxiliary
 from shared.stored_segments.files import KvShape
-from shared.stored_segments.source import ChunkStore, StoreSegmentSource
+from shared.stored_segments.source import StoreSegmentSource
 
 log = logging.getLogger(__name__)
 
 
 def load_selector(
-    config: SelectorConfig, store: ChunkStore | None, node_id: str, loop: asyncio.AbstractEventLoop
+    config: SelectorConfig, store: NodeFiles | None, node_id: str, loop: asyncio.AbstractEventLoop
 ) -> SelectorService:
     """Loads the auxiliary model. ``store`` is called on ``loop`` only; None keeps no KV.
 

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
 
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.clients import health as health_rpc
 from shared.clients.health import ServiceHealth, meta_of
+from shared.clients.kv_messages import (
+    damaged_from_pb,
+    manifest_from_pb,
+    manifest_to_pb,
+    stat_from_pb,
+    stats_from_pb,
+)
 from shared.clients.transport import ClientStreaming, Transport
 from shared.kv_types import (
     ChunkPage,
     ChunkStat,
     CollectedGarbage,
-    DamagedCopy,
     DeletedChunks,
     Manifest,
-    ManifestChunk,
     ManifestPage,
-    NodeStats,
-    OpenedChunk,
-    PinnedChunks,
     PinnedDocuments,
     StoreStats,
-    TenantStats,
-    TierStats,
     VerifyProgress,
 )
 from shared.request import RequestContext
 
-__all__ = [
-    "ChunkPage",
-    "ChunkStat",
-    "DeletedChunks",
-    "KvStoreClient",
-    "Manifest",
-    "ManifestChunk",
-    "ManifestPage",
-    "OpenedChunk",
-    "manifest_from_pb",
-    "manifest_to_pb",
-]
 APPLICATION = "kv_store"
 SERVICE = "kvquilt.v1.KvStore"
 
@@ -51,67 +38,11 @@ class KvStoreClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def stat(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
-    ) -> list[ChunkStat]:
-        """In the order asked for. ``held``, of one node's agent: only what that node holds itself."""
-        request = pb.StatRequest(meta=meta_of(ctx), chunk_ids=chunk_ids, held=held)
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
+        """In the order asked for."""
+        request = pb.StatRequest(meta=meta_of(ctx), chunk_ids=chunk_ids)
         response = await self._transport.unary("Stat", request, pb.StatResponse, ctx.remaining_s)
-        return [_stat_from_pb(c) for c in response.chunks]
-
-    async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
-    ) -> list[OpenedChunk]:
-        """Where the chunks' files can be read on node ``node_id`` (empty: on the store's first node), in the
-        order asked for.
-
-        A file may be deleted before it is read: ``NotFound`` from ``ChunkFile.open`` then means absent.
-        """
-        request = pb.OpenRequest(meta=meta_of(ctx), chunk_ids=chunk_ids, node_id=node_id)
-        response = await self._transport.unary("Open", request, pb.OpenResponse, ctx.remaining_s)
-        return [
-            OpenedChunk(
-                c.chunk_id,
-                c.exists,
-                c.path,
-                c.size_bytes,
-                tuple((r.offset, r.length) for r in c.layers),
-                c.progress,
-                c.tier,
-            )
-            for c in response.chunks
-        ]
-
-    async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
-        """A directory on node ``node_id`` in which a file for ``adopt`` may be written."""
-        request = pb.StageRequest(meta=meta_of(ctx), node_id=node_id)
-        return (await self._transport.unary("Stage", request, pb.StageResponse, ctx.remaining_s)).directory
-
-    async def adopt(
-        self,
-        ctx: RequestContext,
-        chunk_id: str,
-        node_id: str,
-        path: str,
-        replace: bool = False,
-        behind: bool = False,
-    ) -> bool:
-        """Gives the file at ``path``, in the staging directory of ``node_id``, to the store, which makes it
-        durable.
-
-        Returns whether the chunk was stored already (``replace`` then replaces it; otherwise the new file is
-        dropped).
-        ``behind``: acknowledged once durable on that node's disk; it reaches the object store later.
-
-        Raises:
-            CorruptData: the file is not a whole chunk file, or of another chunk.
-            InvalidRequest: ``path`` is not in the staging directory.
-            StorageFull: no space left.
-        """
-        request = pb.AdoptRequest(
-            meta=meta_of(ctx), chunk_id=chunk_id, node_id=node_id, path=path, replace=replace, behind=behind
-        )
-        return (await self._transport.unary("Adopt", request, pb.PutResponse, ctx.remaining_s)).existed
+        return [stat_from_pb(c) for c in response.chunks]
 
     async def put(
         self,
@@ -127,7 +58,7 @@ class KvStoreClient:
         Raises:
             CorruptData: what arrived is not a whole chunk file, or of another chunk.
             StorageFull: no space left.
-            TypeError: the transport cannot stream requests (a Serve handle): use ``stage`` and ``adopt``.
+            TypeError: the transport cannot stream requests (a Serve handle).
         """
         if not isinstance(self._transport, ClientStreaming):
             raise TypeError(f"{type(self._transport).__name__} cannot stream requests")
@@ -172,7 +103,7 @@ class KvStoreClient:
     async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
         request = pb.ListChunksRequest(meta=meta_of(ctx), start_after=start_after, limit=limit)
         response = await self._transport.unary("List", request, pb.ListChunksResponse, ctx.remaining_s)
-        return ChunkPage(tuple(_stat_from_pb(c) for c in response.chunks), response.truncated)
+        return ChunkPage(tuple(stat_from_pb(c) for c in response.chunks), response.truncated)
 
     async def list_chunks(self, ctx: RequestContext) -> AsyncGenerator[ChunkStat, None]:
         """All stored chunks in the order of their ids, page by page."""
@@ -251,8 +182,8 @@ class KvStoreClient:
         return [*response.deleted_chunk_ids]
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
-        """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and
-        returns at once."""
+        """Starts bringing chunks to ``node_id`` (empty: to every node on which chunks were opened
+        lately) and returns at once."""
         request = pb.PrefetchRequest(meta=meta_of(ctx), chunk_ids=chunk_ids, node_id=node_id)
         await self._transport.unary("Prefetch", request, pb.PrefetchResponse, ctx.remaining_s)
 
@@ -261,17 +192,7 @@ class KvStoreClient:
         response = await self._transport.unary(
             "Stats", pb.StatsRequest(meta=meta_of(ctx)), pb.StatsResponse, ctx.remaining_s
         )
-        return StoreStats(
-            nodes=tuple(
-                NodeStats(n.node_id, n.home, tuple(_tier_from_pb(t) for t in n.tiers), dict(n.counters))
-                for n in response.nodes
-            ),
-            objects=_tier_from_pb(response.objects) if response.HasField("objects") else None,
-            tenants=tuple(
-                TenantStats(t.tenant, t.num_documents, t.num_bytes, t.quota_bytes) for t in response.tenants
-            ),
-            num_unreachable=response.num_unreachable,
-        )
+        return stats_from_pb(response)
 
     async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
         """Reads and verifies every copy in every tier; ``repair``: damaged ones are removed and restored from
@@ -280,30 +201,21 @@ class KvStoreClient:
         responses = self._transport.stream("Verify", request, pb.VerifyProgress, ctx.remaining_s)
         try:
             async for r in responses:
-                damaged = tuple(
-                    DamagedCopy(d.chunk_id, d.node_id, d.tier, d.reason, d.restored) for d in r.damaged
-                )
+                damaged = tuple(map(damaged_from_pb, r.damaged))
                 yield VerifyProgress(r.num_copies, r.num_bytes, damaged, tuple(r.missing_chunk_ids))
         finally:
             await responses.aclose()
 
     async def collect_garbage(
-        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False
     ) -> CollectedGarbage:
         """Removes chunks that no document refers to, that nobody reads, and that were stored at least
-        ``grace_s`` ago.
-
-        ``chunk_ids``, to one node's agent: nothing is removed; ``kept`` are those that must stay because of
-        this node."""
-        request = pb.CollectGarbageRequest(
-            meta=meta_of(ctx), grace_s=grace_s, dry_run=dry_run, chunk_ids=chunk_ids
-        )
+        ``grace_s`` ago."""
+        request = pb.CollectGarbageRequest(meta=meta_of(ctx), grace_s=grace_s, dry_run=dry_run)
         response = await self._transport.unary(
             "CollectGarbage", request, pb.CollectGarbageResponse, ctx.remaining_s
         )
-        return CollectedGarbage(
-            response.num_chunks, response.num_bytes, response.num_kept, tuple(response.kept_chunk_ids)
-        )
+        return CollectedGarbage(response.num_chunks, response.num_bytes, response.num_kept)
 
     async def pin(
         self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
@@ -328,74 +240,5 @@ class KvStoreClient:
         response = await self._transport.unary("ListPins", request, pb.ListPinsResponse, ctx.remaining_s)
         return [PinnedDocuments(p.collection, p.document_id, p.num_bytes) for p in response.pins]
 
-    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
-        """Over all tenants; without the ids where ``known_version`` is what holds."""
-        request = pb.ListPinnedChunksRequest(meta=meta_of(ctx), known_version=known_version)
-        version, chunk_ids = "", set[str]()
-        responses = self._transport.stream(
-            "ListPinnedChunks", request, pb.ListPinnedChunksResponse, ctx.remaining_s
-        )
-        async with aclosing(responses):
-            async for response in responses:
-                version = response.version
-                chunk_ids.update(response.chunk_ids)
-        return PinnedChunks(version, frozenset(chunk_ids))
-
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         return await health_rpc.health(self._transport, ctx)
-
-
-def _stat_from_pb(c: pb.ChunkStat) -> ChunkStat:
-    return ChunkStat(c.chunk_id, c.exists, c.size_bytes, c.modified_s, c.location)
-
-
-def _tier_from_pb(t: pb.TierStats) -> TierStats:
-    return TierStats(t.tier, t.num_chunks, t.num_bytes, t.capacity_bytes, t.pinned_bytes)
-
-
-def manifest_to_pb(m: Manifest) -> pb.Manifest:
-    return pb.Manifest(
-        tenant=m.tenant,
-        collection=m.collection,
-        document_id=m.document_id,
-        title=m.title,
-        source_hash=m.source_hash,
-        model_fingerprint=m.model_fingerprint,
-        prefix_ids=m.prefix_ids,
-        chunks=[
-            pb.ManifestChunk(
-                chunk_id=c.chunk_id,
-                token_ids=c.token_ids,
-                char_start=c.char_start,
-                char_end=c.char_end,
-                text=c.text,
-                heading=c.heading,
-                auxiliary_id=c.auxiliary_id,
-            )
-            for c in m.chunks
-        ],
-        metadata=m.metadata,
-        created_s=m.created_s,
-        auxiliary=m.auxiliary,
-    )
-
-
-def manifest_from_pb(m: pb.Manifest) -> Manifest:
-    return Manifest(
-        tenant=m.tenant,
-        collection=m.collection,
-        document_id=m.document_id,
-        title=m.title,
-        source_hash=m.source_hash,
-        model_fingerprint=m.model_fingerprint,
-        prefix_ids=tuple(m.prefix_ids),
-        chunks=tuple(
-            ManifestChunk(
-                c.chunk_id, tuple(c.token_ids), c.char_start, c.char_end, c.text, c.heading, c.auxiliary_id
-            )
-            for c in m.chunks
-        ),
-        metadata=dict(m.metadata),
-        created_s=m.created_s,
-        auxiliary=m.auxiliary,
-    )

@@ -9,11 +9,12 @@ and out.
 """
 
 from shared.engine.decoding.live_forest import LiveForest
-from shared.engine.engine import Engine, EngineStats
+from shared.engine.engine import Engine
 from shared.engine.kv.source import NoSource, SegmentSource, StoredSegment
 from shared.engine.model.loading import load_model, wrap_model
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.spec import ModelSpec
+from shared.engine.stats import EngineStats
 from shared.engine_config import EngineConfig
 
 __all__ = [

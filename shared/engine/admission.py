@@ -10,8 +10,7 @@ from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
 from shared.generation.asked import ChoiceRule, GenerateRequest, PrefillRequest
 from shared.generation.forest import ForestRequest
-from shared.generation.modes import Ape, ReuseMode
-from shared.generation.told import Usage
+from shared.generation.modes import Ape, GoesBy
 
 
 def check(
@@ -70,11 +69,6 @@ def check(
     )
 
 
-def prefill_usage(num_tokens: int) -> Usage:
-    """A prefill request's usage: its chunks' tokens, nothing generated."""
-    return Usage(num_tokens, 0, num_tokens, 0)
-
-
 def check_recompute(request: GenerateRequest | ForestRequest) -> None:
     """What is to be computed anew fits the mode and the context.
 
@@ -82,26 +76,32 @@ def check_recompute(request: GenerateRequest | ForestRequest) -> None:
         InvalidRequest: names the field.
     """
     mode, recompute = request.reuse, request.recompute
-    by_list, by_ratio = mode is ReuseMode.TOKENS, mode.recomputes and mode is not ReuseMode.TOKENS
-    if recompute.tokens and not by_list:
+    goes_by = mode.row.goes_by
+    if (recompute.tokens or recompute.by_question) and goes_by is not GoesBy.TOKENS:
         raise InvalidRequest(
             f"recompute.tokens: mode {mode.value} does not go by a list; leave it empty, or set reuse "
             "to tokens"
         )
-    if recompute.ratio is not None and not by_ratio:
-        remedy = "give recompute.tokens alone" if by_list else "leave it out"
+    if recompute.ratio is not None and goes_by is not GoesBy.RATIO:
+        remedy = "give recompute.tokens alone" if goes_by is GoesBy.TOKENS else "leave it out"
         raise InvalidRequest(f"recompute.ratio: mode {mode.value} does not go by a ratio; {remedy}")
-    if isinstance(request, ForestRequest) and mode in (ReuseMode.QUERY_ATTENTION, ReuseMode.CACHECLIP):
+    if isinstance(request, ForestRequest) and mode.needs_question:
         raise InvalidRequest(
             f"reuse: {mode.value} goes by the question, and a forest is opened without one; choose "
             "another mode"
         )
-    if mode is not ReuseMode.APE and request.ape != Ape():
+    if not mode.row.weighed and request.ape != Ape():
         raise InvalidRequest(
             f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape"
         )
     num_tokens = sum(len(chunk.token_ids) for chunk in request.chunks)
-    for token in recompute.tokens:
+    num_questions = 0 if isinstance(request, ForestRequest) else len(request.questions)
+    if recompute.by_question and (recompute.tokens or len(recompute.by_question) != num_questions):
+        raise InvalidRequest(
+            f"recompute.by_question: {len(recompute.by_question)} lists for {num_questions} questions; give "
+            "one for each, and no other"
+        )
+    for token in (t for tokens in recompute.sets for t in tokens):
         if not 0 <= token < num_tokens:
             raise InvalidRequest(
                 f"recompute.tokens: {token} is out of range; the chunks have {num_tokens} tokens, "

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shared.engine.kv.arrival import Arrival, Patience
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.kv.segment import Branch, Segment
+from shared.engine.kv.segment import Branch, Segment, Tempering
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Visit:
     """Rows [start, start + num_rows) of the step look at the first ``num_tokens`` of a piece. The first of
     them stands ``distance`` positions behind local position 0 of the piece's segment, every next row one
     further, or ``steps`` [rows] further than the first. ``nth``: of the pieces that its branch sees, in the
-    order of its path."""
+    order of its path. ``tempering``: the piece is one of those that the branch weighs by it."""
 
     start: int
     num_rows: int
@@ -56,6 +56,7 @@ class Visit:
     nth: int
     excluded: Excluded | None = None
     steps: NDArray[np.int64] | None = None
+    tempering: Tempering | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
                 nth,
                 placement.excluded,
                 _steps(places, blind),
+                branch.tempering if branch.tempering and nth in branch.tempering.chunks else None,
             )
             shared.setdefault((key, times), Piece(placement.segment, own=False)).visits.append(visit)
         num_tokens = branch.segment.length + lane.num_rows

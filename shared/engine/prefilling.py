@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shared.engine.decoding.forest import chunk_branch
-from shared.engine.jobs import ChunkWork, Job, PrefillJob, emit
+from shared.engine.endings import Endings
+from shared.engine.inbox import Inbox
+from shared.engine.jobs.prefill import ChunkWork, PrefillJob
 from shared.engine.kv.loader import Checked, Loader, Saved
 from shared.engine.model.spec import ModelSpec
 from shared.engine.request_queue import RequestQueue
-from shared.errors import KvquiltError
 from shared.generation.told import ChunkStoredEvent
 
 _MAX_CHUNKS_IN_FLIGHT = 8
 
 
 class Prefilling:
-    """``post`` brings the loader's news to the engine's thread; ``finish`` and ``fail`` end a request
-    there."""
+    """``inbox`` brings the loader's news to the engine's thread."""
 
     def __init__(
         self,
         spec: ModelSpec,
         loader: Loader,
         requests: RequestQueue,
-        post: Callable[[Callable[[], None]], None],
-        finish: Callable[[Job], None],
-        fail: Callable[[Job, KvquiltError], None],
+        inbox: Inbox,
+        endings: Endings,
     ) -> None:
         self._spec = spec
         self._loader = loader
         self._requests = requests
-        self._post = post
-        self._finish = finish
-        self._fail = fail
+        self._inbox = inbox
+        self._endings = endings
 
     def admit(self, job: PrefillJob) -> None:
-        lens = {key: len(work.chunk.token_ids) for key, work in job.works.items()}
+        lens = {key: len(work.chunk.token_ids) for key, work in job.works_by_id.items()}
         self._loader.verify(
-            lens, lambda checked: self._post(lambda: self._on_checked(checked, job)), job.request.encoding
+            lens,
+            lambda checked: self._inbox.post(lambda: self._on_checked(checked, job)),
+            job.request.encoding,
         )
 
     def start_chunks(self) -> None:
-        for job in self._requests.prefilling():
+        for job in self._requests.prefilling:
             if job.prefix is not None and not job.prefix.ready:
                 continue
             while job.to_compute and len(job.in_flight) < _MAX_CHUNKS_IN_FLIGHT:
@@ -60,14 +58,14 @@ class Prefilling:
             work.broken,
             behind=False,
             encoding=job.request.encoding,
-            done=lambda saved: self._post(lambda: self._on_saved(saved, job)),
+            done=lambda saved: self._inbox.post(lambda: self._on_saved(saved, job)),
         )
 
     def _on_checked(self, checked: Checked, job: PrefillJob) -> None:
         """A chunk was looked for in the store and, where found, read and verified."""
         if job not in self._requests:
             return
-        work = job.works[checked.key]
+        work = job.works_by_id[checked.key]
         if checked.intact:
             self._stored(job, work, existed=True)
         else:
@@ -79,14 +77,14 @@ class Prefilling:
             return
         work = job.in_flight.pop(saved.key)
         if saved.error is not None:
-            self._fail(job, saved.error)
+            self._endings.fail(job, saved.error)
         else:
             self._stored(job, work, existed=False)
 
     def _stored(self, job: PrefillJob, work: ChunkWork, existed: bool) -> None:
         for index in work.indices:
-            emit(job, ChunkStoredEvent(index, existed))
+            job.emit(ChunkStoredEvent(index, existed))
         work.branch = None  # its KV returns now, not when the last chunk of a long request is stored
         job.num_open -= 1
         if job.num_open == 0:
-            self._finish(job)
+            self._endings.finish(job)

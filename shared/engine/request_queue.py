@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from shared.engine.jobs import GenerateJob, Job, PrefillJob
+from shared.engine.jobs.context import ContextJob
+from shared.engine.jobs.job import Job
+from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.residency import Entry
 from shared.engine.scheduler import Scheduler
 
@@ -13,14 +15,16 @@ _MAX_PREFILL_JOBS = 4
 
 
 class RequestQueue:
-    """Moves requests between its three places by the scheduler's decisions."""
+    """Moves requests between its places by the scheduler's decisions."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._by_id: dict[str, Job] = {}
-        self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []
-        self.paused: list[GenerateJob] = []
+        self.waiting: deque[ContextJob] = deque()
+        self.running: list[ContextJob] = []
+        self.paused: list[ContextJob] = []
+        self.waiting_prefills: deque[PrefillJob] = deque()
+        self.prefilling: list[PrefillJob] = []
 
     def __contains__(self, job: Job) -> bool:
         return self._by_id.get(job.request.request_id) is job
@@ -34,45 +38,49 @@ class RequestQueue:
     def get(self, request_id: str) -> Job | None:
         return self._by_id.get(request_id)
 
-    def add(self, job: Job) -> None:
+    def question(self, request_id: str) -> ContextJob | None:
+        """The request of this id, if it is one over a context."""
+        jobs = (*self.waiting, *self.running, *self.paused)
+        return next((job for job in jobs if job.request.request_id == request_id), None)
+
+    def add(self, job: ContextJob) -> None:
         self._by_id[job.request.request_id] = job
         self.waiting.append(job)
+
+    def add_prefill(self, job: PrefillJob) -> None:
+        self._by_id[job.request.request_id] = job
+        self.waiting_prefills.append(job)
 
     def remove(self, job: Job) -> bool:
         """Takes it out; answers whether it had been admitted."""
         del self._by_id[job.request.request_id]
-        if job in self.waiting:
-            self.waiting.remove(job)
-            return False
-        if job in self.running:
-            self.running.remove(job)
-        else:
-            self.paused = [paused for paused in self.paused if paused is not job]
-        return True
+        waited = job in self.waiting or job in self.waiting_prefills
+        for place in (self.waiting, self.running, self.paused, self.waiting_prefills, self.prefilling):
+            if job in place:
+                place.remove(job)  # type: ignore[arg-type]
+        return not waited
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.waiting_prefills)
 
     def admitted(self) -> list[Job]:
-        return [*self.running, *self.paused]
+        return [*self.running, *self.prefilling, *self.paused]
 
-    def generating(self) -> list[GenerateJob]:
-        return [job for job in self.running if isinstance(job, GenerateJob)]
-
-    def prefilling(self) -> list[PrefillJob]:
-        return [job for job in self.running if isinstance(job, PrefillJob)]
-
-    def holders(self, entry: Entry) -> Iterator[GenerateJob]:
+    def holders(self, entry: Entry) -> Iterator[ContextJob]:
         """Requests whose context names the entry, first come first."""
-        return (job for job in self.admitted() if isinstance(job, GenerateJob) and entry.key in job.entries)
+        return (job for job in (*self.running, *self.paused) if entry.key in job.entries)
 
-    def pause_overgrown(self) -> list[GenerateJob]:
+    def pause_overgrown(self) -> list[ContextJob]:
         """While private KV is above its budget, pauses those that have nothing to do, then the youngest."""
-        running = sorted(self.generating(), key=lambda job: job.idle)
+        running = sorted(self.running, key=lambda job: job.idle)
         paused = running[len(running) - self._scheduler.num_to_pause([job.demand() for job in running]) :]
         for job in paused:
             self.running.remove(job)
             self.paused.append(job)
         return paused
 
-    def resume_next(self) -> GenerateJob | None:
+    def resume_next(self) -> ContextJob | None:
         """Resumes the one paused longest that has something to do, if there is room again."""
         job = next((job for job in self.paused if not job.idle), None)
         if job is None or not self._fits(job):
@@ -81,21 +89,30 @@ class RequestQueue:
         self.running.append(job)
         return job
 
-    def admit_next(self) -> Job | None:
-        """Admits the oldest question if there is room for it, else the oldest prefill while few of them run.
-        An undecided question that must wait for room holds up nobody behind it."""
-        questions = [job for job in self.waiting if isinstance(job, GenerateJob)]
-        prefill = next((job for job in self.waiting if isinstance(job, PrefillJob)), None)
-        if all(job.idle for job in self.paused):
-            for question in (*questions[:1], *[job for job in questions if not job.idle][:1]):
-                if self._fits(question):
-                    return self._admit(question)
-        if prefill is not None and len(self.prefilling()) < _MAX_PREFILL_JOBS:
-            return self._admit(prefill)
+    def admit_next(self) -> ContextJob | None:
+        """Admits the oldest question if there is room for it. An undecided one that must wait for room holds
+        up nobody behind it."""
+        if any(not job.idle for job in self.paused):
+            return None
+        oldest = next(iter(self.waiting), None)
+        ready = next((job for job in self.waiting if not job.idle), None)
+        for job in (oldest, ready):
+            if job is not None and self._fits(job):
+                self.waiting.remove(job)
+                self.running.append(job)
+                return job
         return None
 
+    def admit_prefill(self) -> PrefillJob | None:
+        """Admits the oldest prefill while few of them run."""
+        if not self.waiting_prefills or len(self.prefilling) >= _MAX_PREFILL_JOBS:
+            return None
+        job = self.waiting_prefills.popleft()
+        self.prefilling.append(job)
+        return job
+
     def check_invariants(self) -> None:
-        places = [*self.waiting, *self.running, *self.paused]
+        places = [*self.waiting, *self.waiting_prefills, *self.admitted()]
         assert sorted(self._by_id) == sorted(job.request.request_id for job in places), (
             "a request is nowhere or twice"
         )
@@ -107,13 +124,8 @@ class RequestQueue:
                     "a branch saw what was not computed yet"
                 )
 
-    def _admit(self, job: Job) -> Job:
-        self.waiting.remove(job)
-        self.running.append(job)
-        return job
-
-    def _fits(self, job: GenerateJob) -> bool:
+    def _fits(self, job: ContextJob) -> bool:
         """Those that have nothing to do make room, but not for more of their kind: they hold chunks."""
         return self._scheduler.fits(
-            job.demand(), (other.demand() for other in self.generating() if job.idle or not other.idle)
+            job.demand(), (other.demand() for other in self.running if job.idle or not other.idle)
         )

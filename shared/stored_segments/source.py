@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMappi
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -25,6 +25,7 @@ from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
 from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.kv_format import ChunkFile, ChunkHeader
+from shared.kv_stores import NodeFiles
 from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
 from shared.stored_segments.files import (
@@ -43,25 +44,6 @@ _OPEN_DEADLINE_MS = 30_000
 _SAVE_DEADLINE_MS = 120_000
 
 
-class ChunkStore(Protocol):
-    """What of ``shared.clients.kv_store.KvStoreClient`` is used here."""
-
-    async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
-    ) -> list[OpenedChunk]: ...
-    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None: ...
-    async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
-    async def adopt(
-        self,
-        ctx: RequestContext,
-        chunk_id: str,
-        node_id: str,
-        path: str,
-        replace: bool = False,
-        behind: bool = False,
-    ) -> bool: ...
-
-
 class StoreSegmentSource:
     """``shared.engine.kv.source.SegmentSource`` over kv_store, on node ``node_id``. ``loop`` is the one that
     ``store`` lives on.
@@ -71,7 +53,7 @@ class StoreSegmentSource:
 
     def __init__(
         self,
-        store: ChunkStore,
+        store: NodeFiles,
         node_id: str,
         loop: asyncio.AbstractEventLoop,
         shape: KvShape,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
@@ -13,15 +14,20 @@ from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, NotFound
 from shared.kv_format import ChunkFile, verify_chunk
-from shared.kv_types import DeletedChunks, KvStore, Manifest, ManifestChunk
+from shared.kv_stores import NodeFiles, Store
+from shared.kv_types import DeletedChunks, Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of
-from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc, tiers_in
+from tests.kv_stores import KnownNodes, agent_on, cluster, front_over_grpc, in_pieces, over_grpc
 from tests.minio_server import settings_for
 
 A, B, C = (chunk_id_of(n) for n in range(3))
 CTX = RequestContext.create(tenant="acme", deadline_ms=3_600_000)
+
+
+class WholeStore(Store, NodeFiles, Protocol):
+    """The cluster's by its front, or one node's."""
 
 
 STORES = [
@@ -38,23 +44,21 @@ STORES = [
 
 
 @pytest.fixture(params=STORES)
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KvStore]:
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[WholeStore]:
     objects = objects_of(request)
     if "cluster" in request.param:
         async with (
             cluster(tmp_path, ["home", "other"], objects) as (front, agents, _),
-            over_grpc(front) as client,
+            front_over_grpc(front) as client,
         ):
             yield client if "gRPC" in request.param else front
             for agent in agents.values():
                 agent.check_invariants()
         return
-    tiers = None
+    room: dict[str, Any] = {}
     if "without room" in request.param:
-        tiers = tiers_in(
-            tmp_path, None, objects, capacity_bytes=len(chunk_bytes(A)) + 1, memory_bytes=1, lease_s=0
-        )
-    agent = agent_on(tmp_path, "home", KnownNodes(), objects=objects, tiers=tiers)
+        room = {"capacity_bytes": len(chunk_bytes(A)) + 1, "memory_bytes": 1, "lease_s": 0}
+    agent = agent_on(tmp_path, "home", KnownNodes(), objects=objects, **room)
     async with over_grpc(agent) as client:
         yield client if "gRPC" in request.param else agent
     agent.check_invariants()
@@ -67,12 +71,12 @@ def objects_of(request: pytest.FixtureRequest) -> Blobs | None:
     return DictBlobs() if "object store" in request.param else None
 
 
-async def put(store: KvStore, chunk_id: str, seed: int = 0) -> bool:
+async def put(store: WholeStore, chunk_id: str, seed: int = 0) -> bool:
     data = chunk_bytes(chunk_id, seed)
     return await store.put(CTX, chunk_id, len(data), in_pieces(data))
 
 
-async def adopt(store: KvStore, chunk_id: str, seed: int = 0, replace: bool = False) -> bool:
+async def adopt(store: WholeStore, chunk_id: str, seed: int = 0, replace: bool = False) -> bool:
     path = Path(await store.stage(CTX, "home")) / "mine"
     path.write_bytes(chunk_bytes(chunk_id, seed))
     existed = await store.adopt(CTX, chunk_id, "home", str(path), replace)
@@ -80,11 +84,11 @@ async def adopt(store: KvStore, chunk_id: str, seed: int = 0, replace: bool = Fa
     return existed
 
 
-async def read(store: KvStore, chunk_id: str, offset: int = 0, length: int | None = None) -> bytes:
+async def read(store: WholeStore, chunk_id: str, offset: int = 0, length: int | None = None) -> bytes:
     return b"".join([piece async for piece in store.get(CTX, chunk_id, offset, length)])
 
 
-async def stored(store: KvStore) -> list[str]:
+async def stored(store: WholeStore) -> list[str]:
     return [c.chunk_id for c in (await store.list_page(CTX)).chunks]
 
 
@@ -96,7 +100,7 @@ def document(document_id: str, *chunk_ids: str, collection: str = "books") -> Ma
 
 @pytest.mark.parametrize("give", [put, adopt])
 async def test_a_chunk_that_was_given_can_be_read_as_file_and_as_stream(
-    store: KvStore, give: Callable[..., object]
+    store: WholeStore, give: Callable[..., object]
 ) -> None:
     assert await give(store, A) is False
     assert await give(store, A) is True
@@ -112,14 +116,14 @@ async def test_a_chunk_that_was_given_can_be_read_as_file_and_as_stream(
     assert (first.exists, second.exists, second.size_bytes) == (False, True, opened.size_bytes)
 
 
-async def test_a_broken_file_is_replaced_on_demand(store: KvStore) -> None:
+async def test_a_broken_file_is_replaced_on_demand(store: WholeStore) -> None:
     await adopt(store, A, seed=1)
     assert await adopt(store, A, seed=2, replace=True) is True
     assert await read(store, A) == chunk_bytes(A, 2)
 
 
 @pytest.mark.parametrize("change", ["short", "long", "flipped", "another"])
-async def test_a_stream_that_is_not_the_chunk_leaves_nothing(store: KvStore, change: str) -> None:
+async def test_a_stream_that_is_not_the_chunk_leaves_nothing(store: WholeStore, change: str) -> None:
     whole = chunk_bytes(A)
     data = {
         "short": whole[:-9],
@@ -133,7 +137,7 @@ async def test_a_stream_that_is_not_the_chunk_leaves_nothing(store: KvStore, cha
     assert not list(Path(await store.stage(CTX, "home")).iterdir())
 
 
-async def test_unknown_chunks_and_documents_are_not_found(store: KvStore) -> None:
+async def test_unknown_chunks_and_documents_are_not_found(store: WholeStore) -> None:
     with pytest.raises(NotFound):
         await read(store, A)
     with pytest.raises(NotFound):
@@ -143,7 +147,7 @@ async def test_unknown_chunks_and_documents_are_not_found(store: KvStore) -> Non
     assert await store.delete(CTX, [A]) == DeletedChunks((), ())
 
 
-async def test_malformed_requests_are_refused(store: KvStore) -> None:
+async def test_malformed_requests_are_refused(store: WholeStore) -> None:
     for bad in ("", "../x", "A" * 40):
         with pytest.raises(InvalidRequest):
             await store.stat(CTX, [bad])
@@ -161,7 +165,7 @@ async def test_malformed_requests_are_refused(store: KvStore) -> None:
         await store.open(CTX, [A], "no such node")
 
 
-async def test_a_document_of_missing_chunks_is_refused_and_says_how_many(store: KvStore) -> None:
+async def test_a_document_of_missing_chunks_is_refused_and_says_how_many(store: WholeStore) -> None:
     await put(store, A)
     with pytest.raises(FailedPrecondition, match="2 of 3 chunks"):
         await store.put_manifest(CTX, document("1", A, B, C, B))
@@ -169,7 +173,7 @@ async def test_a_document_of_missing_chunks_is_refused_and_says_how_many(store: 
         await store.get_manifest(CTX, "books", "1")
 
 
-async def test_a_document_keeps_its_chunks_and_takes_them_with_it(store: KvStore) -> None:
+async def test_a_document_keeps_its_chunks_and_takes_them_with_it(store: WholeStore) -> None:
     for chunk_id in (A, B):
         await put(store, chunk_id)
     assert await store.put_manifest(CTX, document("1", A)) == []
@@ -179,7 +183,7 @@ async def test_a_document_keeps_its_chunks_and_takes_them_with_it(store: KvStore
     assert await stored(store) == []
 
 
-async def test_a_chunk_of_two_documents_goes_with_the_second(store: KvStore) -> None:
+async def test_a_chunk_of_two_documents_goes_with_the_second(store: WholeStore) -> None:
     await put(store, A)
     other_tenant = RequestContext.create(tenant="other")
     await store.put_manifest(CTX, document("1", A))
@@ -190,7 +194,7 @@ async def test_a_chunk_of_two_documents_goes_with_the_second(store: KvStore) -> 
     assert await stored(store) == []
 
 
-async def test_replacing_a_document_removes_what_only_the_old_one_had(store: KvStore) -> None:
+async def test_replacing_a_document_removes_what_only_the_old_one_had(store: WholeStore) -> None:
     for chunk_id in (A, B, C):
         await put(store, chunk_id)
     await store.put_manifest(CTX, document("1", A, B))
@@ -198,7 +202,7 @@ async def test_replacing_a_document_removes_what_only_the_old_one_had(store: KvS
     assert await stored(store) == sorted([B, C])
 
 
-async def test_a_documents_auxiliary_kv_stays_and_goes_with_it_as_its_chunks_do(store: KvStore) -> None:
+async def test_a_documents_auxiliary_kv_stays_and_goes_with_it_as_its_chunks_do(store: WholeStore) -> None:
     bare = document("1", A)
     encoded = replace(bare, auxiliary="a model", chunks=(replace(bare.chunks[0], auxiliary_id=B),))
     await put(store, A)
@@ -222,12 +226,12 @@ async def test_a_documents_auxiliary_kv_stays_and_goes_with_it_as_its_chunks_do(
     assert await stored(store) == []
 
 
-async def test_an_empty_document_is_a_document(store: KvStore) -> None:
+async def test_an_empty_document_is_a_document(store: WholeStore) -> None:
     await store.put_manifest(CTX, document("1"))
     assert await store.get_manifest(CTX, "books", "1") == document("1")
 
 
-async def test_listings_come_in_pages(store: KvStore) -> None:
+async def test_listings_come_in_pages(store: WholeStore) -> None:
     ids = sorted(chunk_id_of(n) for n in range(5))
     for chunk_id in ids:
         await put(store, chunk_id)
@@ -249,7 +253,7 @@ async def test_listings_come_in_pages(store: KvStore) -> None:
     assert page.manifests[0].chunks[0].text == ""
 
 
-async def test_health_counts(store: KvStore) -> None:
+async def test_health_counts(store: WholeStore) -> None:
     await put(store, A)
     await store.put_manifest(CTX, document("1", A))
     health = await store.health(CTX)

@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from services.kv_store.node.agent import Agent
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import NotFound
+from shared.kv_stores import NodeAgent, NodeFiles, Store
 from shared.kv_types import (
     CollectedGarbage,
     DamagedCopy,
-    KvStore,
     Manifest,
     ManifestChunk,
     PinnedDocuments,
@@ -25,16 +26,21 @@ from shared.kv_types import (
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of
-from tests.kv_stores import KnownNodes, agent_on, cluster, in_pieces, over_grpc
+from tests.kv_stores import KnownNodes, agent_on, cluster, front_over_grpc, in_pieces, over_grpc
 
 A, B, C = (chunk_id_of(n) for n in range(3))
 CTX = RequestContext.create(tenant="acme", deadline_ms=3_600_000)
 SIZE = len(chunk_bytes(A))
 
 
+class WholeStore(Store, NodeFiles, Protocol):
+    """The cluster's by its front, or one node's."""
+
+
 @dataclass
 class World:
-    store: KvStore
+    store: WholeStore
+    home: NodeAgent
     agents: dict[str, Agent]
     directory: Path
     objects: DictBlobs | None
@@ -76,16 +82,17 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     objects = DictBlobs() if "object store" in request.param else None
     if "cluster" in request.param:
         async with (
-            cluster(tmp_path, ["home", "other"], objects) as (front, agents, _),
-            over_grpc(front) as client,
+            cluster(tmp_path, ["home", "other"], objects) as (front, agents, nodes),
+            front_over_grpc(front) as client,
         ):
-            yield World(client, agents, tmp_path, objects)
+            yield World(client, nodes.stores["home"], agents, tmp_path, objects)
             for agent in agents.values():
                 agent.check_invariants()
         return
     agent = agent_on(tmp_path, "home", KnownNodes(), objects=objects)
     async with over_grpc(agent) as client:
-        yield World(client if "gRPC" in request.param else agent, {"home": agent}, tmp_path, objects)
+        store = client if "gRPC" in request.param else agent
+        yield World(store, store, {"home": agent}, tmp_path, objects)
     agent.check_invariants()
     await agent.close()
 
@@ -209,7 +216,7 @@ async def test_lost_auxiliary_kv_of_a_document_is_missing_and_with_a_pin_it_is_p
     chunks = (ManifestChunk(A, (1, 2), text="t", auxiliary_id=B),)
     await world.store.put_manifest(CTX, Manifest("acme", "books", "1", chunks=chunks, auxiliary="a model"))
     assert await world.store.pin(CTX, "books") == 2 * SIZE
-    assert (await world.store.list_pinned_chunks(CTX)).chunk_ids == {A, B}
+    assert (await world.home.list_pinned_chunks(CTX)).chunk_ids == {A, B}
     for path in world.files(B):
         path.write_bytes(b"torn")
     if world.objects is not None:
@@ -262,11 +269,11 @@ async def test_pins_are_told_with_their_bytes_and_taken_back(world: World) -> No
         PinnedDocuments("books", "1", 2 * SIZE),
     ]
     assert await world.store.list_pins(RequestContext.create(tenant="beta")) == []
-    assert (await world.store.list_pinned_chunks(CTX)).chunk_ids == {A, B, C}
+    assert (await world.home.list_pinned_chunks(CTX)).chunk_ids == {A, B, C}
     assert await world.store.pin(CTX, "books", unpin=True) == 2 * SIZE
-    pinned = await world.store.list_pinned_chunks(CTX)
+    pinned = await world.home.list_pinned_chunks(CTX)
     assert pinned.chunk_ids == {A, B}
-    assert (await world.store.list_pinned_chunks(CTX, pinned.version)).chunk_ids == frozenset()
+    assert (await world.home.list_pinned_chunks(CTX, pinned.version)).chunk_ids == frozenset()
     with pytest.raises(NotFound, match="is not pinned"):
         await world.store.pin(CTX, "books", unpin=True)
     with pytest.raises(NotFound, match="does not exist"):

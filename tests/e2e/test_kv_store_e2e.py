@@ -10,7 +10,9 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -19,19 +21,27 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.config import HTTPOptions, gRPCOptions
 
-from services.kv_store.app import DIRECTORY_VARIABLE, NAMESPACE, build
+from protos.kvquilt.v1 import kv_store_node_pb2, kv_store_pb2
+from services.kv_store.app import DIRECTORY_VARIABLE, build
 from services.kv_store.tiers.memory_directory import memory_directory
+from shared.clients import kv_node
+from shared.clients.agent_actor import NAMESPACE, actor_name, agent_address
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shared.clients.kv_node import NodeFilesClient
 from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.clients.own_node import OwnNode
 from shared.clients.serve_transport import ServeTransport
 from shared.errors import FailedPrecondition, NotFound, Unavailable
 from shared.kv_format import verify_chunk, write_chunk
 from shared.kv_types import PIECE_BYTES, DeletedChunks, Manifest, ManifestChunk, OpenedChunk
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_id_of, header_of, kv_of
+from tests.kv_directory import DirectoryStore
 from tests.kv_stores import in_pieces
 
 pytestmark = pytest.mark.e2e
+PUBLIC = {m.name for m in kv_store_pb2.DESCRIPTOR.services_by_name["KvStore"].methods}
+INTERNAL = {m.name for m in kv_store_node_pb2.DESCRIPTOR.services_by_name["NodeStore"].methods} - PUBLIC
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,12 @@ async def store(system: System) -> AsyncGenerator[KvStoreClient, None]:
         yield KvStoreClient(GrpcTransport(channel, SERVICE, APPLICATION))
 
 
+@pytest.fixture
+def files(system: System) -> NodeFilesClient:
+    """Every node's, through the front's handle."""
+    return NodeFilesClient(ServeTransport(APPLICATION))
+
+
 def ctx() -> RequestContext:
     return RequestContext.create(deadline_ms=60_000)
 
@@ -101,19 +117,19 @@ def large_chunk(path: Path, n: int) -> str:
 
 
 async def test_a_chunk_adopted_on_one_node_is_read_as_a_file_on_the_other(
-    store: KvStoreClient, system: System
+    store: KvStoreClient, files: NodeFilesClient, system: System
 ) -> None:
     head, worker = system.nodes
-    staging = Path(await store.stage(ctx(), worker))
+    staging = Path(await files.stage(ctx(), worker))
     assert staging == system.directories[worker] / "staging"
     chunk_id = large_chunk(staging / "mine", 1)
-    assert await store.adopt(ctx(), chunk_id, worker, str(staging / "mine")) is False
+    assert await files.adopt(ctx(), chunk_id, worker, str(staging / "mine")) is False
 
-    there = await arrived(store, chunk_id, worker)
+    there = await arrived(files, chunk_id, worker)
     assert not list(system.directories[head].rglob("*.arrow"))
     before = await counters(store, head)
-    await asyncio.gather(*(store.open(ctx(), [chunk_id], head) for _ in range(8)))
-    here = await arrived(store, chunk_id, head)
+    await asyncio.gather(*(files.open(ctx(), [chunk_id], head) for _ in range(8)))
+    here = await arrived(files, chunk_id, head)
     after = await counters(store, head)
     assert after.get("peer_fetches", 0) - before.get("peer_fetches", 0) == 1
     assert after.get("peer_bytes", 0) - before.get("peer_bytes", 0) == there.size_bytes
@@ -123,9 +139,9 @@ async def test_a_chunk_adopted_on_one_node_is_read_as_a_file_on_the_other(
     assert verify_chunk(here.path) == verify_chunk(there.path)
 
 
-async def arrived(store: KvStoreClient, chunk_id: str, node: str) -> OpenedChunk:
+async def arrived(files: NodeFilesClient, chunk_id: str, node: str) -> OpenedChunk:
     """The chunk's file on ``node`` once it is whole."""
-    while (opened := (await store.open(ctx(), [chunk_id], node))[0]).progress:
+    while (opened := (await files.open(ctx(), [chunk_id], node))[0]).progress:
         await asyncio.sleep(0.01)
     return opened
 
@@ -145,16 +161,16 @@ async def test_bytes_go_in_and_out_as_streams(store: KvStoreClient, tmp_path: Pa
 
 
 async def test_a_document_takes_its_chunks_with_it_on_every_node(
-    store: KvStoreClient, system: System, tmp_path: Path
+    store: KvStoreClient, files: NodeFilesClient, system: System
 ) -> None:
     head, worker = system.nodes
-    staging = Path(await store.stage(ctx(), worker))
+    staging = Path(await files.stage(ctx(), worker))
     chunk_id = large_chunk(staging / "mine", 3)
     document = Manifest("default", "books", "a book", chunks=(ManifestChunk(chunk_id, (1, 2)),))
     with pytest.raises(FailedPrecondition, match="1 of 1 chunks"):
         await store.put_manifest(ctx(), document)
-    await store.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
-    await store.open(ctx(), [chunk_id], head)
+    await files.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
+    await files.open(ctx(), [chunk_id], head)
     await store.put_manifest(ctx(), document)
     assert await store.get_manifest(ctx(), "books", "a book") == document
     assert await store.delete(ctx(), [chunk_id]) == DeletedChunks((), (chunk_id,))
@@ -164,29 +180,66 @@ async def test_a_document_takes_its_chunks_with_it_on_every_node(
         assert not list(directory.rglob(f"{chunk_id}.arrow"))
 
 
-async def test_other_services_reach_it_by_its_serve_handle(system: System) -> None:
+async def test_other_services_reach_it_by_its_serve_handle(system: System, files: NodeFilesClient) -> None:
     store = KvStoreClient(ServeTransport(APPLICATION))
     assert (await store.stat(ctx(), [chunk_id_of(99)]))[0].exists is False
     with pytest.raises(NotFound, match="not a living node"):
-        await store.open(ctx(), [chunk_id_of(99)], "nobody")
+        await files.open(ctx(), [chunk_id_of(99)], "nobody")
     health = await store.health(ctx())
     assert (health.ready, health.facts["nodes"]) == (True, "2")
 
 
-async def test_an_agent_that_dies_is_started_again_and_has_everything(
-    store: KvStoreClient, system: System
+async def test_what_is_between_nodes_cannot_be_reached_on_the_public_port(system: System) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{system.grpc_port}") as channel:
+        for service, methods in ((kv_node.SERVICE, INTERNAL | {"Prefetch"}), (SERVICE, INTERNAL)):
+            for method in methods:
+                call: Any = channel.unary_unary(f"/{service}/{method}")
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(b"", metadata=(("application", APPLICATION),), timeout=30)
+                assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED, (service, method)
+
+
+async def test_a_reader_asks_its_own_node_s_agent_and_finds_it_again_when_it_died(
+    files: NodeFilesClient, system: System
 ) -> None:
     worker = system.nodes[1]
-    staging = Path(await store.stage(ctx(), worker))
-    chunk_id = large_chunk(staging / "mine", 4)
-    await store.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
+    reader = OwnNode(partial(agent_address, worker), Front(), pause_s=0.0)
+    staging = Path(await reader.stage(ctx(), worker))
+    assert staging == system.directories[worker] / "staging"
+    chunk_id = large_chunk(staging / "mine", 5)
+    assert await reader.adopt(ctx(), chunk_id, worker, str(staging / "mine")) is False
+    assert (await reader.open(ctx(), [chunk_id], worker))[0].exists
 
-    agent = ray.get_actor(f"kvquilt-kv-agent-{worker}", NAMESPACE)
+    os.kill(ray.get(ray.get_actor(actor_name(worker), NAMESPACE).process_id.remote()), signal.SIGKILL)
+    for _ in range(100):
+        with contextlib.suppress(Unavailable):
+            assert (await reader.open(ctx(), [chunk_id], worker))[0].exists
+            return
+        await asyncio.sleep(0.2)
+    pytest.fail("the agent was not found again")
+
+
+class Front(DirectoryStore):
+    """One that is down: whatever is answered comes from the agent."""
+
+    def __init__(self) -> None:
+        self.failure, self.calls = Unavailable("down"), []
+
+
+async def test_an_agent_that_dies_is_started_again_and_has_everything(
+    files: NodeFilesClient, system: System
+) -> None:
+    worker = system.nodes[1]
+    staging = Path(await files.stage(ctx(), worker))
+    chunk_id = large_chunk(staging / "mine", 4)
+    await files.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
+
+    agent = ray.get_actor(actor_name(worker), NAMESPACE)
     os.kill(ray.get(agent.process_id.remote()), signal.SIGKILL)
 
     async def opened() -> bool:
         with contextlib.suppress(Unavailable):  # the only error that a caller may see meanwhile
-            return (await store.open(ctx(), [chunk_id], worker))[0].exists
+            return (await files.open(ctx(), [chunk_id], worker))[0].exists
         return False
 
     for _ in range(100):

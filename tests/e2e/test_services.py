@@ -69,6 +69,7 @@ def test_reflection_lists_every_service(stack: Stack) -> None:
     with grpc.insecure_channel(stack.target) as channel:
         listed = set(ProtoReflectionDescriptorDatabase(channel).get_services())
     assert {f"kvquilt.v1.{name}" for name in (*SERVICES.values(), "Admin")} <= listed
+    assert "kvquilt.v1.NodeStore" not in listed, "what nodes say to each other is not public"
 
 
 def test_a_plain_grpcio_client_gets_a_whole_answer(stack: Stack) -> None:

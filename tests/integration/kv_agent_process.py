@@ -10,7 +10,7 @@ from pathlib import Path
 from services.kv_store.blobs.directory import DirectoryBlobs
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.blobs.staging import Staging
-from services.kv_store.handlers import KvStoreHandlers, start_server
+from services.kv_store.node.handlers import start_server
 from shared.request import RequestContext
 from tests.kv_stores import KnownNodes, agent_on
 
@@ -22,7 +22,7 @@ def objects_in(directory: Path) -> Blobs:
 async def main(directory: Path, objects: Path | None) -> None:
     agent = agent_on(directory, "home", KnownNodes(), objects=objects_in(objects) if objects else None)
     await agent.recover(RequestContext.create())
-    server, address = await start_server(KvStoreHandlers(agent), "127.0.0.1")
+    server, address = await start_server(agent, "127.0.0.1")
     print(address, flush=True)
     await server.wait_for_termination()
 

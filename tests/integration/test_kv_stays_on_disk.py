@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import grpc
 from google.protobuf.message import Message
 
-from protos.kvquilt.v1 import kv_store_pb2_grpc
-from services.kv_store.documents.documents import Documents
-from services.kv_store.handlers import KvStoreHandlers
-from services.kv_store.node.agent import Agent
-from shared.clients import kv_store
+from services.kv_store.node.handlers import start_server
+from shared.clients import kv_node, kv_store
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
-from shared.clients.kv_store import KvStoreClient
+from shared.clients.kv_node import NodeFilesClient
 from shared.clients.transport import ResponseT, Transport
-from shared.errors import NotFound
 from shared.generation.asked import SamplingParams
 from shared.generation.told import DoneEvent, TokenEvent
-from shared.kv_types import KvStore
 from tests.generation_server import context, order_of, serving
-from tests.kv_stores import tiers_in
+from tests.kv_stores import KnownNodes, agent_on
 from tests.oracles import ORACLES, Generated, assert_same_generation, tiny_model
-
-NODE = "node"
-
-
-class OneNode:
-    def home(self) -> str:
-        return NODE
-
-    def ids(self) -> Sequence[str]:
-        return [NODE]
-
-    async def store(self, node_id: str) -> KvStore:
-        raise NotFound(f"node {node_id} is the only one")
-
-    def suspect(self, node_id: str) -> None:
-        pass
 
 
 class CountingTransport:
@@ -71,13 +50,10 @@ class CountingTransport:
 
 @asynccontextmanager
 async def kv_store_service(directory: Path) -> AsyncIterator[CountingTransport]:
-    agent = Agent(NODE, tiers_in(directory), Documents(directory), OneNode())
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
-    kv_store_pb2_grpc.add_KvStoreServicer_to_server(KvStoreHandlers(agent), server)  # type: ignore[no-untyped-call]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS) as channel:
-        yield CountingTransport(GrpcTransport(channel, kv_store.SERVICE, kv_store.APPLICATION))
+    agent = agent_on(directory, "node", KnownNodes())
+    server, address = await start_server(agent, "127.0.0.1")
+    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        yield CountingTransport(GrpcTransport(channel, kv_node.SERVICE, kv_store.APPLICATION))
     await server.stop(None)
 
 
@@ -86,7 +62,7 @@ async def test_answers_from_stored_kv_move_no_kv_over_the_wire(tmp_path: Path) -
     prefix, question = (5, 6, 7), (8, 9, 10)
     chunks = [tuple(3 + (i * 7 + j) % 250 for j in range(300)) for i in range(4)]
     async with kv_store_service(tmp_path / "kv") as wire:
-        async with serving(tmp_path / "model", KvStoreClient(wire)) as served:
+        async with serving(tmp_path / "model", NodeFilesClient(wire)) as served:
             stored = [c async for c in served.client.prefill(context(), chunks, prefix)]
             kv_bytes = 4 * 300 * (await served.client.describe(context())).kv_bytes_per_token
         assert [c.existed for c in stored] == [False] * 4
@@ -94,7 +70,7 @@ async def test_answers_from_stored_kv_move_no_kv_over_the_wire(tmp_path: Path) -
         assert len(files) == 4
         assert sum(f.stat().st_size for f in files) > kv_bytes
         written, wire.num_bytes = wire.num_bytes, 0
-        async with serving(tmp_path / "model", KvStoreClient(wire)) as served:
+        async with serving(tmp_path / "model", NodeFilesClient(wire)) as served:
             events = [
                 e
                 async for e in served.client.generate(

@@ -12,8 +12,7 @@ import grpc
 import pytest
 
 from services.kv_store.documents.documents import Documents
-from shared.clients.grpc_transport import GrpcTransport
-from shared.clients.kv_store import APPLICATION, SERVICE, KvStoreClient
+from shared.clients.kv_node import AgentClient
 from shared.errors import KvquiltError
 from shared.kv_format import verify_chunk
 from shared.kv_types import Manifest, ManifestChunk
@@ -84,7 +83,7 @@ async def _write_until_killed(
 ) -> None:
     process, address = await _start(directory, objects)
     async with grpc.aio.insecure_channel(address) as channel:
-        client = KvStoreClient(GrpcTransport(channel, SERVICE, APPLICATION))
+        client = AgentClient.of(channel)
         writers = [
             asyncio.create_task(_write(client, acknowledged, round * NUM_WRITERS + w))
             for w in range(NUM_WRITERS)
@@ -97,7 +96,7 @@ async def _write_until_killed(
         await asyncio.gather(*writers)
 
 
-async def _write(client: KvStoreClient, acknowledged: Acknowledged, writer: int) -> None:
+async def _write(client: AgentClient, acknowledged: Acknowledged, writer: int) -> None:
     """Chunks, through or behind, documents over them, and now and then the end of a document, until the agent
     is gone."""
     ctx = RequestContext.create(deadline_ms=30_000)

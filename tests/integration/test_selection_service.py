@@ -33,12 +33,12 @@ from shared.documents import Stage
 from shared.engine_config import EngineConfig
 from shared.errors import DeadlineExceeded, InvalidRequest, KvquiltError, ModelMismatch
 from shared.generation.selection import Grouping, Reading, SelectionChunk
+from shared.kv_stores import NodeFiles
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.selection.auxiliary import load_auxiliary
 from shared.selection.selector import Selector
 from shared.selection.spans import SpanTokenizer
-from shared.stored_segments.source import ChunkStore
 from tests.generation_server import context, serving
 from tests.ingestion_world import World, outcome, text, upsert
 from tests.kv_directory import DirectoryStore
@@ -87,7 +87,7 @@ class Served:
 
 
 @asynccontextmanager
-async def selecting(models: Path, store: ChunkStore | None, **settings: Any) -> AsyncIterator[Served]:
+async def selecting(models: Path, store: NodeFiles | None, **settings: Any) -> AsyncIterator[Served]:
     """A server over the auxiliary model; one that cannot be loaded is served as the application does it."""
     paths = {"model": str(models / "auxiliary"), "primary": str(models / "primary"), "dtype": "float32"}
     service: SelectorService | KvquiltError

@@ -14,7 +14,8 @@ from services.kv_store.node.agent import Agent
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import Unavailable
 from shared.kv_format import verify_chunk
-from shared.kv_types import KvStore, Manifest, ManifestChunk
+from shared.kv_stores import Store
+from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces, over_grpc
@@ -43,7 +44,7 @@ def home_on(directory: Path, objects: ObjectBlobs | None) -> Agent:
     return agent_on(directory, "home", KnownNodes(), objects=objects)
 
 
-async def put(agent: KvStore, chunk_id: str) -> None:
+async def put(agent: Store, chunk_id: str) -> None:
     data = chunk_bytes(chunk_id)
     await agent.put(CTX, chunk_id, len(data), in_pieces(data))
 

@@ -12,16 +12,18 @@ import pytest
 from load_tests.servers.s3 import S3Server
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.fetching.flight import FlightReader
 from services.kv_store.node.agent import Agent
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import Unavailable
 from shared.kv_format import verify_chunk, write_chunk
-from shared.kv_types import KvStore, OpenedChunk
+from shared.kv_stores import NodeFiles
+from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.faulty_blobs import FailingBlobs
 from tests.kv_chunks import chunk_id_of, header_of, kv_of
-from tests.kv_stores import KnownNodes, agent_on, over_grpc, tiers_in
+from tests.kv_stores import KnownNodes, node_on, over_grpc
 from tests.minio_server import settings_for
 
 CHUNK = chunk_id_of(0)
@@ -29,20 +31,23 @@ FETCH = FetchConfig(part_bytes=1 << 20)
 
 
 class TwoNodes:
-    """Agents that reach each other over gRPC. ``here`` is home."""
+    """Agents that reach each other over gRPC and Arrow Flight. ``here`` is home."""
 
     def __init__(self, directory: Path, objects: Blobs | None, prefer_peers: bool = False) -> None:
         self.nodes = KnownNodes()
-        self.here, self.there = (
-            agent_on(
+        self._two = [
+            node_on(
                 directory / name,
                 name,
                 self.nodes,
                 objects=objects,
-                tiers=tiers_in(directory / name, None, objects, fetch=FETCH, prefer_peers=prefer_peers),
+                flights=FlightReader(),
+                fetch=FETCH,
+                prefer_peers=prefer_peers,
             )
             for name in ("here", "there")
-        )
+        ]
+        self.here, self.there = (node.agent for node in self._two)
 
     async def __aenter__(self) -> TwoNodes:
         self._servers = [over_grpc(agent) for agent in (self.here, self.there)]
@@ -51,10 +56,10 @@ class TwoNodes:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        for server, agent in zip(self._servers, (self.here, self.there), strict=True):
+        for server, node in zip(self._servers, self._two, strict=True):
             await server.__aexit__(None, None, None)
-            await agent.close()
-            agent.check_invariants()
+            await node.close()
+            node.agent.check_invariants()
 
 
 def ctx() -> RequestContext:
@@ -71,7 +76,7 @@ async def write(agent: Agent, behind: bool = False) -> int:
     return size
 
 
-async def read(store: KvStore) -> OpenedChunk:
+async def read(store: NodeFiles) -> OpenedChunk:
     """The chunk once it has arrived."""
     while (opened := (await store.open(ctx(), [CHUNK]))[0]).progress:
         await asyncio.sleep(0.01)
@@ -130,7 +135,7 @@ async def test_a_prefetched_chunk_is_there_soon(two: TwoNodes) -> None:
     await write(two.there)
     await two.here.prefetch(ctx(), [CHUNK, CHUNK, chunk_id_of(1)])
     give_up = time.monotonic() + 30
-    while not (await two.here.stat(ctx(), [CHUNK], held=True))[0].exists:
+    while not await two.here.held(ctx(), [CHUNK]):
         assert time.monotonic() < give_up
         await asyncio.sleep(0.01)
     assert (await two.here.open(ctx(), [CHUNK]))[0].progress == ""

@@ -6,17 +6,16 @@ import asyncio
 import json
 import secrets
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cluster.cli.remote import generation_client, store_client
-from shared.clients.kv_store import KvStoreClient
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import GenerationOrder, Reuse
 from shared.generation.told import TokenEvent
-from shared.kv_types import OpenedChunk
 from shared.request import RequestContext
 from tests.k8s.asking import cli
 from tests.k8s.conftest import Trial
@@ -29,6 +28,24 @@ RAY_NODES = """
 import ray
 ray.init(address="auto", log_to_driver=False)
 print(*(f"{node['NodeID']}={node['NodeManagerAddress']}" for node in ray.nodes() if node["Alive"]))
+"""
+OPEN_MANY = """
+import asyncio
+import ray
+from shared.clients.agent_actor import agent_address
+from shared.clients.own_node import AgentConnection
+from shared.request import RequestContext
+
+async def main():
+    agent = AgentConnection(await agent_address("NODE"))
+    ctx = RequestContext.create(deadline_ms=60_000)
+    await asyncio.gather(*(agent.open(ctx, ["CHUNK"], "NODE") for _ in range(ASKERS)))
+    while (opened := (await agent.open(ctx, ["CHUNK"], "NODE"))[0]).progress or not opened.exists:
+        await asyncio.sleep(0.05)
+    print(opened.size_bytes)
+
+ray.init(address="auto", log_to_driver=False)
+asyncio.run(asyncio.wait_for(main(), 60))
 """
 
 
@@ -75,19 +92,17 @@ def test_a_chunk_written_on_one_node_comes_to_the_other_once_for_all_who_ask(
     (chunk_id,) = asyncio.run(chunk_ids(trial.door.target, collection))
     nodes = asyncio.run(generator_nodes(trial, generators))
 
-    async def open_everywhere() -> tuple[Counter[str], list[OpenedChunk]]:
-        async with store_client(trial.door.target) as store:
-            before = await fetches(store, nodes)
-            await asyncio.gather(
-                *(store.open(ctx(), [chunk_id], node) for node in nodes for _ in range(NUM_ASKERS))
-            )
-            opened = [await arrived(store, chunk_id, node) for node in nodes]
-            after = await fetches(store, nodes)
-        return after - before, opened
-
-    fetched, opened = asyncio.run(open_everywhere())
+    before = asyncio.run(fetches(trial, nodes))
+    with ThreadPoolExecutor() as at_once:
+        script = OPEN_MANY.replace("CHUNK", chunk_id).replace("ASKERS", str(NUM_ASKERS))
+        sizes = at_once.map(
+            lambda pod, node: trial.kubectl.python(pod["metadata"]["name"], script.replace("NODE", node)),
+            generators,
+            nodes,
+        )
+        assert len(set(sizes)) == 1
+    fetched = asyncio.run(fetches(trial, nodes)) - before
     assert fetched.total() == 1, f"one of {len(nodes)} nodes computed it, the other fetched it: {fetched}"
-    assert len({chunk.size_bytes for chunk in opened}) == 1
 
 
 def test_generators_on_two_nodes_answer_the_same_tokens(trial: Trial, generators: list[Object]) -> None:
@@ -126,8 +141,9 @@ async def generator_nodes(trial: Trial, generators: list[Object]) -> list[str]:
     return [by_address[pod["status"]["podIP"]] for pod in generators]
 
 
-async def fetches(store: KvStoreClient, nodes: list[str]) -> Counter[str]:
-    stats = await store.stats(ctx())
+async def fetches(trial: Trial, nodes: list[str]) -> Counter[str]:
+    async with store_client(trial.door.target) as store:
+        stats = await store.stats(ctx())
     return Counter(
         {
             n.node_id: n.counters.get("object_fetches", 0) + n.counters.get("peer_fetches", 0)
@@ -140,11 +156,3 @@ async def fetches(store: KvStoreClient, nodes: list[str]) -> Counter[str]:
 async def all_opens(trial: Trial) -> Counter[str]:
     async with store_client(trial.door.target) as store:
         return Counter({n.node_id: n.counters.get("opens", 0) for n in (await store.stats(ctx())).nodes})
-
-
-async def arrived(store: KvStoreClient, chunk_id: str, node: str) -> OpenedChunk:
-    """The chunk's file on ``node`` once it is whole."""
-    async with asyncio.timeout(30):
-        while (opened := (await store.open(ctx(), [chunk_id], node))[0]).progress or not opened.exists:
-            await asyncio.sleep(0.05)
-    return opened

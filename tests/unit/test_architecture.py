@@ -78,6 +78,44 @@ def test_modules_import_each_other_in_no_circle() -> None:
     assert circles(import_graph()) == []
 
 
+def modes_in(node: ast.AST) -> list[str]:
+    """Members of ``ReuseMode`` that an expression names."""
+    return [
+        part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Attribute)
+        and isinstance(part.value, ast.Name)
+        and part.value.id == "ReuseMode"
+    ]
+
+
+def mode_questions(source: str) -> list[int]:
+    """Lines that ask which mode it is."""
+    return [
+        part.lineno
+        for part in ast.walk(ast.parse(source))
+        if (isinstance(part, ast.Compare) and any(map(modes_in, (part.left, *part.comparators))))
+        or (isinstance(part, ast.MatchValue) and modes_in(part))
+    ]
+
+
+def test_questions_for_a_mode_by_name_are_found() -> None:
+    assert mode_questions("if reuse is ReuseMode.FULL: ...") == [1]
+    assert mode_questions("a = reuse not in (ReuseMode.APE, ReuseMode.EPIC)") == [1]
+    assert mode_questions("match reuse:\n    case ReuseMode.APE | ReuseMode.EPIC: ...") == [2, 2]
+    assert mode_questions("reuse: ReuseMode = ReuseMode.REORDERED\nask(ReuseMode.FULL)") == []
+
+
+def test_nobody_asks_for_a_mode_by_name_outside_the_table_and_the_policies() -> None:
+    asking = {
+        name: lines
+        for name, path in modules().items()
+        if name != "shared.generation.modes" and not name.startswith("shared.engine.modes.")
+        if (lines := mode_questions(path.read_text(encoding="utf-8")))
+    }
+    assert asking == {}
+
+
 @pytest.mark.parametrize("package", [services, shared, protos])
 def test_generic_package_names_are_ours(package: object) -> None:
     assert Path(str(package.__file__)).is_relative_to(ROOT)  # type: ignore[attr-defined]

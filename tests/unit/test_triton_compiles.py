@@ -58,7 +58,7 @@ def attend(shape: Shape, tiling: Tiling, excludes: bool) -> Any:
     from shared.engine.backends.triton_kernels import attend_kernel
 
     pointers = {"q": NAMES[shape.dtype], "hidden": "i64", "addresses": "i64"}
-    pointers |= dict.fromkeys(("out", "lse", "cos", "sin"), "fp32") | dict.fromkeys(
+    pointers |= dict.fromkeys(("out", "lse", "cos", "sin", "sharpness"), "fp32") | dict.fromkeys(
         ("items", "pieces", "looks"), "i32"
     )
     signature = types(pointers, "layer num_layers stride_qh stride_qr split_len") | {"scale": "fp32"}
@@ -118,5 +118,6 @@ def test_append_and_merge_compile_and_move_whole_words(shape: Shape) -> None:
     ptx = compiled(append_kernel, types(pointers, numbers), append_settings(spec)).asm["ptx"]
     assert "st.global.v" in ptx
     assert "st.global.b16" not in ptx
-    pointers = {"out": "fp32", "lse": "fp32", "first_slot": "i32", "merged": dtype}
+    pointers = dict.fromkeys(("out", "lse", "more"), "fp32") | dict.fromkeys(("first_slot", "joint"), "i32")
+    pointers["merged"] = dtype
     compiled(merge_kernel, types(pointers, "num_rows"), merge_settings(spec))

@@ -8,44 +8,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChunkStat(_message.Message):
-    __slots__ = ("chunk_id", "exists", "size_bytes", "modified_s", "location")
+    __slots__ = ("chunk_id", "exists", "size_bytes", "modified_s")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     EXISTS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MODIFIED_S_FIELD_NUMBER: _ClassVar[int]
-    LOCATION_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     exists: bool
     size_bytes: int
     modified_s: float
-    location: str
-    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., size_bytes: _Optional[int] = ..., modified_s: _Optional[float] = ..., location: _Optional[str] = ...) -> None: ...
+    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., size_bytes: _Optional[int] = ..., modified_s: _Optional[float] = ...) -> None: ...
 
 class StatRequest(_message.Message):
-    __slots__ = ("meta", "chunk_ids", "held")
+    __slots__ = ("meta", "chunk_ids")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     chunk_ids: _containers.RepeatedScalarFieldContainer[str]
-    held: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., held: _Optional[bool] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatResponse(_message.Message):
     __slots__ = ("chunks",)
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[ChunkStat]
     def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkStat, _Mapping]]] = ...) -> None: ...
-
-class OpenRequest(_message.Message):
-    __slots__ = ("meta", "chunk_ids", "node_id")
-    META_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    meta: _common_pb2.RequestMeta
-    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
-    node_id: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class ByteRange(_message.Message):
     __slots__ = ("offset", "length")
@@ -54,30 +40,6 @@ class ByteRange(_message.Message):
     offset: int
     length: int
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
-
-class OpenedChunk(_message.Message):
-    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers", "progress", "tier")
-    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
-    EXISTS_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    LAYERS_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    TIER_FIELD_NUMBER: _ClassVar[int]
-    chunk_id: str
-    exists: bool
-    path: str
-    size_bytes: int
-    layers: _containers.RepeatedCompositeFieldContainer[ByteRange]
-    progress: str
-    tier: str
-    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[ByteRange, _Mapping]]] = ..., progress: _Optional[str] = ..., tier: _Optional[str] = ...) -> None: ...
-
-class OpenResponse(_message.Message):
-    __slots__ = ("chunks",)
-    CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    chunks: _containers.RepeatedCompositeFieldContainer[OpenedChunk]
-    def __init__(self, chunks: _Optional[_Iterable[_Union[OpenedChunk, _Mapping]]] = ...) -> None: ...
 
 class PutHeader(_message.Message):
     __slots__ = ("meta", "chunk_id", "size_bytes", "replace")
@@ -122,36 +84,6 @@ class GetResponse(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
-
-class StageRequest(_message.Message):
-    __slots__ = ("meta", "node_id")
-    META_FIELD_NUMBER: _ClassVar[int]
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    meta: _common_pb2.RequestMeta
-    node_id: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., node_id: _Optional[str] = ...) -> None: ...
-
-class StageResponse(_message.Message):
-    __slots__ = ("directory",)
-    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
-    directory: str
-    def __init__(self, directory: _Optional[str] = ...) -> None: ...
-
-class AdoptRequest(_message.Message):
-    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace", "behind")
-    META_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    REPLACE_FIELD_NUMBER: _ClassVar[int]
-    BEHIND_FIELD_NUMBER: _ClassVar[int]
-    meta: _common_pb2.RequestMeta
-    chunk_id: str
-    node_id: str
-    path: str
-    replace: bool
-    behind: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., behind: _Optional[bool] = ...) -> None: ...
 
 class DeleteChunksRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids")
@@ -418,28 +350,24 @@ class VerifyProgress(_message.Message):
     def __init__(self, num_copies: _Optional[int] = ..., num_bytes: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedCopy, _Mapping]]] = ..., missing_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CollectGarbageRequest(_message.Message):
-    __slots__ = ("meta", "grace_s", "dry_run", "chunk_ids")
+    __slots__ = ("meta", "grace_s", "dry_run")
     META_FIELD_NUMBER: _ClassVar[int]
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     grace_s: float
     dry_run: bool
-    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., grace_s: _Optional[float] = ..., dry_run: _Optional[bool] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., grace_s: _Optional[float] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class CollectGarbageResponse(_message.Message):
-    __slots__ = ("num_chunks", "num_bytes", "num_kept", "kept_chunk_ids")
+    __slots__ = ("num_chunks", "num_bytes", "num_kept")
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
-    KEPT_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     num_chunks: int
     num_bytes: int
     num_kept: int
-    kept_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, num_chunks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_kept: _Optional[int] = ..., kept_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, num_chunks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., num_kept: _Optional[int] = ...) -> None: ...
 
 class PinRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_id", "unpin")
@@ -480,19 +408,3 @@ class ListPinsResponse(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     pins: _containers.RepeatedCompositeFieldContainer[PinnedDocuments]
     def __init__(self, pins: _Optional[_Iterable[_Union[PinnedDocuments, _Mapping]]] = ...) -> None: ...
-
-class ListPinnedChunksRequest(_message.Message):
-    __slots__ = ("meta", "known_version")
-    META_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
-    meta: _common_pb2.RequestMeta
-    known_version: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., known_version: _Optional[str] = ...) -> None: ...
-
-class ListPinnedChunksResponse(_message.Message):
-    __slots__ = ("version", "chunk_ids")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
-    version: str
-    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[str] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -28,7 +28,7 @@ if _version_not_supported:
 
 class KvStoreStub:
     """Chunk KV by identity, and the documents made of it. Call with the metadata `application: kv_store`.
-    KV bytes never travel in unary messages: on the same node files change hands, elsewhere they are streamed.
+    What generators and nodes say to each other is the internal service NodeStore (kv_store_node.proto).
     """
 
     def __init__(self, channel):
@@ -42,11 +42,6 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatResponse.FromString,
                 _registered_method=True)
-        self.Open = channel.unary_unary(
-                '/kvquilt.v1.KvStore/Open',
-                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.OpenRequest.SerializeToString,
-                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.OpenResponse.FromString,
-                _registered_method=True)
         self.Put = channel.stream_unary(
                 '/kvquilt.v1.KvStore/Put',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutRequest.SerializeToString,
@@ -56,16 +51,6 @@ class KvStoreStub:
                 '/kvquilt.v1.KvStore/Get',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetResponse.FromString,
-                _registered_method=True)
-        self.Stage = channel.unary_unary(
-                '/kvquilt.v1.KvStore/Stage',
-                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StageRequest.SerializeToString,
-                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StageResponse.FromString,
-                _registered_method=True)
-        self.Adopt = channel.unary_unary(
-                '/kvquilt.v1.KvStore/Adopt',
-                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.AdoptRequest.SerializeToString,
-                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutResponse.FromString,
                 _registered_method=True)
         self.Delete = channel.unary_unary(
                 '/kvquilt.v1.KvStore/Delete',
@@ -127,11 +112,6 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.FromString,
                 _registered_method=True)
-        self.ListPinnedChunks = channel.unary_stream(
-                '/kvquilt.v1.KvStore/ListPinnedChunks',
-                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksRequest.SerializeToString,
-                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksResponse.FromString,
-                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/kvquilt.v1.KvStore/Health',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.SerializeToString,
@@ -141,18 +121,11 @@ class KvStoreStub:
 
 class KvStoreServicer:
     """Chunk KV by identity, and the documents made of it. Call with the metadata `application: kv_store`.
-    KV bytes never travel in unary messages: on the same node files change hands, elsewhere they are streamed.
+    What generators and nodes say to each other is the internal service NodeStore (kv_store_node.proto).
     """
 
     def Stat(self, request, context):
         """Which of these chunks are stored, and how large they are.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Open(self, request, context):
-        """Where the chunks' files can be read on the given node. A chunk held by another node only is copied over first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,20 +140,6 @@ class KvStoreServicer:
 
     def Get(self, request, context):
         """The bytes of a chunk's file in pieces of about 1 MiB.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Stage(self, request, context):
-        """A directory on the given node, on the same file system as the store, where a file for Adopt may be written.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Adopt(self, request, context):
-        """Takes over a file that the caller wrote on the given node: verified, made durable, moved into the store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,13 +226,6 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListPinnedChunks(self, request, context):
-        """For the agents of other nodes, from the home node's: which chunks are pinned, over all tenants.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Health(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -288,11 +240,6 @@ def add_KvStoreServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatResponse.SerializeToString,
             ),
-            'Open': grpc.unary_unary_rpc_method_handler(
-                    servicer.Open,
-                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.OpenRequest.FromString,
-                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.OpenResponse.SerializeToString,
-            ),
             'Put': grpc.stream_unary_rpc_method_handler(
                     servicer.Put,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutRequest.FromString,
@@ -302,16 +249,6 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetResponse.SerializeToString,
-            ),
-            'Stage': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stage,
-                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StageRequest.FromString,
-                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StageResponse.SerializeToString,
-            ),
-            'Adopt': grpc.unary_unary_rpc_method_handler(
-                    servicer.Adopt,
-                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.AdoptRequest.FromString,
-                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutResponse.SerializeToString,
             ),
             'Delete': grpc.unary_unary_rpc_method_handler(
                     servicer.Delete,
@@ -373,11 +310,6 @@ def add_KvStoreServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.SerializeToString,
             ),
-            'ListPinnedChunks': grpc.unary_stream_rpc_method_handler(
-                    servicer.ListPinnedChunks,
-                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksRequest.FromString,
-                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksResponse.SerializeToString,
-            ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.FromString,
@@ -393,7 +325,7 @@ def add_KvStoreServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KvStore:
     """Chunk KV by identity, and the documents made of it. Call with the metadata `application: kv_store`.
-    KV bytes never travel in unary messages: on the same node files change hands, elsewhere they are streamed.
+    What generators and nodes say to each other is the internal service NodeStore (kv_store_node.proto).
     """
 
     @staticmethod
@@ -413,33 +345,6 @@ class KvStore:
             '/kvquilt.v1.KvStore/Stat',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StatResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Open(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvquilt.v1.KvStore/Open',
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.OpenRequest.SerializeToString,
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.OpenResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -494,60 +399,6 @@ class KvStore:
             '/kvquilt.v1.KvStore/Get',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.GetResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Stage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvquilt.v1.KvStore/Stage',
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StageRequest.SerializeToString,
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.StageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Adopt(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvquilt.v1.KvStore/Adopt',
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.AdoptRequest.SerializeToString,
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -872,33 +723,6 @@ class KvStore:
             '/kvquilt.v1.KvStore/ListPins',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPinnedChunks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/kvquilt.v1.KvStore/ListPinnedChunks',
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksRequest.SerializeToString,
-            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.ListPinnedChunksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import re
 import unicodedata
+from collections.abc import Sequence
+from itertools import accumulate
 
 from charset_normalizer import from_bytes
 
-from services.ingestion.formats.document import ParsedDocument
+from services.ingestion.formats.document import Heading, ParsedDocument
 from shared.errors import UnreadableDocument
 
 _BOMS = (  # UTF-32 first: its mark begins with that of UTF-16
@@ -24,10 +27,36 @@ _LEGACY = (
 )
 _MAX_CONTROL_SHARE = 0.01
 _GUESS_BYTES = 64 * 1024
+_MAX_HEADING_WORDS = 12
+_TITLE = re.compile(r"[^\W_].{0,78}(?<![.,;!?…。、！？])")
+_UNDERLINE = re.compile(r"={3,}|-{3,}|~{3,}")
 
 
 def parse_plain(content: bytes, charset: str) -> ParsedDocument:
-    return ParsedDocument(decode(content, charset))
+    text = decode(content, charset)
+    return ParsedDocument(text, headings=headings_of(text))
+
+
+def headings_of(text: str) -> tuple[Heading, ...]:
+    """Short lines between blank ones that are no sentences, underlined or not. How deep one is cannot be
+    seen."""
+    lines = [line.strip() for line in text.split("\n")]
+    starts = accumulate((len(line) + 1 for line in text.split("\n")), initial=0)
+    return tuple(
+        Heading(start, 1, line)
+        for i, (start, line) in enumerate(zip(starts, lines, strict=False))
+        if _is_title(line) and not any(lines[max(i - 1, 0) : i]) and _ends_block(lines[i + 1 : i + 3])
+    )
+
+
+def _is_title(line: str) -> bool:
+    return _TITLE.fullmatch(line) is not None and len(line.split()) <= _MAX_HEADING_WORDS
+
+
+def _ends_block(below: Sequence[str]) -> bool:
+    """What follows a line is a blank one, or an underline and a blank one."""
+    after = below[1:] if below and _UNDERLINE.fullmatch(below[0]) else below
+    return bool(after) and not after[0]
 
 
 def decode(content: bytes, charset: str = "") -> str:

@@ -1,8 +1,8 @@
 """Brings one chunk to this node while its readers are reading it already.
 
     end of the file ──▶ frame is there: ``framed`` tells readers the staged file and its progress
-    parts, in the order of layers, several at a time ──▶ layers are marked as they come
-    whole ──▶ verified ──▶ takes its place in a tier
+    parts, in the order of layers, several at a time ──▶ verified as they come, layers are marked then
+    whole ──▶ takes its place in a tier
 
 Readers keep their descriptors, so it is nothing to them when the staged name goes. It stays for a while, with
 its progress, for those who were told of it and have not opened it yet.
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs.staging import StagedFile
-from services.kv_store.fetching.parts import RETRYABLE, TRIES, Arrivals, Part, PartReading, parts_of
+from services.kv_store.fetching.arriving import ArrivingPart, parts_of, sections_of
+from services.kv_store.fetching.parts import RETRYABLE, TRIES, PartReading
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import Source
-from services.kv_store.tiers.chunk_files import verified
 from services.kv_store.tiers.local import LocalTier, Reservation
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, StorageFull
-from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, ShortTail, summary_of_tail
+from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, Frame, ShortTail, frame_of_tail
 from shared.kv_format.progress import ProgressWriter
 from shared.kv_types import OpenedChunk
 
@@ -35,19 +35,16 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 Allocation = tuple[LocalTier, Reservation, StagedFile]
 
-_LAST = (2,)
-_READERS_FIRST_S = 0.1
-
 
 @dataclass(frozen=True, slots=True)
 class FetchConfig:
-    """``concurrency``: ranged reads at a time, of all chunks together. ``part_bytes``: of one of them; a
-    layer can be used as soon as its last byte is there, so large parts keep nobody waiting, and fewer
-    requests cost less. ``timeout_s``: the longest that a reader waits for a chunk's frame, and for more bytes
-    while parts are being read; after that the chunk counts as absent."""
+    """``concurrency``: ranged reads at a time, of all chunks together. ``part_bytes``: of one of them, but no
+    less than a layer; a layer can be used as soon as its last byte is there, so large parts keep nobody
+    waiting, and fewer requests cost less. ``timeout_s``: the longest that a reader waits for a chunk's frame,
+    and for more bytes while parts are being read; after that the chunk counts as absent."""
 
     concurrency: int = 8
-    part_bytes: int = 16 << 20
+    part_bytes: int = 32 << 20
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -129,11 +126,11 @@ class Fetch:
         found = await self._end_of(source)
         if found is None:
             return False
-        summary, tail = found
-        size = summary.size_bytes
+        frame, tail = found
+        summary, size = frame.summary, frame.size_bytes
         tier, reservation, file = await self._allocated(size, tail)
         try:
-            await self._fill(source, tier, file, summary, tail)
+            await self._fill(source, tier, file, frame, tail)
             self._room.counters[f"{source.kind}_fetches"] += 1  # before others can see it in the tier
             self._room.counters[f"{source.kind}_bytes"] += size
             opened = await self._in_thread(self._keep, tier, reservation, file, summary)
@@ -180,7 +177,7 @@ class Fetch:
                         raise
         raise StorageFull("no room for a copy in any tier of this node")
 
-    async def _end_of(self, source: Source) -> tuple[ChunkSummary, bytes] | None:
+    async def _end_of(self, source: Source) -> tuple[Frame, bytes] | None:
         """What the frame says, and the bytes that say it; None: the source does not have the chunk."""
         length = TAIL_GUESS_BYTES
         while True:
@@ -189,7 +186,7 @@ class Fetch:
                 return None
             size, tail = found
             try:
-                return summary_of_tail(tail, size), tail
+                return self._own(frame_of_tail(tail, size)), tail
             except ShortTail as error:
                 if error.needed_bytes <= length:
                     raise CorruptData(f"chunk {self.chunk_id}: its end names more than there is") from None
@@ -198,56 +195,71 @@ class Fetch:
                 self._room.damaged(source.kind, self.chunk_id)
                 raise
 
+    def _own(self, frame: Frame) -> Frame:
+        """
+        Raises:
+            CorruptData: it is another chunk's.
+        """
+        if frame.header.chunk_id != self.chunk_id:
+            raise CorruptData(f"chunk {self.chunk_id}: the file holds another chunk")
+        return frame
+
     async def _fill(
-        self, source: Source, tier: LocalTier, file: StagedFile, summary: ChunkSummary, tail: bytes
+        self, source: Source, tier: LocalTier, file: StagedFile, frame: Frame, tail: bytes
     ) -> None:
-        progress: ProgressWriter | None = None
+        """Returns once every byte is in the file and verified."""
+        progress = ProgressWriter(tier.staging.new(), len(frame.summary.layers))
         whole = False
         try:
-            tail_start = summary.size_bytes - len(tail)
-            if parts := parts_of(tail_start, self._room.config.part_bytes):
-                progress = ProgressWriter(tier.staging.new(), len(summary.layers))
-                progress.frame_arrived()
-                path = str(file.path)
-                self._tell(
-                    OpenedChunk(
-                        self.chunk_id,
-                        True,
-                        path,
-                        summary.size_bytes,
-                        summary.layers,
-                        str(progress.path),
-                        tier.name,
-                    )
+            tail_start = frame.size_bytes - len(tail)
+            sections = sections_of(frame)
+            missing = [section for section in sections if section.start < tail_start]
+            if there := sections[len(missing) :]:
+                self._check(
+                    source, ArrivingPart(there, self.chunk_id, progress.layer_arrived), tail, tail_start
                 )
-                await self._read_parts(source, file, summary.layers, parts, progress.layer_arrived)
-            await self._verify(source, file)
+            if missing:
+                progress.frame_arrived()
+                self._tell(self._opened(tier, file, frame.summary, str(progress.path)))
+                parts = parts_of(missing, self._room.config.part_bytes)
+                arriving = [ArrivingPart(part, self.chunk_id, progress.layer_arrived) for part in parts]
+                await self._read_parts(source, file, arriving)
             whole = True
         finally:
-            if progress is not None:
-                progress.close(whole, keep=whole)
-                if whole:
-                    self._room.linger(progress.path)
+            told = self._framed.done()
+            progress.close(whole, keep=whole and told)
+            if whole and told:
+                self._room.linger(progress.path)
 
-    async def _read_parts(
-        self,
-        source: Source,
-        file: StagedFile,
-        layers: Sequence[Part],
-        parts: Sequence[Part],
-        mark: Callable[[int], None],
-    ) -> None:
-        def read(start: int, length: int, arrived: Callable[[int], None]) -> None:
+    def _check(self, source: Source, part: ArrivingPart, tail: bytes, tail_start: int) -> None:
+        """What came with the frame."""
+        start, length = part.rest()
+        try:
+            part.arrived(start, tail[start - tail_start :][:length])
+        except CorruptData:
+            self._room.damaged(source.kind, self.chunk_id)
+            raise
+
+    async def _read_parts(self, source: Source, file: StagedFile, parts: Sequence[ArrivingPart]) -> None:
+        def read(number: int, moved: Callable[[], None]) -> None:
+            part = parts[number]
+
             def write(offset: int, piece: bytes | memoryview) -> None:
                 file.write(offset, piece)
-                arrived(offset + len(piece))
+                part.arrived(offset, piece)
+                moved()
 
-            source.read(start, length, write)
+            source.read(*part.rest(), write)
+            part.check_whole()
 
-        self._reading = PartReading(self._room.readers, parts, read, Arrivals(parts, layers, mark))
+        self._reading = PartReading(self._room.readers, len(parts), read)
         self._reading.start(self.urgent)
         try:
             await self._reading.finished(self._room.config.timeout_s)
+        except CorruptData:
+            if any(part.is_damaged for part in parts):
+                self._room.damaged(source.kind, self.chunk_id)
+            raise
         finally:
             self._reading = None
         self._check_wanted()
@@ -262,18 +274,6 @@ class Fetch:
                 if not tries_left:
                     raise
         raise AssertionError("unreachable")
-
-    async def _verify(self, source: Source, file: StagedFile) -> None:
-        """Readers verify what they read themselves, so this can wait until they have read it and nothing
-        arrives for others."""
-        if self.urgent:
-            await asyncio.sleep(_READERS_FIRST_S)
-        try:
-            verifying = self._room.readers.submit(_LAST, partial(verified, file.path, self.chunk_id))
-            await asyncio.wrap_future(verifying)
-        except CorruptData:
-            self._room.damaged(source.kind, self.chunk_id)
-            raise
 
     def _keep(
         self, tier: LocalTier, reservation: Reservation, file: StagedFile, summary: ChunkSummary

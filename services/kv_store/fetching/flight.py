@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyarrow import flight
@@ -23,6 +23,24 @@ ReadChunk = Callable[[str, int, int], Iterator[bytes]]
 """Chunk id, start and length to the bytes in pieces. Raises ``NotFound``."""
 Write = Callable[[int, memoryview], None]
 """Offset in the file, and what belongs there."""
+
+
+class Flights(Protocol):
+    """How bytes come from other nodes' servers."""
+
+    def read(
+        self, location: str, chunk_id: str, start: int, length: int, write: Write, timeout_s: float
+    ) -> None:
+        """Writes bytes [start, start + length) of the chunk's file as they come, all of them. Blocks.
+
+        Raises:
+            NotFound: the node does not have it any more.
+            CorruptData: the node's copy ends before.
+            Unavailable: the node does not answer, or failed.
+        """
+        ...
+
+    def close(self) -> None: ...
 
 
 class FlightServer:
@@ -43,7 +61,7 @@ class FlightServer:
 
 
 class FlightReader:
-    """Reads from other nodes' servers; one connection per location. Thread-safe."""
+    """``Flights`` over the network; one connection per location. Thread-safe."""
 
     def __init__(self) -> None:
         self._clients: dict[str, flight.FlightClient] = {}
@@ -52,13 +70,6 @@ class FlightReader:
     def read(
         self, location: str, chunk_id: str, start: int, length: int, write: Write, timeout_s: float
     ) -> None:
-        """Writes bytes [start, start + length) of the chunk's file as they come, all of them.
-
-        Raises:
-            NotFound: the node does not have it any more.
-            CorruptData: the node's copy ends before.
-            Unavailable: the node does not answer, or failed.
-        """
         ticket = flight.Ticket(json.dumps([chunk_id, start, length]).encode())
         received = 0
         try:

@@ -9,7 +9,8 @@ from heapq import merge
 from typing import Protocol, TypeVar
 
 from shared.errors import DeadlineExceeded, NotFound, Unavailable
-from shared.kv_types import ChunkPage, KvStore
+from shared.kv_stores import NodeAgent
+from shared.kv_types import ChunkPage
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -24,7 +25,7 @@ class Nodes(Protocol):
 
     def ids(self) -> Sequence[str]: ...
 
-    async def store(self, node_id: str) -> KvStore:
+    async def store(self, node_id: str) -> NodeAgent:
         """
         Raises:
             NotFound: no such node.
@@ -37,7 +38,7 @@ class Nodes(Protocol):
         ...
 
 
-async def on_node(nodes: Nodes, node_id: str, call: Callable[[KvStore], Awaitable[ResultT]]) -> ResultT:
+async def on_node(nodes: Nodes, node_id: str, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> ResultT:
     """``call`` of the agent on ``node_id``. Raises like ``Nodes.store`` and the call."""
     try:
         return await call(await nodes.store(node_id))
@@ -56,7 +57,7 @@ def merged_page(pages: Sequence[ChunkPage], limit: int) -> ChunkPage:
 
 
 async def ask(
-    nodes: Nodes, node_ids: Iterable[str], call: Callable[[KvStore], Awaitable[ResultT]]
+    nodes: Nodes, node_ids: Iterable[str], call: Callable[[NodeAgent], Awaitable[ResultT]]
 ) -> tuple[dict[str, ResultT], int]:
     """The answers of these nodes, and how many of them cannot be reached. Other errors are raised."""
     asked = list(node_ids)

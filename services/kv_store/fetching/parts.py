@@ -1,5 +1,5 @@
-"""The parts of one chunk on their way into its staged file, read by several threads, and what is whole
-when."""
+"""Reads the parts of one chunk by several threads: in which order, and what becomes of those that fail or
+hang."""
 
 from __future__ import annotations
 
@@ -7,61 +7,25 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from shared.errors import CorruptData, DeadlineExceeded, NotFound, Unavailable
 
-Part = tuple[int, int]
-"""Offset and length."""
-
-ReadPart = Callable[[int, int, Callable[[int], None]], None]
-"""Is given offset and length, and blocks until those bytes are in the file. It may say on the way up to where
-they are."""
+ReadPart = Callable[[int, Callable[[], None]], None]
+"""Is given the number of a part, and blocks until its bytes are in the file. A second try goes on where the
+first one failed. It says on the way that something arrived."""
 
 RETRYABLE = (Unavailable, CorruptData, DeadlineExceeded, TimeoutError)
 TRIES = 2
 
 
-class Arrivals:
-    """Which layers are whole when which bytes of which parts are there."""
-
-    def __init__(self, parts: Sequence[Part], layers: Sequence[Part], mark: Callable[[int], None]) -> None:
-        """Layers that no part touches are there already."""
-        self._mark = mark
-        self._layers = layers
-        self._arrived_to = [start for start, _ in parts]
-        self._layers_of = [[i for i, layer in enumerate(layers) if _overlap(part, layer)] for part in parts]
-        self._num_missing: Counter[int] = Counter()  # bytes of each layer
-        for part, touched in zip(parts, self._layers_of, strict=True):
-            for layer in touched:
-                self._num_missing[layer] += _overlap(part, layers[layer])
-        for layer in range(len(layers)):
-            if not self._num_missing[layer]:
-                mark(layer)
-
-    def arrived(self, part: int, end: int) -> None:
-        """All of the part that lies before ``end``. What is read again has arrived already."""
-        start = self._arrived_to[part]
-        if end <= start:
-            return
-        self._arrived_to[part] = end
-        for layer in self._layers_of[part]:
-            if count := _overlap((start, end - start), self._layers[layer]):
-                self._num_missing[layer] -= count
-                if not self._num_missing[layer]:
-                    self._mark(layer)
-
-
 class PartReading:
     """Each part is read once, and once more if that fails. The first that fails for good ends the whole."""
 
-    def __init__(
-        self, threads: ReadingThreads, parts: Sequence[Part], read: ReadPart, arrivals: Arrivals
-    ) -> None:
-        self._threads, self._parts, self._read, self._arrivals = threads, parts, read, arrivals
+    def __init__(self, threads: ReadingThreads, num_parts: int, read: ReadPart) -> None:
+        self._threads, self._num_parts, self._read = threads, num_parts, read
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._lock = threading.Lock()
@@ -72,9 +36,9 @@ class PartReading:
 
     def start(self, urgent: bool) -> None:
         """Again with ``urgent``: what has not begun goes before the parts of others."""
-        for i, (start, _) in enumerate(self._parts):
-            if i not in self._taken:
-                self._threads.submit((not urgent, start), partial(self._take, i))
+        for part in range(self._num_parts):
+            if part not in self._taken:
+                self._threads.submit((not urgent, part), partial(self._take, part))
 
     def give_up(self) -> None:
         """What has not begun never will."""
@@ -115,23 +79,19 @@ class PartReading:
             return
         with self._lock:
             self._num_arrived += 1
-            complete = self._num_arrived == len(self._parts)
+            complete = self._num_arrived == self._num_parts
         if complete:
             self._end(None)
 
-    def _arrived(self, part: int, end: int) -> None:
-        with self._lock:
-            self._arrivals.arrived(part, end)
-            self._moved_s = time.monotonic()
+    def _moved(self) -> None:
+        self._moved_s = time.monotonic()
 
     def _read_twice(self, part: int) -> None:
-        start, length = self._parts[part]
         for tries_left in reversed(range(TRIES)):
             if self._given_up:
                 raise NotFound("nobody waits for the chunk any more")
             try:
-                self._read(start, length, partial(self._arrived, part))
-                self._arrived(part, start + length)
+                self._read(part, self._moved)
                 return
             except RETRYABLE:
                 if not tries_left:
@@ -144,12 +104,3 @@ class PartReading:
 
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(end)
-
-
-def parts_of(length: int, part_bytes: int) -> list[Part]:
-    return [(start, min(part_bytes, length - start)) for start in range(0, length, part_bytes)]
-
-
-def _overlap(a: Part, b: Part) -> int:
-    """Bytes that both have."""
-    return max(0, min(a[0] + a[1], b[0] + b[1]) - max(a[0], b[0]))

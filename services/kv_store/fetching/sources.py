@@ -6,17 +6,16 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
 from services.kv_store.blobs.protocol import Blobs, Span
-from services.kv_store.fetching.flight import FlightReader
-from services.kv_store.fetching.nodes import Nodes, ask, on_node
+from services.kv_store.fetching.flight import Flights
+from services.kv_store.fetching.nodes import Nodes, ask
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.object_chunks import read_tail
-from shared.errors import CorruptData, NotFound
-from shared.kv_types import ChunkStat, KvStore
+from shared.errors import NotFound
+from shared.kv_types import HeldChunk
 from shared.request import RequestContext
 
 Write = Callable[[int, bytes | memoryview], None]
@@ -61,52 +60,27 @@ class ObjectSource:
             return None
 
 
-class FlightSource:
-    """Another node that streams by Arrow Flight."""
-
-    kind = "peer"
-
-    def __init__(self, flights: FlightReader, stat: ChunkStat) -> None:
-        self._flights, self._stat = flights, stat
-
-    async def end(self, length: int) -> tuple[int, bytes] | None:
-        return await _end_of(self, self._stat.size_bytes, length)
-
-    def read(self, start: int, length: int, write: Write) -> None:
-        self._flights.read(self._stat.location, self._stat.chunk_id, start, length, write, _PEER_COPY_S)
-
-
 class PeerSource:
-    """Another node that streams by the store's own RPC."""
+    """Another node, which streams by Arrow Flight."""
 
     kind = "peer"
 
-    def __init__(
-        self, nodes: Nodes, node_id: str, ctx: RequestContext, chunk_id: str, size_bytes: int
-    ) -> None:
-        self._nodes, self._node_id, self._ctx = nodes, node_id, ctx
-        self._chunk_id, self._size_bytes = chunk_id, size_bytes
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, flights: Flights, held: HeldChunk) -> None:
+        self._flights, self._held = flights, held
 
     async def end(self, length: int) -> tuple[int, bytes] | None:
-        return await _end_of(self, self._size_bytes, length)
+        size_bytes = self._held.size_bytes
+        start = max(size_bytes - length, 0)
+        tail = bytearray(size_bytes - start)
+
+        def write(offset: int, piece: bytes | memoryview) -> None:
+            tail[offset - start : offset - start + len(piece)] = piece
+
+        await asyncio.to_thread(self.read, start, len(tail), write)
+        return size_bytes, bytes(tail)
 
     def read(self, start: int, length: int, write: Write) -> None:
-        asyncio.run_coroutine_threadsafe(self._read(start, length, write), self._loop).result(_PEER_COPY_S)
-
-    async def _read(self, start: int, length: int, write: Write) -> None:
-        async def receive(peer: KvStore) -> int:
-            received = 0
-            async with aclosing(peer.get(self._ctx, self._chunk_id, start, length)) as pieces:
-                async for piece in pieces:
-                    if received + len(piece) > length:
-                        raise CorruptData(f"chunk {self._chunk_id}: a node sent more than was asked for")
-                    await asyncio.to_thread(write, start + received, piece)
-                    received += len(piece)
-            return received
-
-        if await on_node(self._nodes, self._node_id, receive) < length:
-            raise CorruptData(f"chunk {self._chunk_id}: a node's copy is shorter than it said")
+        self._flights.read(self._held.location, self._held.chunk_id, start, length, write, _PEER_COPY_S)
 
 
 class PeerSearch:
@@ -119,7 +93,7 @@ class PeerSearch:
         own_node_id: str,
         ctx: RequestContext,
         chunk_ids: Sequence[str],
-        flights: FlightReader,
+        flights: Flights,
     ) -> None:
         self._nodes, self._own_node_id, self._ctx, self._chunk_ids = nodes, own_node_id, ctx, chunk_ids
         self._flights = flights
@@ -134,28 +108,9 @@ class PeerSearch:
         """Nodes that do not answer soon have nothing."""
         others = [n for n in self._nodes.ids() if n != self._own_node_id]
         soon = replace(self._ctx, deadline_s=time.monotonic() + _PEER_TIMEOUT_S)
-        answers, _ = await ask(self._nodes, others, lambda peer: peer.stat(soon, self._chunk_ids, held=True))
+        answers, _ = await ask(self._nodes, others, lambda peer: peer.held(soon, self._chunk_ids))
         sources: dict[str, list[Source]] = {}
-        for node_id, stats in answers.items():
-            for stat in stats:
-                if stat.exists:
-                    sources.setdefault(stat.chunk_id, []).append(self._source(node_id, stat))
+        for copies in answers.values():
+            for held in copies:
+                sources.setdefault(held.chunk_id, []).append(PeerSource(self._flights, held))
         return sources
-
-    def _source(self, node_id: str, stat: ChunkStat) -> Source:
-        if stat.location:
-            return FlightSource(self._flights, stat)
-        ctx = replace(self._ctx, deadline_s=time.monotonic() + _PEER_COPY_S)
-        return PeerSource(self._nodes, node_id, ctx, stat.chunk_id, stat.size_bytes)
-
-
-async def _end_of(source: Source, size_bytes: int, length: int) -> tuple[int, bytes]:
-    """``Source.end`` of one whose size is known."""
-    start = max(size_bytes - length, 0)
-    tail = bytearray(size_bytes - start)
-
-    def write(offset: int, piece: bytes | memoryview) -> None:
-        tail[offset - start : offset - start + len(piece)] = piece
-
-    await asyncio.to_thread(source.read, start, len(tail), write)
-    return size_bytes, bytes(tail)

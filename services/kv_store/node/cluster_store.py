@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
@@ -19,32 +18,27 @@ from shared.kv_types import (
     Manifest,
     ManifestPage,
     OpenedChunk,
-    PinnedChunks,
     PinnedDocuments,
     StoreStats,
     VerifyProgress,
 )
 from shared.request import RequestContext
 
-_LATELY_S = 600.0
-
 
 class ClusterStore:
-    """A ``shared.kv_types.KvStore``. An empty node id means the home node."""
+    """A ``shared.kv_stores.Store`` and ``NodeFiles``. An empty node id means the home node."""
 
     def __init__(self, nodes: Nodes, own_node_id: str) -> None:
         """Chunks that arrive as streams are kept on ``own_node_id``."""
         self._nodes, self._own_node_id = nodes, own_node_id
-        self._asked: dict[str, float] = {}  # node → when its chunks were last asked for
+        self._readers: set[str] = set()  # nodes on which chunks were opened lately, as their agents say
 
-    async def stat(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
-    ) -> list[ChunkStat]:
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
         """
         Raises:
             Unavailable: a chunk was not found, but may lie on a node that does not answer.
         """
-        found, unreachable = await self._find(ctx, chunk_ids, held)
+        found, unreachable = await self._find(ctx, chunk_ids)
         if unreachable and any(c not in found for c in chunk_ids):
             raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
         return [found[c][1] if c in found else ChunkStat(c, exists=False) for c in chunk_ids]
@@ -52,7 +46,6 @@ class ClusterStore:
     async def open(
         self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
     ) -> list[OpenedChunk]:
-        self._asked[self._node(node_id)] = time.monotonic()
         return await on_node(self._nodes, self._node(node_id), lambda store: store.open(ctx, chunk_ids))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
@@ -146,11 +139,13 @@ class ClusterStore:
         )
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
-        lately = time.monotonic() - _LATELY_S
-        nodes = (
-            [node_id] if node_id else [n for n in self._nodes.ids() if self._asked.get(n, lately) > lately]
-        )
+        nodes = [node_id] if node_id else [n for n in self._nodes.ids() if n in self._readers]
         await ask(self._nodes, nodes, lambda store: store.prefetch(ctx, chunk_ids))
+
+    async def follow_readers(self, ctx: RequestContext) -> None:
+        """Learns from the agents on which nodes chunks are read."""
+        answers, _ = await ask(self._nodes, self._nodes.ids(), lambda node: node.read_lately(ctx))
+        self._readers = {node_id for node_id, lately in answers.items() if lately}
 
     async def stats(self, ctx: RequestContext) -> StoreStats:
         """The object store and the tenants are the home node's to know."""
@@ -166,12 +161,10 @@ class ClusterStore:
                 yield update
 
     async def collect_garbage(
-        self, ctx: RequestContext, grace_s: float, dry_run: bool = False, chunk_ids: Sequence[str] = ()
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False
     ) -> CollectedGarbage:
         return await on_node(
-            self._nodes,
-            self._nodes.home(),
-            lambda home: home.collect_garbage(ctx, grace_s, dry_run, chunk_ids),
+            self._nodes, self._nodes.home(), lambda home: home.collect_garbage(ctx, grace_s, dry_run)
         )
 
     async def pin(
@@ -183,11 +176,6 @@ class ClusterStore:
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
         return await on_node(self._nodes, self._nodes.home(), lambda home: home.list_pins(ctx))
-
-    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
-        return await on_node(
-            self._nodes, self._nodes.home(), lambda home: home.list_pinned_chunks(ctx, known_version)
-        )
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         """Chunks and bytes are summed over the nodes; a chunk on two nodes counts twice."""
@@ -206,13 +194,13 @@ class ClusterStore:
         return ServiceHealth(SERVICE, ready, "; ".join(details), {**facts, "nodes": str(len(answers))})
 
     async def _find(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
+        self, ctx: RequestContext, chunk_ids: Sequence[str]
     ) -> tuple[dict[str, tuple[str, ChunkStat]], int]:
         """Node and facts of the stored ones, and how many nodes did not answer."""
         for chunk_id in chunk_ids:
             check_chunk_id(chunk_id)
         answers, unreachable = await ask(
-            self._nodes, self._nodes.ids(), lambda store: store.stat(ctx, chunk_ids, held)
+            self._nodes, self._nodes.ids(), lambda store: store.stat(ctx, chunk_ids)
         )
         return {
             s.chunk_id: (node, s) for node, stats in answers.items() for s in stats if s.exists

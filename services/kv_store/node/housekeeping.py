@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from services.kv_store.config import GarbageConfig
 from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
+from services.kv_store.node.cluster_store import ClusterStore
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 
@@ -41,6 +42,13 @@ class Housekeeping:
             if self.nodes.home() == self.node_id:
                 ctx = RequestContext.create(deadline_ms=_LONG_MS)
                 await _try("collecting garbage", self.agent.collect_garbage(ctx, self.garbage.grace_s))
+
+
+async def follow_readers(store: ClusterStore, period_s: float, sleep: Sleep = asyncio.sleep) -> None:
+    """For ever, at the front: where chunks are read, it prefetches to."""
+    while True:
+        await _try("following readers", store.follow_readers(RequestContext.create()))
+        await sleep(period_s)
 
 
 async def _try(doing: str, work: Awaitable[object]) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from services.kv_store.blobs.disk import VolatileDisk
+from services.kv_store.blobs.disk import Disk, VolatileDisk
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.memory_directory import MemoryDirectory, modest_capacity
@@ -13,25 +17,52 @@ from services.kv_store.tiers.memory_directory import MemoryDirectory, modest_cap
 log = logging.getLogger(__name__)
 
 
+class Claimed(Protocol):
+    """A ``MemoryDirectory``."""
+
+    path: Path
+
+    def remove(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the tiers stand on: seams for disks that fill up or die, and for time."""
+
+    disk: Disk = field(default_factory=Disk)
+    memory_disk: Disk = field(default_factory=VolatileDisk)
+    claim: Callable[[Path], Claimed | None] = MemoryDirectory.claim
+    clock: Callable[[], float] = time.monotonic
+
+
 class OwnTiers:
     """``objects``: whether there is an object store, so that what is kept on the disk only waits for it."""
 
-    def __init__(self, directory: Path, config: KvStoreConfig, objects: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: KvStoreConfig,
+        objects: bool,
+        machine: Machine | None = None,
+    ) -> None:
         """Blocks: looks at every file.
 
         Raises:
             StorageFull, InternalError: the directory cannot be used.
         """
+        machine = machine or Machine()
         self.disk = LocalTier(
             "disk",
             directory,
+            disk=machine.disk,
             keeps=True,
             kept_name="pending" if objects else "",
             capacity_bytes=config.disk_capacity_bytes,
             lease_s=config.lease_s,
+            clock=machine.clock,
         )
         self.memory: LocalTier | None = None
-        self._claimed = self._claim(directory, config)
+        self._claimed = self._claim(directory, config, machine)
         if self._claimed is not None:
             capacity = config.memory.capacity_bytes
             if capacity is None:
@@ -39,9 +70,10 @@ class OwnTiers:
             self.memory = LocalTier(
                 "memory",
                 self._claimed.path,
-                disk=VolatileDisk(),
+                disk=machine.memory_disk,
                 capacity_bytes=capacity,
                 lease_s=config.lease_s,
+                clock=machine.clock,
             )
 
     def remove_memory(self) -> None:
@@ -50,7 +82,7 @@ class OwnTiers:
             self._claimed.remove()
             self._claimed = None
 
-    def _claim(self, directory: Path, config: KvStoreConfig) -> MemoryDirectory | None:
+    def _claim(self, directory: Path, config: KvStoreConfig, machine: Machine) -> Claimed | None:
         if config.memory.capacity_bytes == 0:
             return None
-        return MemoryDirectory.claim(config.memory.path_for(directory))
+        return machine.claim(config.memory.path_for(directory))

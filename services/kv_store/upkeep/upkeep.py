@@ -29,11 +29,11 @@ from services.kv_store.tiers.object_chunks import all_objects
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
 from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
 from shared.errors import FailedPrecondition, KvquiltError, Unavailable
+from shared.kv_stores import NodeAgent
 from shared.kv_types import (
     ChunkPage,
     CollectedGarbage,
     DeletedChunks,
-    KvStore,
     Manifest,
     PinnedChunks,
     PinnedDocuments,
@@ -86,11 +86,11 @@ class Upkeep:
     def __init__(
         self,
         node_id: str,
-        own: KvStore,
+        own: NodeAgent,
         tiers: NodeTiers,
         documents: Documents,
         nodes: Nodes,
-        quotas: Quotas | None,
+        quotas: Quotas,
         search: Search,
     ) -> None:
         self._search = search
@@ -101,7 +101,7 @@ class Upkeep:
             documents,
             nodes,
         )
-        self._quotas = quotas or Quotas()
+        self._quotas = quotas
         self._pins = Pins(tiers.truth, documents.documents)
         self._usage = Usage()
         self._pinned_version = ""
@@ -150,14 +150,7 @@ class Upkeep:
 
     # ---- garbage
 
-    async def collect_garbage(
-        self, ctx: RequestContext, grace_s: float, dry_run: bool, chunk_ids: Sequence[str] = ()
-    ) -> CollectedGarbage:
-        """With ``chunk_ids``: only which of them must stay because of this node."""
-        if chunk_ids:
-            return CollectedGarbage(
-                0, 0, 0, tuple(await asyncio.to_thread(self._needed_here, chunk_ids, grace_s))
-            )
+    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool) -> CollectedGarbage:
         self._check_home()
         await asyncio.to_thread(self._documents.sync)
         return await collect(ctx, self, self._documents.references, grace_s, dry_run)
@@ -182,15 +175,13 @@ class Upkeep:
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> Collection[str]:
         if not chunk_ids:
             return ()
-        answers, unreachable = await self._ask_others(
-            lambda peer: peer.collect_garbage(ctx, grace_s, True, chunk_ids)
-        )
+        answers, unreachable = await self._ask_others(lambda peer: peer.needed(ctx, chunk_ids, grace_s))
         if unreachable:
             raise Unavailable(f"{unreachable} node(s) of the store do not answer, and may be reading; retry")
-        here = await asyncio.to_thread(self._needed_here, chunk_ids, grace_s)
-        return here.union(*(answer.kept for answer in answers.values()))
+        return (await asyncio.to_thread(self.needed_here, chunk_ids, grace_s)).union(*answers.values())
 
-    def _needed_here(self, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
+    def needed_here(self, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
+        """Which must stay because of this node. Blocks."""
         tiers = [t for t in (self._tiers.memory, self._tiers.disk) if t is not None]
         found = [copy for c in chunk_ids for tier in tiers if (copy := tier.find(c)) is not None]
         ages = ((copy.chunk_id, copy.modified_s) for copy in found)
@@ -305,6 +296,6 @@ class Upkeep:
         return [n for n in self._nodes.ids() if n != self._node_id]
 
     async def _ask_others(
-        self, call: Callable[[KvStore], Awaitable[ResultT]]
+        self, call: Callable[[NodeAgent], Awaitable[ResultT]]
     ) -> tuple[dict[str, ResultT], int]:
         return await ask(self._nodes, self._others(), call)

@@ -29,6 +29,9 @@ typedef struct {
     int64_t workspace_bytes;
     int32_t num_items, num_rows, num_layers, num_heads, num_kv_heads, head_dim, half, split_len, block_rows, dtype, num_threads,
         passes_over; /* Keys that all rows of an item exclude: faster, but then a row's sums depend on the rows beside it. */
+    const float *sharpness;      /* [looks]: what its scores are multiplied with */
+    const int32_t *joint;        /* [rows, 2]: slots [first, end) whose sums are Z together and weigh Z^more more */
+    const float *more;           /* [rows] */
 } Step;
 
 /* Rows of the step: [heads, rows, dim] by strides in elements, the last one 1. */

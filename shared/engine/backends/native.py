@@ -52,6 +52,7 @@ class _Step(ctypes.Structure):
             )
         ),
         *((name, c_int32) for name in ("split_len", "block_rows", "dtype", "num_threads", "passes_over")),
+        *((name, c_void_p) for name in ("sharpness", "joint", "more")),
     )
 
 
@@ -117,6 +118,7 @@ class NativeBackend:
         tiling = self._tiling or choose_tiling(pieces, group, spec.num_kv_heads, num_threads)
         tables = build_tables(pieces, lanes, group, tiling)
         addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
+        tempering = tables.sharpness_N, tables.joint_R2, tables.more_R
         arrays = (
             *(
                 tables.items_I4,
@@ -150,9 +152,10 @@ class NativeBackend:
             _DTYPES[spec.dtype],
             num_threads,
             self._tiling is None,
+            *(array.ctypes.data for array in tempering),
         )
         run = functools.partial(self._library.kvquilt_run, self._level, step)
-        return NativeAttention(run, spec.num_heads, (pieces, arrays, tensors))
+        return NativeAttention(run, spec.num_heads, (pieces, arrays, tempering, tensors))
 
     def _workspace_bytes(self, tiling: Tiling) -> int:
         """Of one thread."""

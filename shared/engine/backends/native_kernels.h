@@ -429,9 +429,9 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
             NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, depth, room.scores, BLOCK_KEYS, 0,
                            BLOCK_KEYS / LANES, pairs);
             for (int r = 0; r < STACK; r++) {
-                const int i = top + r;
-                const uint64_t hidden = i < num_flat ? NAME(hidden_keys)(s, layer, piece[0] + (facts[1] + i) / group, keys, !words) : ~0ull;
-                room.before[r] = NAME(weigh)(room.scores + r * BLOCK_KEYS, scale, hidden, room.best + i, room.total + (int64_t)i * LANES,
+                const int i = top + r, look = piece[0] + (facts[1] + (i < num_flat ? i : 0)) / group;
+                const uint64_t hidden = i < num_flat ? NAME(hidden_keys)(s, layer, look, keys, !words) : ~0ull;
+                room.before[r] = NAME(weigh)(room.scores + r * BLOCK_KEYS, scale * s->sharpness[look], hidden, room.best + i, room.total + (int64_t)i * LANES,
                                              room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
             }
             NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS,
@@ -450,17 +450,34 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
     }
 }
 
-/* Softmax over the union of a row's slots is the weighted mean of them. */
-INLINE void NAME(merge_as)(const Step *s, void *merged, int row, int head, const int dtype) {
-    const int first = s->first_slot[row], end = s->first_slot[row + 1], dim = s->head_dim;
-    float best = -__builtin_inff(), total = 0, mean[MAX_HEAD_DIM] = {0};
+/* The logarithm of the sum over slots [first, end) of a head. */
+INLINE float NAME(log_sum)(const Step *s, int first, int end, int head) {
+    float best = -__builtin_inff(), total = 0;
     for (int slot = first; slot < end; slot++) {
         const float lse = s->lse[(int64_t)slot * s->num_heads + head];
         best = lse > best ? lse : best;
     }
+    if (best == -__builtin_inff()) return best;
+    for (int slot = first; slot < end; slot++)
+        total += NAME(power_of_2)(NAME(splat)(s->lse[(int64_t)slot * s->num_heads + head] - best))[0];
+    return best + __builtin_log2f(total);
+}
+
+/* Softmax over the union of a row's slots is the weighted mean of them. Joint ones weigh more by a power of their sum. */
+INLINE void NAME(merge_as)(const Step *s, void *merged, int row, int head, const int dtype) {
+    const int first = s->first_slot[row], end = s->first_slot[row + 1], dim = s->head_dim;
+    const int32_t *joint = s->joint + (int64_t)row * 2;
+    const float sum = joint[0] < joint[1] ? NAME(log_sum)(s, joint[0], joint[1], head) : -__builtin_inff();
+    const float more = sum == -__builtin_inff() ? 0 : s->more[row] * sum;
+    float best = -__builtin_inff(), total = 0, mean[MAX_HEAD_DIM] = {0};
+    for (int slot = first; slot < end; slot++) {
+        const float lse = s->lse[(int64_t)slot * s->num_heads + head] + (joint[0] <= slot && slot < joint[1] ? more : 0);
+        best = lse > best ? lse : best;
+    }
     for (int slot = first; slot < end; slot++) {
         const int64_t place = (int64_t)slot * s->num_heads + head;
-        const float weight = s->lse[place] == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(s->lse[place] - best))[0];
+        const float lse = s->lse[place] + (joint[0] <= slot && slot < joint[1] ? more : 0);
+        const float weight = lse == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(lse - best))[0];
         total += weight;
         if (weight > 0)
             for (int d = 0; d < dim; d++) mean[d] += weight * s->out[place * dim + d];

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shared.engine.attention import Lane, Piece, Visit, pieces_of
 from shared.engine.backends.kernels import Kernel
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.kv.segment import Segment
+from shared.engine.kv.segment import Segment, Tempering
 from shared.engine.model.rope import Rotation
 
 
@@ -43,6 +43,10 @@ class _Call:
     excluded: Excluded | None
     hidden_ST: torch.Tensor | None = None
 
+    @property
+    def tempering(self) -> Tempering | None:
+        return self.visits[0].tempering
+
     def rows(self) -> list[int]:
         return [row for v in self.visits for row in range(v.start, v.start + v.num_rows)]
 
@@ -61,6 +65,30 @@ class _Call:
         return hidden_T if self.hidden_ST is None else hidden_T | self.hidden_ST
 
 
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """In which calls P a row weighs its chunks, and by which power of their sum more."""
+
+    joint_P1R: torch.Tensor
+    more_R: torch.Tensor
+
+    @classmethod
+    def of(cls, calls: Sequence[_Call], num_rows: int, device: torch.device) -> _Joint | None:
+        hot = [(p, call.tempering, call.rows()) for p, call in enumerate(calls) if call.tempering is not None]
+        if not hot:
+            return None
+        joint_P1R = torch.zeros(len(calls), 1, num_rows, dtype=torch.bool)
+        more_R = torch.zeros(num_rows)
+        for p, tempering, rows in hot:
+            joint_P1R[p, 0, rows], more_R[rows] = True, tempering.more
+        return cls(joint_P1R.to(device), more_R.to(device))
+
+    def more(self, lse_PHR: torch.Tensor) -> torch.Tensor:
+        """What comes on top of the log-sum-exp of each part."""
+        sum_HR = lse_PHR.masked_fill(~self.joint_P1R, float("-inf")).logsumexp(0)
+        return (self.more_R * sum_HR).masked_fill(sum_HR.isneginf(), 0.0) * self.joint_P1R
+
+
 class PiecewiseAttention:
     """Per layer, the queries of all calls are rotated together; a decoding step would else spend its time on
     tiny operations."""
@@ -77,6 +105,7 @@ class PiecewiseAttention:
         rows = [call.rows() for call in self._calls]
         self._rows_Q = torch.tensor([row for of_call in rows for row in of_call], device=device)
         self._angles = rotation.angles([d for call in self._calls for d in call.distances()])
+        self._joint = _Joint.of(self._calls, sum(lane.num_rows for lane in lanes), device)
         self._targets = [_rows(of_call, device) for of_call in rows]
         ends = [0, *accumulate(map(len, rows))]
         self._stacked = [slice(begin, end) for begin, end in pairwise(ends)]
@@ -90,8 +119,9 @@ class PiecewiseAttention:
         for call, stacked in zip(self._calls, self._stacked, strict=True):
             k_KTD = _between(call.segment.k_LKTD[layer], call.begin, call.end)
             v_KTD = _between(call.segment.v_LKTD[layer], call.begin, call.end)
+            sharp = scale / call.tempering.temperature if call.tempering else scale
             parts.append(
-                self._kernel(q_HQD[:, stacked], k_KTD, v_KTD, scale, call.causal, call.hidden(layer))
+                self._kernel(q_HQD[:, stacked], k_KTD, v_KTD, sharp, call.causal, call.hidden(layer))
             )
         return self._merged(q_HRD, parts)
 
@@ -105,6 +135,8 @@ class PiecewiseAttention:
         lse_PHR = torch.full((len(parts), *q_HRD.shape[:2]), float("-inf"), device=q_HRD.device)
         for p, (rows, (_, lse_HS)) in enumerate(zip(self._targets, parts, strict=True)):
             lse_PHR[p, :, rows] = lse_HS
+        if self._joint is not None:
+            lse_PHR += self._joint.more(lse_PHR)
         weights_PHR = lse_PHR.softmax(0)
         out_HRD = torch.zeros(q_HRD.shape, dtype=torch.float32, device=q_HRD.device)
         for p, (rows, (out_HSD, _)) in enumerate(zip(self._targets, parts, strict=True)):
@@ -123,13 +155,14 @@ class PiecewiseAttention:
             │ row 1             |whole|..         then comes a triangle;
             └ row 2             |whole|...|       rows beyond it see all that the visit may see
 
-        Rows that see a whole, and exclude the same, share calls: the tokens are cut where one of them ends,
+        Rows that see a whole, exclude the same and weigh it alike share calls: the tokens are cut where one of them ends,
         and read once. Of a segment that is not their own, rows that do not stand one behind the other see no
         triangle; a mask says what they see.
         """  # noqa: E501
-        stacks: dict[int, list[tuple[int, Visit]]] = {}  # by exclusions: the end of a whole, who sees it
+        # by exclusions and tempering: the end of a whole, who sees it
+        stacks: dict[tuple[int, Tempering | None], list[tuple[int, Visit]]] = {}
         for visit in piece.visits:
-            stack, sight = stacks.setdefault(id(visit.excluded), []), piece.sight(visit)
+            stack, sight = stacks.setdefault((id(visit.excluded), visit.tempering), []), piece.sight(visit)
             if visit.steps is not None and not piece.own:
                 seen_S = np.minimum(visit.num_tokens, sight + visit.steps)
                 inside = int(np.searchsorted(seen_S, visit.num_tokens))

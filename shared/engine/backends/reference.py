@@ -58,7 +58,7 @@ class ReferenceAttention:
         own_angles = self.rotation.angles(position_S - branch.offset)
         branch.segment.k_LKTD[layer][:, old : old + lane.num_rows] = self.rotation.rotate(k_KSD, own_angles)
         branch.segment.v_LKTD[layer][:, old : old + lane.num_rows] = v_KSD
-        scores, values = [], []
+        scores, values, tempering = [], [], branch.tempering
         for placement in (*branch.seen(), own):
             segment, length = placement.segment, placement.num_tokens
             group = q_HSD.shape[0] // k_KSD.shape[0]
@@ -71,7 +71,22 @@ class ReferenceAttention:
                 seen_ST = seen_ST & ~placement.excluded.hidden(layer, 0, length)
             scores_HST = self.rotation.rotate(q_HSD, angles).float() @ k_HTD.transpose(1, 2) * scale
             scores.append(scores_HST.masked_fill(~seen_ST, float("-inf")))
-        return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, 1)
+        if tempering is None:
+            return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, 1)
+        inside = [i for i in range(len(scores)) if i in tempering.chunks]
+        rest = [i for i in range(len(scores)) if i not in tempering.chunks]
+        rest_HSD, rest_HS = _softmax([scores[i] for i in rest], [values[i] for i in rest])
+        hot_HSD, hot_HS = _softmax(
+            [scores[i] / tempering.temperature for i in inside], [values[i] for i in inside]
+        )
+        more_HS = tempering.scale * tempering.temperature * hot_HS - rest_HS
+        return torch.lerp(rest_HSD, hot_HSD, more_HS.sigmoid()[..., None])
 
     def _tensor(self, places: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         return torch.as_tensor(np.asarray(places), device=self.device)
+
+
+def _softmax(scores: list[torch.Tensor], values: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [H, S, D] and its log-sum-exp [H, S]; 0 and −∞ for a row that sees nothing."""
+    scores_HST = torch.cat(scores, -1)
+    return scores_HST.softmax(-1).nan_to_num(0.0) @ torch.cat(values, 1), scores_HST.logsumexp(-1)

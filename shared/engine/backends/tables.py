@@ -9,6 +9,8 @@ an order which no company can change::
 
     slots   | row 0: piece a split 0 | piece a split 1 | own split 0 | row 1: ...
     first_slot[0]                                       first_slot[1]
+
+The slots of the chunks that a row weighs by a tempering lie side by side, too (``joint``).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from shared.engine.attention import Lane, Piece, Visit
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
+Float32: TypeAlias = NDArray[np.float32]
 _SPLIT_LENS = (256, 512, 1024, 2048, 4096, 8192)
 BLOCK_KEYS = 64  # that a program takes at a time
 LOG2_E = math.log2(math.e)  # kernels take powers of 2
@@ -45,15 +48,19 @@ FIXED = Tiling(64, 512)
 class Tables:
     """Columns: items (piece, first flat row, first key, end of keys) · pieces (first look, looks, capacity in
     tokens) · looks, one per piece and row that sees it (row, distance, keys seen, first slot, words of
-    exclusions per layer) · hidden: per look the address of its words or 0 · first_slot: per row and one more
-    · own: per row (its piece, its token in it, local position)."""
+    exclusions per layer) · hidden: per look the address of its words or 0 · sharpness: per look what its
+    scores are multiplied with · first_slot: per row and one more · own: per row (its piece, its token in it,
+    local position) · joint: per row its slots [first, end) whose sum is Z and which weigh Z^more more."""
 
     items_I4: Int32
     pieces_P3: Int32
     looks_N5: Int32
     hidden_N: Int64
+    sharpness_N: Float32
     first_slot_R: Int32
     own_R3: Int32
+    joint_R2: Int32
+    more_R: Float32
     num_slots: int
     num_positions: int
     excludes: bool
@@ -102,6 +109,15 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
     num_rows = sum(lane.num_rows for lane in lanes)
     per_row = np.bincount(row, weights=num_splits, minlength=num_rows).astype(np.int64)
 
+    temperatures = np.array([v.tempering.temperature if v.tempering else 1.0 for _, v in visits])
+    hot = np.array([v.tempering is not None for _, v in visits])[visit_of]
+    joint_R2 = np.zeros((num_rows, 2), dtype=np.int64)
+    joint_R2[row[hot], 0] = num_slots = int(num_splits.sum())
+    np.minimum.at(joint_R2[:, 0], row[hot], slot[hot])
+    np.maximum.at(joint_R2[:, 1], row[hot], (slot + num_splits)[hot])
+    more_R = np.zeros(num_rows)
+    more_R[row[hot]] = np.array([v.tempering.more if v.tempering else 0.0 for _, v in visits])[visit_of][hot]
+
     words = [v.excluded.words_LW if v.excluded else None for _, v in visits]
     num_words = np.array([0 if w is None else w.shape[1] for w in words], dtype=np.int64)
     addresses = np.array([0 if w is None else w.data_ptr() for w in words], dtype=np.int64)
@@ -114,9 +130,12 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
         ),
         looks_N5=_columns(row, look_distance, seen, slot, num_words[visit_of]),
         hidden_N=addresses[visit_of],
+        sharpness_N=(1 / temperatures)[visit_of].astype(np.float32),
         first_slot_R=np.concatenate(([0], np.cumsum(per_row))).astype(np.int32),
         own_R3=_own(lanes, len(pieces)),
-        num_slots=int(num_splits.sum()),
+        joint_R2=joint_R2.astype(np.int32),
+        more_R=more_R.astype(np.float32),
+        num_slots=num_slots,
         num_positions=int(look_distance.max()) + 1,
         excludes=bool(num_words.any()),
     )

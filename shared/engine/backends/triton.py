@@ -76,9 +76,16 @@ class TritonAttention:
         self._attend_settings = attend_settings(spec, tiling, excludes)
         self._pieces = pieces  # keeps alive what the tables point to
         self._cos_PF, self._sin_PF = rotation.table(tables.num_positions)
-        self._items, self._piece_rows, self._looks, self._first_slot, self._own = _to_device(
-            [tables.items_I4, tables.pieces_P3, tables.looks_N5, tables.first_slot_R, tables.own_R3], device
+        self._items, self._piece_rows, self._looks, self._first_slot, self._own, self._joint, *floats = (
+            _to_device(
+                [
+                    *(tables.items_I4, tables.pieces_P3, tables.looks_N5, tables.first_slot_R, tables.own_R3),
+                    *(tables.joint_R2, tables.sharpness_N.view(np.int32), tables.more_R.view(np.int32)),
+                ],
+                device,
+            )
         )
+        self._sharpness, self._more = (x.view(torch.float32) for x in floats)
         addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
         self._addresses, self._hidden = _to_device([addresses, tables.hidden_N], device)
         self._out = torch.empty(tables.num_slots, spec.num_heads, spec.head_dim, device=device)
@@ -121,6 +128,7 @@ class TritonAttention:
             self._items,
             self._piece_rows,
             self._looks,
+            self._sharpness,
             self._hidden,
             self._addresses,
             layer,
@@ -136,7 +144,14 @@ class TritonAttention:
         merged_RHD = torch.empty(num_rows, num_heads, head_dim, dtype=q_HRD.dtype, device=q_HRD.device)
         settings = self._merge_settings
         kernels.merge_kernel[(triton.cdiv(num_rows * num_heads, settings["BLOCK_PAIRS"]),)](
-            self._out, self._lse, self._first_slot, merged_RHD, num_rows, **settings
+            self._out,
+            self._lse,
+            self._first_slot,
+            self._joint,
+            self._more,
+            merged_RHD,
+            num_rows,
+            **settings,
         )
         return merged_RHD.transpose(0, 1)
 

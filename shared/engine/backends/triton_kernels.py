@@ -88,6 +88,7 @@ def attend_kernel(
     items,
     pieces,
     looks,
+    sharpness,
     hidden,
     addresses,
     layer,
@@ -125,6 +126,7 @@ def attend_kernel(
     distance = tl.load(looks + look * 5 + 1, mask=there, other=0)
     num_seen = tl.load(looks + look * 5 + 2, mask=there, other=0)
     slot = tl.load(looks + look * 5 + 3, mask=there, other=0)
+    scales = scale * tl.load(sharpness + look, mask=there, other=1.0)
     head = kv_head * GROUP + flat % GROUP
     if EXCLUDES:
         num_words = tl.load(looks + look * 5 + 4, mask=there, other=0)
@@ -152,7 +154,7 @@ def attend_kernel(
         )
         if WIDEN:
             k_tile = k_tile.to(tl.float32)
-        score = tl.dot(rotated, k_tile, input_precision="ieee") * scale
+        score = tl.dot(rotated, k_tile, input_precision="ieee") * scales[:, None]
         sight = key[None, :] < num_seen[:, None]
         if EXCLUDES:
             index = first // 32 + tl.arange(0, BLOCK_KEYS // 32)
@@ -191,6 +193,8 @@ def merge_kernel(
     out,
     lse,
     first_slot,
+    joint,
+    more,
     merged,
     num_rows,
     NUM_HEADS: tl.constexpr,
@@ -200,13 +204,29 @@ def merge_kernel(
     BLOCK_DIM: tl.constexpr,
 ):
     """One program per some pairs of row and head: softmax over the union of the row's slots is the weighted
-    mean of them."""
+    mean of them. Joint ones weigh more by a power of their sum."""
     pair = tl.program_id(0) * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)
     there = pair < num_rows * NUM_HEADS
     row = pair // NUM_HEADS
     head = pair % NUM_HEADS
     first = tl.load(first_slot + row, mask=there, other=0)
     num_slots = tl.load(first_slot + row + 1, mask=there, other=0) - first
+    first_joint = tl.load(joint + row * 2, mask=there, other=0)
+    end_joint = tl.load(joint + row * 2 + 1, mask=there, other=0)
+    best = tl.full([BLOCK_PAIRS], float("-inf"), tl.float32)
+    total = tl.full([BLOCK_PAIRS], 0.0, tl.float32)
+    for begin in range(0, tl.max(end_joint - first_joint, 0), BLOCK_SLOTS):
+        slot = first_joint[:, None] + begin + tl.arange(0, BLOCK_SLOTS)[None, :]
+        place = slot.to(tl.int64) * NUM_HEADS + head[:, None]
+        part_lse = tl.load(lse + place, mask=slot < end_joint[:, None], other=float("-inf"))
+        new_best = tl.maximum(best, tl.max(part_lse, 1))
+        base = tl.where(new_best == float("-inf"), 0.0, new_best)
+        total = total * tl.exp2(best - base) + tl.sum(tl.exp2(part_lse - base[:, None]), 1)
+        best = new_best
+    none = best == float("-inf")
+    joint_more = tl.where(none, 0.0, tl.load(more + row, mask=there, other=0.0))
+    joint_more = joint_more * tl.where(none, 0.0, best + tl.log2(tl.where(none, 1.0, total)))
+
     d = tl.arange(0, BLOCK_DIM)
     real = d < HEAD_DIM
     best = tl.full([BLOCK_PAIRS], float("-inf"), tl.float32)
@@ -217,6 +237,10 @@ def merge_kernel(
         filled = slot < num_slots[:, None]
         place = (first[:, None] + slot).to(tl.int64) * NUM_HEADS + head[:, None]
         part_lse = tl.load(lse + place, mask=filled, other=float("-inf"))
+        of_joint = (first[:, None] + slot >= first_joint[:, None]) & (
+            first[:, None] + slot < end_joint[:, None]
+        )
+        part_lse += tl.where(of_joint, joint_more[:, None], 0.0)
         at = place[:, :, None] * HEAD_DIM + d[None, None, :]
         part = tl.load(out + at, mask=filled[:, :, None] & real[None, None, :], other=0.0)
         new_best = tl.maximum(best, tl.max(part_lse, 1))

@@ -13,17 +13,18 @@ import torch
 
 from shared.engine.decoding.beams import BeamSearch, Hypothesis, Running
 from shared.engine.decoding.choosing import Thought, choose
-from shared.engine.decoding.forest import fork, plant, plant_blending, plant_scored, plant_scoring
-from shared.engine.decoding.sampling import Draw, Sampled, sample
+from shared.engine.decoding.forest import fork, plant, plant_on
+from shared.engine.decoding.sampling import Sampled, sample
 from shared.engine.decoding.text import Decode, TextStream
 from shared.engine.decoding.tree import compact
-from shared.engine.jobs import Answer, Beam, BeamGroup, Blending, GenerateJob, Question, Scoring, emit
+from shared.engine.jobs.answers import Answer, Beam, BeamGroup, GenerateJob
+from shared.engine.jobs.context import Grower, Question, Survey
+from shared.engine.jobs.job import Computed
 from shared.engine.kv.segment import Branch
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
-from shared.engine.modes.recomputing import select, select_scored, tell_blend
+from shared.engine.modes.policy import prepare
 from shared.engine_config import EngineConfig
-from shared.generation.modes import ReuseMode
 from shared.generation.told import BranchDoneEvent, FinishReason, TokenEvent
 
 _BEAM_CAPACITY = 16
@@ -39,47 +40,37 @@ class Answering:
         self._rotation = Rotation(spec.rope, spec.device)
 
     def start(self, job: GenerateJob) -> None:
-        select(job, self._spec.num_layers)
-        if not job.request.reuse.recomputes or job.selected is not None:
+        policy = prepare(job, self._spec.num_layers)
+        job.num_open = len(job.request.questions) * job.request.sampling.n
+        if job.selected is not None or not job.request.reuse.recomputes:
             plant(job, self._spec, self._may_join)
-        elif job.request.reuse is ReuseMode.CACHEBLEND:
-            plant_blending(job, self._spec)
-        else:
-            plant_scoring(job, self._spec, self._rotation)
+        elif (base := policy.survey(job, self._spec, self._rotation)) is not None:
+            plant_on(job, base, self._spec)
 
-    def on_computed(
-        self,
-        job: GenerateJob,
-        owner: Question | Scoring | Blending | Answer | Beam,
-        logits_V: torch.Tensor | None,
-        chosen: Sampled | None,
-    ) -> None:
-        """Nothing of ``owner`` is pending any more. ``logits_V``: after its last token; None of a shared
-        context. ``chosen``: an answer's next token."""
-        if isinstance(owner, (Question, Scoring, Blending)):
-            job.questions.remove(owner)  # who grows on it keeps it
-        if isinstance(owner, Scoring):
-            plant_scored(job, owner.index, select_scored(job, owner), self._spec)
-        if isinstance(owner, Blending):
-            tell_blend(job, owner)
-        if logits_V is None:
-            return
+    def on_computed(self, job: GenerateJob, owner: Grower, computed: Computed) -> None:
+        """Nothing of ``owner`` is pending any more."""
+        logits_V = computed.logits_V
         match owner:
+            case Survey():
+                job.questions.remove(owner)
+                owner.end(job, self._spec)
             case Question():
-                self._answer(job, owner, logits_V)
+                job.questions.remove(owner)  # who grows on it keeps it
+                if owner.index is not None and logits_V is not None:
+                    self._answer(job, owner.index, owner.branch, logits_V)
             case Answer():
-                assert chosen is not None
-                self._next_token(job, owner, chosen)
+                assert computed.chosen is not None
+                self._next_token(job, owner, computed.chosen)
             case Beam():
+                assert logits_V is not None
                 owner.logprobs_V = torch.log_softmax(logits_V, -1)
                 self._advance(job, owner.group)
 
-    def _answer(self, job: GenerateJob, question: Question, logits_V: torch.Tensor) -> None:
-        assert question.index is not None
+    def _answer(self, job: GenerateJob, index: int, branch: Branch, logits_V: torch.Tensor) -> None:
         job.clock.tick_first_token()
         if job.request.beams is None:
-            answers = fork(job, question, self._spec, self._decode)
-            draws = [Draw(job.request.sampling, answer.sample, 0) for answer in answers]
+            answers = fork(job, index, branch, self._spec, self._decode)
+            draws = [answer.draw() for answer in answers]
             drawn = sample(logits_V.expand(len(draws), -1), draws)
             for answer, chosen in zip(answers, drawn, strict=True):
                 self._next_token(job, answer, chosen)
@@ -87,9 +78,9 @@ class Answering:
         sampling = job.request.sampling
         eos_ids = frozenset[int]() if sampling.ignore_eos else self._spec.eos_ids
         search = BeamSearch(job.request.beams, sampling.limit, eos_ids, sampling.top_logprobs)
-        branch = Branch(self._spec, (), question.branch.end, parent=question.branch, capacity=_BEAM_CAPACITY)
-        group = BeamGroup(question.index, search)
-        job.answers.append(Beam(group, branch, torch.log_softmax(logits_V, -1)))
+        root = Branch(self._spec, (), branch.end, parent=branch, capacity=_BEAM_CAPACITY)
+        group = BeamGroup(index, search)
+        job.answers.append(Beam(group, root, torch.log_softmax(logits_V, -1)))
         self._advance(job, group)
 
     # --- samples and thoughts ------------------------------------------------------------------------------
@@ -102,7 +93,7 @@ class Answering:
         answer.add(text, chosen.logprob)
         job.generated += 1
         told = chosen.token_id, text, chosen.logprob, chosen.top_logprobs, chosen.watched
-        emit(job, TokenEvent(answer.question, answer.sample, *told))
+        job.emit(TokenEvent(answer.question, answer.sample, *told))
         if ended or answer.text.stopped:
             self._end_answer(job, answer, FinishReason.STOP)
         elif answer.num_generated >= params.limit:
@@ -114,8 +105,7 @@ class Answering:
         rest = answer.text.finish()
         if answer.text.stopped:
             reason = FinishReason.STOP
-        emit(
-            job,
+        job.emit(
             BranchDoneEvent(answer.question, answer.sample, reason, rest, answer.num_generated, answer.score),
         )
         job.answers.remove(answer)
@@ -124,8 +114,7 @@ class Answering:
             thoughts = job.thoughts[answer.question]
             thoughts[answer.sample] = Thought(answer.whole_text + rest, answer.score)
             if len(thoughts) == job.request.sampling.n:
-                emit(
-                    job,
+                job.emit(
                     choose(answer.question, [thoughts[i] for i in range(len(thoughts))], job.request.choose),
                 )
 
@@ -170,9 +159,8 @@ class Answering:
         for index, step in enumerate(hypothesis.steps):
             is_mark = hypothesis.ended and index == len(hypothesis.steps) - 1
             text = "" if is_mark else stream.push(step.token_id)
-            emit(job, TokenEvent(question, rank, step.token_id, text, step.logprob, step.top_logprobs))
+            job.emit(TokenEvent(question, rank, step.token_id, text, step.logprob, step.top_logprobs))
         reason = FinishReason.STOP if hypothesis.ended else FinishReason.LENGTH
-        emit(
-            job,
+        job.emit(
             BranchDoneEvent(question, rank, reason, stream.finish(), len(hypothesis.steps), hypothesis.score),
         )

@@ -3,21 +3,20 @@ those."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import Decode, TextStream
-from shared.engine.jobs import Answer, Beam, Blending, BranchWork, GenerateJob, Node, Question, Scoring
+from shared.engine.jobs.answers import Answer, GenerateJob
+from shared.engine.jobs.context import ContextJob, Question
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.residency import Entry
-from shared.engine.kv.segment import Branch, Placement, Tempering
-from shared.engine.model.rope import Rotation
+from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.spec import ModelSpec
-from shared.engine.modes.attention_probe import AttentionProbe
-from shared.generation.modes import ReuseMode
+from shared.generation.modes import Offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class PlacedContext:
         return self.own_positions[-1]
 
 
-def placed_context(job: GenerateJob, selected: Sequence[int]) -> PlacedContext:
+def placed_context(job: ContextJob, selected: Sequence[int]) -> PlacedContext:
     """By the request's mode; ``selected`` tokens of the context, in ascending order, are computed anew::
 
     reordered   [prefix][chunk 0][chunk 1][question      cumulative offsets
@@ -46,13 +45,13 @@ def placed_context(job: GenerateJob, selected: Sequence[int]) -> PlacedContext:
     recompute   [prefix][ch nk 0][ch n  1][question      cumulative offsets; the selected tokens are not seen where they are placed,
                           u         u k                  but private
     """  # noqa: E501
-    request = job.request
+    request, row = job.request, job.request.reuse.row
     start = end = len(request.prefix_ids)
     placements = []
     if job.prefix is not None and job.prefix.segment is not None:
         placements.append(Placement(job.prefix.segment, 0))
     ids = [t for chunk in request.chunks for t in chunk.token_ids]
-    own = tuple(range(len(ids)) if request.reuse is ReuseMode.FULL else selected)
+    own = tuple(selected if row.stored else range(len(ids)))
     hidden_T = torch.zeros(len(ids), dtype=torch.bool)
     hidden_T[torch.tensor(own, dtype=torch.long)] = True
     for chunk in request.chunks:
@@ -65,107 +64,78 @@ def placed_context(job: GenerateJob, selected: Sequence[int]) -> PlacedContext:
                 if hidden.any()
                 else None
             )
-            offset = start if request.reuse in (ReuseMode.COMPOSITE, ReuseMode.APE) else end
+            offset = end if row.offsets is Offsets.CUMULATIVE else start
             placements.append(Placement(segment, offset, excluded=excluded))
         end += len(chunk.token_ids)
-    if request.reuse is ReuseMode.APE:
+    if row.offsets is Offsets.SIDE_BY_SIDE_NEAR:
         end = start + max((len(chunk.token_ids) for chunk in request.chunks), default=0)
     return PlacedContext(tuple(placements), tuple(ids[t] for t in own), (*(start + t for t in own), end))
 
 
 def plant(job: GenerateJob, spec: ModelSpec, may_join: bool) -> None:
-    """Makes a branch per question, behind the tokens that are computed for this request alone. ``may_join``:
-    a single question may go into one branch with them, and so into one pass; beside others it would not, and
-    might round elsewhere."""
-    request, base = job.request, placed_context(job, job.selected or ())
-    job.num_open = len(request.questions) * request.sampling.n
-    parent = None
+    """Makes a branch per question, behind the tokens that are computed for it: those that the request lists
+    for this question, else what is selected for all. ``may_join``: a question that shares them with no other
+    may go into one branch with them, and so into one pass; beside others it would not, and might round
+    elsewhere."""
+    request = job.request
+    listed = request.recompute.sets if request.recompute.by_question else ()
+    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index in range(len(request.questions)):
+        groups[listed[index] if listed else job.selected or ()].append(index)
+    for selected, indices in groups.items():
+        _plant_group(job, placed_context(job, selected), indices, spec, may_join)
+
+
+def _plant_group(
+    job: GenerateJob, base: PlacedContext, indices: Sequence[int], spec: ModelSpec, may_join: bool
+) -> None:
+    questions, parent = job.request.questions, None
     if base.own_ids:
-        if may_join and len(request.questions) == 1:
-            job.questions.append(Question(0, _together(base, request.questions[0], spec)))
+        if may_join and len(indices) == 1:
+            job.questions.append(Question(indices[0], together(base, questions[indices[0]], spec)))
             return
         parent = Branch.at(spec, base.own_ids, base.own_positions, base.placements)
         job.questions.append(Question(None, parent))
-    for index, question in enumerate(request.questions):
-        branch = Branch(spec, question, base.end, base.placements, parent)
-        branch.tempering = tempering(job)
+    for index in indices:
+        branch = Branch(spec, questions[index], base.end, base.placements, parent)
+        branch.tempering = job.tempering
         job.questions.append(Question(index, branch))
 
 
-def tempering(job: GenerateJob) -> Tempering | None:
-    """How what hangs on the context weighs its chunks, if not by ordinary attention."""
-    request = job.request
-    if request.reuse is not ReuseMode.APE or not request.chunks:
-        return None
-    return Tempering(
-        int(bool(request.prefix_ids)), len(request.chunks), request.ape.temperature, request.ape.scale
-    )
-
-
-def plant_scoring(job: GenerateJob, spec: ModelSpec, rotation: Rotation) -> None:
-    """Makes a branch per question that only looks; ``plant_scored`` makes the one that is answered."""
-    base = placed_context(job, ())
-    job.num_open = len(job.request.questions) * job.request.sampling.n
+def plant_on(job: GenerateJob, base: Branch, spec: ModelSpec) -> None:
+    """Makes a branch per question on one that holds the context."""
     for index, question in enumerate(job.request.questions):
-        branch = Branch(spec, question, base.end, base.placements)
-        branch.probe = AttentionProbe(rotation)
-        job.questions.append(Scoring(index, branch, branch.probe))
+        job.questions.append(Question(index, Branch(spec, question, base.end, parent=base)))
 
 
-def blending(job: GenerateJob, spec: ModelSpec) -> Blending:
-    """The whole context as a branch of its own, behind what is stored of it."""
-    base, start = placed_context(job, ()), len(job.request.prefix_ids)
-    ids = tuple(t for chunk in job.request.chunks for t in chunk.token_ids)
-    num_chunks = len(job.request.chunks)
-    placed = tuple(
-        replace(p, excluded=Excluded.none(spec.num_layers, p.num_tokens, spec.device))
-        for p in base.placements[len(base.placements) - num_chunks :]
-    )
-    branch = Branch(spec, ids, start, (*base.placements[: len(base.placements) - num_chunks], *placed))
-    branch.excluded = Excluded.none(spec.num_layers, len(ids), spec.device)
-    return Blending(branch, placed, job.request.recompute.ratio)
-
-
-def plant_blending(job: GenerateJob, spec: ModelSpec) -> None:
-    """Makes a branch per question behind the context that is blended."""
-    request, parent = job.request, blending(job, spec)
-    job.num_open = len(request.questions) * request.sampling.n
-    job.questions.append(parent)
-    for index, question in enumerate(request.questions):
-        job.questions.append(Question(index, Branch(spec, question, parent.branch.end, parent=parent.branch)))
-
-
-def plant_scored(job: GenerateJob, index: int, selected: Sequence[int], spec: ModelSpec) -> None:
-    branch = _together(placed_context(job, selected), job.request.questions[index], spec)
-    job.questions.append(Question(index, branch))
-
-
-def _together(base: PlacedContext, question: tuple[int, ...], spec: ModelSpec) -> Branch:
+def together(base: PlacedContext, question: tuple[int, ...], spec: ModelSpec) -> Branch:
     """The question in one branch with the tokens that are computed for it."""
     positions = (*base.own_positions, *range(base.end + 1, base.end + len(question) + 1))
     return Branch.at(spec, base.own_ids + question, positions, base.placements)
 
 
-def uproot(job: GenerateJob) -> None:
+def uproot(job: ContextJob) -> None:
     """Takes ``plant`` back. Nothing of it was computed."""
     job.questions.clear()
     job.num_open = 0
     job.started = False
 
 
-def fork(job: GenerateJob, question: Question, spec: ModelSpec, decode: Decode | None) -> list[Answer]:
+def fork(
+    job: GenerateJob, index: int, parent: Branch, spec: ModelSpec, decode: Decode | None
+) -> list[Answer]:
     """The samples of a question whose last token was just computed: branches on that token."""
-    assert question.index is not None
-    params, parent = job.request.sampling, question.branch
+    params = job.request.sampling
     capacity = min(params.limit, 64)
     answers = [
         Answer(
-            question.index,
             index,
+            sample,
             Branch(spec, (), parent.end, parent=parent, capacity=capacity),
             TextStream(decode, params.stop),
+            params,
         )
-        for index in range(params.n)
+        for sample in range(params.n)
     ]
     job.answers += answers
     return answers
@@ -176,27 +146,3 @@ def chunk_branch(spec: ModelSpec, prefix: Entry | None, token_ids: tuple[int, ..
     if prefix is None or prefix.segment is None:
         return Branch(spec, token_ids, 0)
     return Branch(spec, token_ids, prefix.segment.length, (Placement(prefix.segment, 0),))
-
-
-def runnable(branch: Branch) -> bool:
-    """It has tokens to compute, and what it sees of its ancestors is computed."""
-    child, parent = branch, branch.parent
-    while parent is not None and parent.computed >= child.first:
-        child, parent = parent, parent.parent
-    return bool(branch.pending) and parent is None
-
-
-def draw_of(work: BranchWork) -> Draw | None:
-    """What continues it once its logits are known, if that is one draw."""
-    owner = work.owner
-    if isinstance(owner, Answer):
-        assert isinstance(work.job, GenerateJob)
-        return Draw(work.job.request.sampling, owner.sample, owner.num_generated)
-    return owner.draw() if isinstance(owner, Node) else None
-
-
-def needs_logits(work: BranchWork) -> bool:
-    """Answers and questions continue with a token; contexts, prefixes and chunks do not."""
-    return isinstance(work.owner, (Answer, Beam, Node)) or (
-        isinstance(work.owner, Question) and work.owner.index is not None
-    )

@@ -161,13 +161,27 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Tempering:
-    """How a branch weighs ``num_chunks`` of its placements from ``first_chunk`` on
-    (``shared.engine.modes.tempering``)."""
+    """How a branch weighs ``num_chunks`` of its placements from ``first_chunk`` on (mode ``ape``). For a row,
+    c over all these together and o over the rest, with Z_c = Σ exp(q·k / (T·√d)) and Z_o at T = 1::
+
+        out = (Z_c^(S·T) · out_c + Z_o · out_o) / (Z_c^(S·T) + Z_o)
+
+    Partial results of the chunks merge by their sums Z_i like all others, if each Z_i counts as
+    Z_i · Z_c^(S·T − 1): their share of Z_c stays what it is. T = S = 1 is ordinary attention."""
 
     first_chunk: int
     num_chunks: int
     temperature: float
     scale: float
+
+    @property
+    def chunks(self) -> range:
+        return range(self.first_chunk, self.first_chunk + self.num_chunks)
+
+    @property
+    def more(self) -> float:
+        """The exponent of Z_c that comes on top."""
+        return self.scale * self.temperature - 1
 
 
 class Probe(Protocol):
@@ -241,6 +255,14 @@ class Branch:
     def end(self) -> int:
         """Position behind its last token."""
         return self.offset + self.segment.place(self.segment.length + len(self.pending))
+
+    @property
+    def runnable(self) -> bool:
+        """It has tokens to compute, and what it sees of its ancestors is computed."""
+        child, parent = self, self.parent
+        while parent is not None and parent.computed >= child.first:
+            child, parent = parent, parent.parent
+        return bool(self.pending) and parent is None
 
     def seen(self) -> list[Placement]:
         """Everything its rows see as a whole: context in order, then ancestors from the root on."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from shared.engine.decoding.forest import chunk_branch
-from shared.engine.jobs import BranchWork, GenerateJob, Job
+from shared.engine.jobs.context import ContextJob
+from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.loader import Loader
 from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Branch
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
-from shared.generation.modes import ReuseMode
 from shared.identity import ids_hash
 
 _PREFIX = "prefix:"
-Holders = Callable[[Entry], Iterator[GenerateJob]]
+Holders = Callable[[Entry], Iterator[ContextJob]]
 
 
 class SegmentCache:
@@ -45,14 +46,14 @@ class SegmentCache:
             if new:
                 self._pool.compute(job.prefix, Branch(self._spec, prefix_ids, 0))
 
-    def acquire_chunks(self, job: GenerateJob, tell: Callable[[Arriving | Loaded], None]) -> None:
+    def acquire_chunks(self, job: ContextJob, tell: Callable[[Arriving | Loaded], None]) -> None:
         """References to all chunks of the context; ``tell`` is called, on a loader's thread, for those that
         had to be looked for: with ``Loaded`` once each, before that perhaps with ``Arriving``.
 
         Raises:
             InvalidRequest: one identity stands for two runs of tokens.
         """
-        if job.request.reuse is ReuseMode.FULL:
+        if not job.request.reuse.row.stored:
             return
         to_load = {}
         for chunk in {c.chunk_id: c for c in job.request.chunks}.values():
@@ -101,9 +102,13 @@ class SegmentCache:
                 self._pool.compute(entry, chunk_branch(self._spec, holder.prefix, entry.token_ids))
 
     def works(self) -> list[BranchWork]:
-        return [BranchWork(entry.branch, entry) for entry in self._pool.computing() if entry.branch]
+        return [
+            BranchWork(entry.branch, partial(self._on_computed, entry))
+            for entry in self._pool.computing()
+            if entry.branch
+        ]
 
-    def on_computed(self, entry: Entry) -> None:
+    def _on_computed(self, entry: Entry, _: Computed) -> None:
         """A prefix stays in memory; a chunk is written behind, for the next time."""
         assert entry.branch is not None
         segment = entry.branch.segment

@@ -32,8 +32,8 @@ class Blend:
 
     @property
     def num_tokens(self) -> int:
-        """Computed in the mean layer, rounded up."""
-        return -(-sum(self.layers) // len(self.layers))
+        """Computed, by their share of the layers. Halves are rounded up."""
+        return (2 * sum(self.layers) + len(self.layers)) // (2 * len(self.layers))
 
 
 class Blender:

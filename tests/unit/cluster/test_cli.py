@@ -5,24 +5,29 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from cluster.cli.ask_command import ask, decoding_of, sampling_of
 from cluster.cli.asking import collect, show, show_json
-from cluster.cli.ingesting import ingest_files
+from cluster.cli.console import documents_table, print_whole, stage_cells, stages_table, status_table
+from cluster.cli.ingesting import ingest_files, print_skipped
 from cluster.cli.main import main
 from cluster.cli.reuse_options import FOREST_MODES, reuse_of
-from cluster.cli.session import exit_code
+from cluster.cli.session import Commands, exit_code
 from cluster.cli.sources import SourceFile
+from cluster.local.demo import MODES
 from shared import errors
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, Retrieved
-from shared.documents import SourceDocument, Stage, UpsertProgress
+from shared.clients.health import ServiceHealth
+from shared.documents import DocumentInfo, SourceDocument, Stage, UpsertProgress
 from shared.generation.asked import (
     Beams,
     Choice,
@@ -310,6 +315,65 @@ async def test_json_has_answers_hits_usage_and_times_in_milliseconds() -> None:
     assert answer["hits"][0]["chunk_id"] == "c1"
     assert answer["usage"]["reused_tokens"] == 40
     assert answer["timings_ms"]["first_token"] == 21.0
+
+
+def test_files_that_are_left_out_are_said_and_many_are_counted() -> None:
+    out = io.StringIO()
+    print_skipped(Console(file=out, width=40), {Path(f"{i}.png"): "is none of .txt" for i in range(25)})
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "skipped 0.png: is none of .txt"
+    assert (len(lines), lines[-1]) == (21, "skipped 5 more")
+
+
+def test_a_document_is_named_whole_however_narrow_the_screen_is() -> None:
+    out = io.StringIO()
+    name = f"{'folder/' * 12}[1] a lease.pdf"
+    table = documents_table([DocumentInfo("c", name, "A lease", 3, "f", True, 0.0)])
+    print_whole(Console(file=out, width=40), table)
+    assert name in out.getvalue()
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_a_service_that_lacks_something_is_degraded_and_says_what() -> None:
+    out = io.StringIO()
+    services = [
+        ServiceHealth("gateway", True, facts={"chunks": "3"}),
+        ServiceHealth("kv_store", True, "the object store cannot be reached; retry"),
+        ServiceHealth("generator", False, "no answer within 2 s"),
+    ]
+    Console(file=out, width=100).print(status_table(services))
+    assert [line.split()[1:3] for line in out.getvalue().splitlines()[1:]] == [
+        ["ready", "chunks"],
+        ["degraded", "the"],
+        ["not", "ready"],
+    ]
+
+
+def test_an_interrupted_command_ends_with_130() -> None:
+    @click.command()
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    group = Commands(commands={"interrupted": interrupted})
+    result = CliRunner().invoke(group, ["interrupted"])
+    assert (result.exit_code, result.output) == (130, "kvquilt: interrupted\n")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_stages_of_modes_fit_the_screen_with_a_unit_below_every_name(width: int) -> None:
+    table = stages_table("reused tokens", "computed tokens")
+    timings = Timings(3.2, 0.2, 1.5, 912.3, 1210.0, 333.0, 16000.0)
+    for mode in MODES:
+        table.add_row(str(mode), "15000", "14000", *stage_cells(timings))
+    out = io.StringIO()
+    Console(file=out, width=width).print(table)
+    names, units, first, *_ = out.getvalue().splitlines()
+    assert names.split()[:3] == ["reused", "computed", "retrieve"]
+    assert units.split() == ["tokens"] * 2 + ["ms"] * 7
+    ends = [names.index(name) + len(name) for name in ("reused", "computed")]
+    assert [found.end() for found in re.finditer("tokens", units)] == ends
+    assert len(first.split()) == 10
+    assert "…" not in out.getvalue()
 
 
 async def test_ingesting_goes_on_after_a_failure_and_names_it(tmp_path: Path) -> None:

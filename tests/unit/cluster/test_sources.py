@@ -22,15 +22,25 @@ def folder(tmp_path: Path) -> Path:
 def test_folders_are_searched_through_for_known_endings_without_hidden_files_in_a_stable_order(
     folder: Path,
 ) -> None:
-    assert [s.document_id for s in find_sources([folder])] == ["a/x.md", "a/y.PDF", "a/z.html", "b.txt"]
+    assert [s.document_id for s in find_sources([folder]).files] == ["a/x.md", "a/y.PDF", "a/z.html", "b.txt"]
+
+
+def test_what_is_left_out_is_named_with_the_reason_unless_it_is_hidden(folder: Path) -> None:
+    (folder / "dangling.txt").symlink_to(folder / "nowhere.txt")
+    assert find_sources([folder]).skipped == {
+        folder / "a" / "image.png": "is none of .txt .md .html .htm .pdf",
+        folder / "dangling.txt": "the link leads nowhere",
+    }
+    with pytest.raises(InvalidRequest, match=r"dangling\.txt: the link leads nowhere"):
+        find_sources([folder / "dangling.txt"])
 
 
 def test_a_named_file_is_taken_whatever_its_ending_and_called_by_its_name(folder: Path) -> None:
-    assert [s.document_id for s in find_sources([folder / "a" / "image.png"])] == ["image.png"]
+    assert [s.document_id for s in find_sources([folder / "a" / "image.png"]).files] == ["image.png"]
 
 
 def test_the_same_file_named_twice_is_one_document(folder: Path) -> None:
-    assert len(find_sources([folder, folder])) == 4
+    assert len(find_sources([folder, folder]).files) == 4
 
 
 def test_different_files_that_would_be_one_document_are_refused(folder: Path, tmp_path: Path) -> None:

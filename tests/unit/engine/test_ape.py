@@ -3,6 +3,7 @@ its limits."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -12,8 +13,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.engine import Engine
+from shared.engine.backends.native import best_level
 from shared.errors import InvalidRequest
 from shared.generation.asked import GenerateRequest
 from shared.generation.forest import ForestRequest
@@ -113,6 +116,32 @@ def test_among_requests_of_other_modes_in_small_steps(backend: str) -> None:
         )
         for sample in range(2):
             assert_alike(together[0].branch(question, sample), alone.branch(0, sample))
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not best_level(), reason="this processor has no AVX2")
+def test_it_takes_the_steps_that_composite_takes() -> None:
+    """All it does otherwise, the C kernels do; it has no path of its own."""
+    engine = engine_of("llama3", backend="native")
+    request = Prompts(engine, seed=5).request(chunks=(40, 25, 33), questions=(9,), max_tokens=6)
+    run(engine, request)
+    took = {}
+    for mode in (ReuseMode.COMPOSITE, ReuseMode.APE):
+        with Counting() as counting:
+            run(engine, replace(request, request_id=mode.value, reuse=mode))
+        took[mode] = counting.names
+    assert took[ReuseMode.APE] == took[ReuseMode.COMPOSITE]
 
 
 @pytest.mark.parametrize("number", [0.0, -1.0, 10.1, float("nan"), float("inf")])

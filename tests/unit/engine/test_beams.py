@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shared.engine import Engine
 from shared.engine.decoding.beams import BeamSearch
 from shared.engine.decoding.tree import compact, reachable
-from shared.engine.jobs import Answer
+from shared.engine.jobs.answers import Answer
 from shared.engine.kv.segment import Branch, Segment
 from shared.errors import Cancelled, InvalidRequest
 from shared.generation.asked import Beams, EarlyStopping, GenerateRequest
@@ -231,7 +231,7 @@ class TestMemory:
             engine.check_invariants()
             held.append(engine.stats().private_bytes / per_token)
             (job,) = jobs_of(engine) or [None]
-            if job is not None and job.answers:
+            if job is not None and job.growing:
                 branches = job.branches()
                 pieces.append(len(branches) - 1)
                 distinct = sum(b.segment.length for b in branches)
@@ -274,7 +274,7 @@ class TestMemory:
                 ended = {(e.question, e.sample) for e in events if isinstance(e, BranchDoneEvent)}
                 assert not any(kv[one]() for one in ended if one in kv)
                 answers = (
-                    answer for job in jobs_of(engine) for answer in job.answers if isinstance(answer, Answer)
+                    answer for job in jobs_of(engine) for answer in job.growing if isinstance(answer, Answer)
                 )
                 alive = {
                     (answer.question, answer.sample): weakref.ref(answer.branch.segment) for answer in answers

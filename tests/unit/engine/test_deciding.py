@@ -20,7 +20,7 @@ from shared.generation.asked import GenerateRequest
 from shared.generation.forest import ForestRequest
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import SelectedEvent
-from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, engine_of, jobs_of, run
+from tests.engine_runs import PATIENCE_S, Prompts, Run, Shelf, assert_alike, engine_of, jobs_of, run
 from tests.oracles import tiny_model
 
 CHUNKS = (20, 1, 33)
@@ -152,6 +152,64 @@ def test_it_may_be_decided_for_any_mode_that_chooses_by_itself(mode: ReuseMode, 
     step_until(engine, lambda: one.ended)
     assert one.branches() == plain.branches()
     assert one.done.usage == plain.done.usage
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_decided_for_each_question_by_itself_every_one_is_answered_as_it_would_be_alone(
+    batch_invariant: bool,
+) -> None:
+    engine = engine_on(batch_invariant=batch_invariant)
+    request = Prompts(engine, 8).request(7, CHUNKS, (9, 5, 6, 4))
+    sets = ((3, 30, 31), (40, 2), (30, 3, 31), ())
+    run(engine, replace(request, request_id="makes it resident"))
+    alone = [
+        run(engine, by_list(replace(request, questions=(question,)), tokens, f"alone {i}"))[0]
+        for i, (question, tokens) in enumerate(zip(request.questions, sets, strict=True))
+    ]
+    one = submit(engine, deferred(request))
+    step_until(engine, is_resident(engine))
+    engine.decide("deferred", ReuseMode.TOKENS, Recompute(by_question=sets))
+    step_until(engine, lambda: one.ended)
+    for index, single in enumerate(alone):
+        if batch_invariant:
+            assert one.branch(index) == single.branch()
+        else:
+            assert_alike(one.branch(index), single.branch())
+    assert [e for e in one.events if isinstance(e, SelectedEvent)] == [
+        SelectedEvent(tuple(sorted(tokens)), index) for index, tokens in enumerate(sets)
+    ]
+    assert one.done.usage.selected_tokens == 5
+
+
+def test_questions_with_equal_tokens_share_the_branch_that_computes_them() -> None:
+    engine = engine_on(batch_invariant=False)
+    request = Prompts(engine, 8).request(7, CHUNKS, (9, 5, 6))
+    run(engine, replace(request, request_id="makes it resident"))
+    sets = ((3, 30, 31), (40, 2), (30, 3, 31))
+    engine.submit(
+        replace(request, reuse=ReuseMode.TOKENS, recompute=Recompute(by_question=sets)), lambda _: None
+    )
+    while not jobs_of(engine) or not jobs_of(engine)[0].started:
+        engine.step()
+    branches = jobs_of(engine)[0].branches()
+    num_tokens = sum(len(branch.pending) + branch.segment.length for branch in branches)
+    answered = 1  # the question that shares its tokens with no other went with them, in one pass
+    assert num_tokens == 3 + 2 + sum(map(len, request.questions)) + answered
+
+
+@pytest.mark.parametrize(
+    ("recompute", "field"),
+    [
+        (Recompute(by_question=((1,),)), "1 lists for 2 questions"),
+        (Recompute(tokens=(1,), by_question=((1,), (2,))), "and no other"),
+        (Recompute(by_question=((1,), (NUM_TOKENS,))), "is out of range"),
+    ],
+)
+def test_lists_that_do_not_fit_the_questions_fail_the_request(recompute: Recompute, field: str) -> None:
+    engine = engine_on()
+    request = by_list(Prompts(engine, 8).request(7, CHUNKS, (9, 5)), ())
+    with pytest.raises(InvalidRequest, match=field):
+        engine.submit(replace(request, recompute=recompute), lambda _: None)
 
 
 def test_an_undecided_request_takes_no_place_from_others() -> None:

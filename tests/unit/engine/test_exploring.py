@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from transformers import DynamicCache
 
 from shared.engine import Engine, LiveForest
-from shared.engine.jobs import ForestJob
+from shared.engine.jobs.forest import ForestJob
 from shared.errors import (
     Cancelled,
     ContextTooLong,

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from shared.engine import Engine, LiveForest
 from shared.engine.backends.native import best_level
-from shared.engine.modes.selecting import first_of_chunks, num_selected
+from shared.engine.modes.epic import first_of_chunks
+from shared.engine.modes.selecting import blend_counts, num_selected
 from shared.errors import InvalidRequest
 from shared.generation.asked import GenerateRequest, SamplingParams
 from shared.generation.forest import ForestRequest, Grow, Start
@@ -363,7 +364,7 @@ class TestCacheBlend:
         prefix=st.integers(0, 6),
         chunks=st.lists(st.integers(1, 50), min_size=1, max_size=5),
         questions=st.lists(st.integers(1, 30), min_size=1, max_size=3),
-        ratio=st.sampled_from((0.05, 0.2, 0.5, 0.9)),
+        ratio=st.sampled_from((0.05, 0.2, 0.45, 0.6, 0.9)),
         seed=st.integers(0, 99),
     )
     def test_every_layer_computes_its_own_tokens_as_the_oracle_does(
@@ -384,7 +385,7 @@ class TestCacheBlend:
     def test_it_is_neither_reordered_nor_full_nor_one_set_for_all_layers(self) -> None:
         (one,) = run(
             deep_engine("qwen2"),
-            blend_request(Prompts(deep_engine("qwen2"), seed=24), 0.3, chunks=(40, 30, 30)),
+            blend_request(Prompts(deep_engine("qwen2"), seed=24), 0.6, chunks=(40, 30, 30)),
         )
         for other in (
             oracles.full,
@@ -395,7 +396,7 @@ class TestCacheBlend:
                 assert_is(one, other, deep_model("qwen2"))
 
     def test_fewer_and_fewer_tokens_are_computed_on_average_the_ratio(self) -> None:
-        request = blend_request(Prompts(deep_engine("qwen2"), seed=25), 0.2, chunks=(50, 50))
+        request = blend_request(Prompts(deep_engine("qwen2"), seed=25), 0.52, chunks=(50, 50))
         run(deep_engine("qwen2"), request)
         (warm,) = run(deep_engine("qwen2"), replace(request, request_id="warm"))
         (event,) = selections_of(warm)
@@ -403,8 +404,19 @@ class TestCacheBlend:
         assert len(event.tokens) == 30
         assert len(event.scores) == 100
         assert min(event.scores[t] for t in event.tokens) >= sorted(event.scores)[-30]
-        assert warm.done.usage.selected_tokens == 30
-        assert warm.done.usage.recomputed_tokens == 9 + 52, "the mean of all layers"
+        usage = warm.done.usage
+        assert usage.selected_tokens == 52, "the mean of all layers"
+        assert usage.recomputed_tokens == 9 + usage.selected_tokens
+
+    @pytest.mark.parametrize(("ratio", "num_layers"), [(0.2, 24), (0.1, 28), (0.7, 4), (0.5, 80), (1.0, 24)])
+    def test_the_mean_of_all_layers_is_the_ratio(self, ratio: float, num_layers: int) -> None:
+        counts = blend_counts(ratio, 1000, num_layers)
+        assert counts[:2] == [1000, 1000]
+        assert counts[2:] == sorted(counts[2:], reverse=True)
+        assert abs(sum(counts) / num_layers - 1000 * ratio) <= 0.5
+
+    def test_below_the_share_of_the_first_two_layers_no_other_computes_any(self) -> None:
+        assert blend_counts(0.2, 100, 5) == [100, 100, 0, 0, 0]
 
     @pytest.mark.parametrize("backend", ["native", "torch", "reference"])
     def test_every_backend(self, backend: str) -> None:
@@ -414,9 +426,9 @@ class TestCacheBlend:
             hf_model=tiny_model("llama3", num_hidden_layers=5), backend=backend, max_step_tokens=16
         )
         (one,) = run(
-            engine, blend_request(Prompts(engine, seed=26), 0.3, chunks=(20, 50, 33), questions=(9, 4))
+            engine, blend_request(Prompts(engine, seed=26), 0.6, chunks=(20, 50, 33), questions=(9, 4))
         )
-        assert_is(one, partial(oracles.blended, ratio=0.3), deep_model("llama3"))
+        assert_is(one, partial(oracles.blended, ratio=0.6), deep_model("llama3"))
 
     @pytest.mark.parametrize("bitwise", [False, True], ids=["float32", "float32-bitwise"])
     def test_company_and_preemption_change_nothing_and_stored_kv_keeps_its_bits(self, bitwise: bool) -> None:
@@ -428,10 +440,10 @@ class TestCacheBlend:
         prompts = Prompts(engine(), seed=27)
         prefix, a, b = prompts.ids(7), prompts.ids(40), prompts.ids(25)
         requests = [
-            blend_request(prompts, 0.3, prefix=prefix, chunks=(a, b), questions=(9,)),
+            blend_request(prompts, 0.6, prefix=prefix, chunks=(a, b), questions=(9,)),
             prompts.request(prefix, (b, a), (5, 8)),
             blend_request(
-                prompts, 0.2, prefix=prefix, chunks=(b, a, b), questions=(4, 11), n=2, temperature=0.8
+                prompts, 0.5, prefix=prefix, chunks=(b, a, b), questions=(4, 11), n=2, temperature=0.8
             ),
             prompts.request(prefix, (a, b), (6,), ReuseMode.RANDOM),
         ]
@@ -451,7 +463,7 @@ class TestCacheBlend:
 
     def test_a_live_forest_grows_on_blended_tokens(self) -> None:
         engine = deep_engine("qwen2")
-        like = blend_request(Prompts(engine, seed=28), 0.3, chunks=(20, 25))
+        like = blend_request(Prompts(engine, seed=28), 0.6, chunks=(20, 25))
         asked = ForestRequest("forest", like.prefix_ids, like.chunks, like.reuse, recompute=like.recompute)
         with LiveForest(engine, asked) as forest:
             events = forest.do(
@@ -461,7 +473,7 @@ class TestCacheBlend:
         ours = Generated(tuple(e.token_id for e in grown), tuple(e.logprob for e in grown))
         chunks = [c.token_ids for c in like.chunks]
         oracle_GV = oracles.blended(
-            deep_model("qwen2"), like.prefix_ids, chunks, like.questions[0], ours.token_ids, 0.3
+            deep_model("qwen2"), like.prefix_ids, chunks, like.questions[0], ours.token_ids, 0.6
         )
         assert_same_generation(ours, oracle_GV)
 

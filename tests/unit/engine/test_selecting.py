@@ -8,7 +8,8 @@ from itertools import accumulate, pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.engine.modes.selecting import at_random, first_of_chunks
+from shared.engine.modes.epic import first_of_chunks
+from shared.engine.modes.random import at_random
 
 PROPERTY = settings(
     max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from services.ingestion.chunker import Chunker, HeadingPaths
 from services.ingestion.formats.document import Heading, ParsedDocument
 from services.ingestion.formats.parse import parse
+from services.ingestion.formats.plain import headings_of
 from shared.documents import SourceDocument
 from shared.errors import ConfigError, UnreadableDocument
 
@@ -95,6 +96,37 @@ def test_cuts_fall_on_headings_and_chunks_know_what_stands_above() -> None:
     chunks = Chunker(PieceEncoder(), 40).split(parsed)
     assert [chunk.heading for chunk in chunks] == ["Town", "Town > River", "Town > Hill"]
     assert [chunk.text.split("\n")[0] for chunk in chunks] == ["# Town", "## River", "## Hill"]
+
+
+@pytest.mark.parametrize("underline", ["", "\n=====", "\n-----"])
+@pytest.mark.parametrize("chunk_tokens", [20, 26, 40, 60])
+def test_a_heading_of_plain_text_stays_with_what_stands_below_it(underline: str, chunk_tokens: int) -> None:
+    names = ("Construction", "Shape of the arches", "Today")
+    body = "The citizens paid for it. Swans rest below. It was painted white."
+    text = "\n\n".join(f"{name}{underline}\n\n{body}" for name in names)
+    chunks = Chunker(PieceEncoder(), chunk_tokens).split(parse(SourceDocument("a.txt", text.encode())))
+    assert [text.index(name) for name in names] == [h.start for h in headings_of(text)]
+    for chunk in chunks:
+        blocks = [block.split("\n")[0] for block in chunk.text.split("\n\n")]
+        assert blocks[-1] not in names, f"{chunk.text!r} ends with a heading"
+        assert not chunk.text.startswith("Swans") or chunk.heading in names
+    assert chunks[0].heading == "Construction"
+
+
+@given(st.lists(st.sampled_from(["A heading", "A sentence of it.", "word " * 20, "", "===="]), max_size=12))
+def test_plain_text_with_headings_is_cut_into_spans_that_fit(lines: list[str]) -> None:
+    text = "\n".join(lines)
+    chunks = Chunker(PieceEncoder(), 24).split(ParsedDocument(text, headings=headings_of(text)))
+    assert all(text[c.start : c.end] == c.text and len(c.token_ids) <= 24 for c in chunks)
+    assert "".join("".join(c.text for c in chunks).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A sentence of it.\n\nMore.", "two lines\nof text\n\nMore.", "- item\n\nMore.", "The end", "x " * 50],
+)
+def test_what_is_no_heading_is_taken_for_none(text: str) -> None:
+    assert headings_of(text) == ()
 
 
 def test_a_heading_ends_what_stood_deeper() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.cluster_store import ClusterStore
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
-from shared.kv_types import ChunkStat, Manifest, ManifestChunk
+from shared.kv_types import HeldChunk, Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces
@@ -20,26 +20,17 @@ CTX = RequestContext.create(deadline_ms=3_600_000)
 
 
 class Slow:
-    """An agent that counts what it is asked for, and sends no bytes before it may."""
+    """An agent that counts how often it is asked what it holds, and does not say before it may."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self.num_gets = self.num_stats = 0
-        self.may_send = asyncio.Event()
+        self.num_asked = 0
+        self.may_answer = asyncio.Event()
 
-    async def stat(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], held: bool = False
-    ) -> list[ChunkStat]:
-        self.num_stats += 1
-        return await self._agent.stat(ctx, chunk_ids, held)
-
-    async def get(
-        self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        self.num_gets += 1
-        await self.may_send.wait()
-        async for piece in self._agent.get(ctx, chunk_id, offset, length):
-            yield piece
+    async def held(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[HeldChunk]:
+        self.num_asked += 1
+        await self.may_answer.wait()
+        return await self._agent.held(ctx, chunk_ids)
 
 
 @pytest.fixture
@@ -73,17 +64,17 @@ async def test_concurrent_askers_share_one_copy_and_the_first_may_go_away(
     await put(agents["far"], A)
     nodes.stores["far"] = far = Slow(agents["far"])  # type: ignore[assignment]
     impatient = asyncio.create_task(agents["near"].open(CTX, [A]))
-    await until(lambda: far.num_gets == 1)
+    await until(lambda: far.num_asked == 1)
     patient = [asyncio.create_task(agents["near"].open(CTX, [A, A])) for _ in range(5)]
     while (await counters(agents["near"]))["coalesced"] < 5:
         await asyncio.sleep(0)
     impatient.cancel()
     with pytest.raises(asyncio.CancelledError):
         await impatient
-    far.may_send.set()
+    far.may_answer.set()
     for opened in await asyncio.gather(*patient):
         assert [o.exists for o in opened] == [True, True]
-    assert far.num_gets == 1
+    assert far.num_asked == 1
     assert await stored(agents["near"]) == [A]
 
 
@@ -228,3 +219,29 @@ async def test_the_front_answers_for_the_nodes_that_it_can_reach(
     assert (await front.health(CTX)).ready is False
     with pytest.raises(Unavailable):
         await front.get_manifest(CTX, "books", "1")
+
+
+async def test_the_front_prefetches_to_the_nodes_whose_agents_report_readers(
+    nodes: KnownNodes, agents: dict[str, Agent], tmp_path: Path
+) -> None:
+    now = [0.0]
+    agents["near"] = agent_on(tmp_path / "near", "near", nodes, QuickDisk(), clock=lambda: now[0])
+    front = ClusterStore(nodes, "home")
+    await put(agents["far"], A)
+    await agents["near"].open(CTX, [B])
+    await front.prefetch(CTX, [A])
+    assert not await agents["near"].held(CTX, [A]), "nobody has reported yet"
+
+    await front.follow_readers(CTX)
+    await front.prefetch(CTX, [A])
+    while not await agents["near"].held(CTX, [A]):
+        await asyncio.sleep(0)
+    assert not await agents["home"].held(CTX, [A])
+
+    assert await agents["near"].read_lately(CTX)
+    now[0] = 600.0
+    nodes.down.add("far")
+    await front.follow_readers(CTX)
+    await put(agents["home"], B)
+    await front.prefetch(CTX, [B])
+    assert (await counters(agents["near"]))["prefetches"] == 1

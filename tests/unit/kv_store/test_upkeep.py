@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.config import GarbageConfig
-from services.kv_store.documents.documents import Documents
-from services.kv_store.documents.quotas import Quotas
+from services.kv_store.config import GarbageConfig, QuotaConfig
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.housekeeping import Housekeeping
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
@@ -18,7 +16,7 @@ from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of
-from tests.kv_stores import KnownNodes, in_pieces, tiers_in
+from tests.kv_stores import KnownNodes, agent_on, in_pieces
 
 IDS = [chunk_id_of(n) for n in range(12)]
 A, B, C, D = IDS[:4]
@@ -38,11 +36,16 @@ async def make(tmp_path: Path, nodes: KnownNodes) -> AsyncIterator[Make]:
     agents: dict[str, Agent] = {}
     objects = DictBlobs()
 
-    def made(node_id: str = "home", capacity: int = 6 * SIZE, quotas: Quotas | None = None) -> Agent:
+    def made(node_id: str = "home", capacity: int = 6 * SIZE, quotas: QuotaConfig | None = None) -> Agent:
         directory = tmp_path / node_id
-        tiers = tiers_in(directory, objects=objects, capacity_bytes=capacity, lease_s=0.0)
-        nodes.stores[node_id] = agent = Agent(
-            node_id, tiers, Documents(directory, objects=objects), nodes, quotas=quotas
+        agent = agent_on(
+            directory,
+            node_id,
+            nodes,
+            objects=objects,
+            capacity_bytes=capacity,
+            lease_s=0.0,
+            quotas=quotas,
         )
         agents[node_id] = agent
         return agent
@@ -63,7 +66,7 @@ def document(document_id: str, *chunk_ids: str, tenant: str = "acme") -> Manifes
 
 
 async def held(agent: Agent) -> set[str]:
-    return {s.chunk_id for s in await agent.stat(CTX, IDS, held=True) if s.exists}
+    return {copy.chunk_id for copy in await agent.held(CTX, IDS)}
 
 
 async def test_what_is_pinned_stays_while_everything_else_is_evicted(make: Make) -> None:
@@ -120,7 +123,7 @@ async def test_more_than_the_smallest_node_can_hold_is_not_pinned(make: Make) ->
 
 
 async def test_a_document_beyond_the_quota_is_refused_and_nothing_of_it_stays_but_garbage(make: Make) -> None:
-    agent = make(quotas=Quotas(0, {"acme": 3 * SIZE}))
+    agent = make(quotas=QuotaConfig(0, {"acme": 3 * SIZE}))
     await put(agent, A, B, C, D)
     await agent.put_manifest(CTX, document("1", A, B))
     await agent.put_manifest(CTX, document("2", B, C))
@@ -140,7 +143,7 @@ async def test_a_new_agent_knows_what_tenants_have(make: Make) -> None:
     await put(first, A, B, C)
     await first.put_manifest(CTX, document("1", A, B))
     await first.close()
-    again = make(quotas=Quotas(2 * SIZE))
+    again = make(quotas=QuotaConfig(2 * SIZE))
     with pytest.raises(StorageFull):
         await again.put_manifest(CTX, document("2", C))
 

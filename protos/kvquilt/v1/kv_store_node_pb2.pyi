@@ -1,0 +1,141 @@
+from protos.kvquilt.v1 import common_pb2 as _common_pb2
+from protos.kvquilt.v1 import kv_store_pb2 as _kv_store_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids", "node_id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    node_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class OpenedChunk(_message.Message):
+    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers", "progress", "tier")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    EXISTS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    exists: bool
+    path: str
+    size_bytes: int
+    layers: _containers.RepeatedCompositeFieldContainer[_kv_store_pb2.ByteRange]
+    progress: str
+    tier: str
+    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_kv_store_pb2.ByteRange, _Mapping]]] = ..., progress: _Optional[str] = ..., tier: _Optional[str] = ...) -> None: ...
+
+class OpenResponse(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[OpenedChunk]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[OpenedChunk, _Mapping]]] = ...) -> None: ...
+
+class StageRequest(_message.Message):
+    __slots__ = ("meta", "node_id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    node_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class StageResponse(_message.Message):
+    __slots__ = ("directory",)
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    def __init__(self, directory: _Optional[str] = ...) -> None: ...
+
+class AdoptRequest(_message.Message):
+    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace", "behind")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_id: str
+    node_id: str
+    path: str
+    replace: bool
+    behind: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., behind: _Optional[bool] = ...) -> None: ...
+
+class HeldRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class HeldChunk(_message.Message):
+    __slots__ = ("chunk_id", "size_bytes", "location")
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    chunk_id: str
+    size_bytes: int
+    location: str
+    def __init__(self, chunk_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., location: _Optional[str] = ...) -> None: ...
+
+class HeldResponse(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedCompositeFieldContainer[HeldChunk]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[HeldChunk, _Mapping]]] = ...) -> None: ...
+
+class NeededRequest(_message.Message):
+    __slots__ = ("meta", "chunk_ids", "grace_s")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    grace_s: float
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., grace_s: _Optional[float] = ...) -> None: ...
+
+class NeededResponse(_message.Message):
+    __slots__ = ("chunk_ids",)
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReadersRequest(_message.Message):
+    __slots__ = ("meta",)
+    META_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
+
+class ReadersResponse(_message.Message):
+    __slots__ = ("lately",)
+    LATELY_FIELD_NUMBER: _ClassVar[int]
+    lately: bool
+    def __init__(self, lately: _Optional[bool] = ...) -> None: ...
+
+class ListPinnedChunksRequest(_message.Message):
+    __slots__ = ("meta", "known_version")
+    META_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    known_version: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., known_version: _Optional[str] = ...) -> None: ...
+
+class ListPinnedChunksResponse(_message.Message):
+    __slots__ = ("version", "chunk_ids")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -1,0 +1,116 @@
+"""The internal NodeStore service on the wire, and the server of one node's agent, which alone has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+
+from protos.kvquilt.v1 import kv_store_node_pb2 as pb
+from protos.kvquilt.v1 import kv_store_node_pb2_grpc, kv_store_pb2, kv_store_pb2_grpc
+from services.kv_store.handlers import StoreHandlers
+from shared.clients.grpc_transport import CHANNEL_OPTIONS
+from shared.kv_stores import NodeAgent, NodeFiles
+from shared.request import RequestContext
+from shared.rpc import server_stream, unary
+
+_IDS_PER_MESSAGE = 10_000
+
+
+class FileHandlers:
+    """What readers and writers on a node ask for. The front has these too, for those whose agent does not
+    answer: by its Serve handle, which is no way in from outside."""
+
+    def __init__(self, files: NodeFiles) -> None:
+        self._files = files
+
+    @unary(pb.OpenResponse)
+    async def Open(self, request: pb.OpenRequest, ctx: RequestContext) -> pb.OpenResponse:
+        opened = await self._files.open(ctx, request.chunk_ids, request.node_id)
+        return pb.OpenResponse(
+            chunks=[
+                pb.OpenedChunk(
+                    chunk_id=o.chunk_id,
+                    exists=o.exists,
+                    path=o.path,
+                    size_bytes=o.size_bytes,
+                    layers=[
+                        kv_store_pb2.ByteRange(offset=offset, length=length) for offset, length in o.layers
+                    ],
+                    progress=o.progress,
+                    tier=o.tier,
+                )
+                for o in opened
+            ]
+        )
+
+    @unary(pb.StageResponse)
+    async def Stage(self, request: pb.StageRequest, ctx: RequestContext) -> pb.StageResponse:
+        return pb.StageResponse(directory=await self._files.stage(ctx, request.node_id))
+
+    @unary(kv_store_pb2.PutResponse)
+    async def Adopt(self, request: pb.AdoptRequest, ctx: RequestContext) -> kv_store_pb2.PutResponse:
+        existed = await self._files.adopt(
+            ctx, request.chunk_id, request.node_id, request.path, request.replace, request.behind
+        )
+        return kv_store_pb2.PutResponse(chunk_id=request.chunk_id, existed=existed)
+
+
+class AgentHandlers(StoreHandlers, FileHandlers):
+    """Both services of one node."""
+
+    def __init__(self, agent: NodeAgent) -> None:
+        StoreHandlers.__init__(self, agent)
+        FileHandlers.__init__(self, agent)
+        self._agent = agent
+
+    @unary(pb.HeldResponse)
+    async def Held(self, request: pb.HeldRequest, ctx: RequestContext) -> pb.HeldResponse:
+        held = await self._agent.held(ctx, request.chunk_ids)
+        return pb.HeldResponse(
+            chunks=[
+                pb.HeldChunk(chunk_id=h.chunk_id, size_bytes=h.size_bytes, location=h.location) for h in held
+            ]
+        )
+
+    @unary(pb.NeededResponse)
+    async def Needed(self, request: pb.NeededRequest, ctx: RequestContext) -> pb.NeededResponse:
+        return pb.NeededResponse(chunk_ids=await self._agent.needed(ctx, request.chunk_ids, request.grace_s))
+
+    @unary(pb.ReadersResponse)
+    async def Readers(self, request: pb.ReadersRequest, ctx: RequestContext) -> pb.ReadersResponse:
+        return pb.ReadersResponse(lately=await self._agent.read_lately(ctx))
+
+    @server_stream
+    async def ListPinnedChunks(
+        self, request: pb.ListPinnedChunksRequest, ctx: RequestContext
+    ) -> AsyncIterator[pb.ListPinnedChunksResponse]:
+        pinned = await self._agent.list_pinned_chunks(ctx, request.known_version)
+        yield pb.ListPinnedChunksResponse(version=pinned.version)
+        ids = list(pinned.chunk_ids)
+        for begin in range(0, len(ids), _IDS_PER_MESSAGE):
+            yield pb.ListPinnedChunksResponse(
+                version=pinned.version, chunk_ids=ids[begin : begin + _IDS_PER_MESSAGE]
+            )
+
+
+async def start_server(
+    agent: NodeAgent, host: str, port: int = 0, interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> tuple[grpc.aio.Server, str]:
+    """A running gRPC server with both services, and its address; port 0: one that is free. Keep the server,
+    or it stops.
+
+    Raises:
+        RuntimeError: the port is taken.
+    """
+    server = grpc.aio.server(options=CHANNEL_OPTIONS, interceptors=interceptors)
+    handlers = AgentHandlers(agent)
+    add_store: Any = kv_store_pb2_grpc.add_KvStoreServicer_to_server
+    add_node: Any = kv_store_node_pb2_grpc.add_NodeStoreServicer_to_server
+    for add in (add_store, add_node):
+        add(handlers, server)
+    bracketed = f"[{host}]" if ":" in host else host
+    bound = server.add_insecure_port(f"{bracketed}:{port}")
+    await server.start()
+    return server, f"{bracketed}:{bound}"

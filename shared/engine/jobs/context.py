@@ -1,0 +1,210 @@
+"""A request over a context: prefix and chunks, placed by its mode, and what grows on them."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from shared.engine.admission import check_recompute
+from shared.engine.decoding.sampling import Draw
+from shared.engine.decoding.tree import reachable
+from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
+from shared.engine.jobs.usage import usage_of
+from shared.engine.kv.residency import Entry
+from shared.engine.kv.segment import Branch, Tempering
+from shared.engine.model.spec import ModelSpec
+from shared.engine.modes.selecting import num_private
+from shared.engine.scheduler import Demand
+from shared.errors import InvalidRequest
+from shared.generation.asked import GenerateRequest
+from shared.generation.forest import Command
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.told import Usage
+
+
+class Grower(ABC):
+    """Whose branch a request over a context grows."""
+
+    __slots__ = ()
+    branch: Branch
+
+    @property
+    def needs_logits(self) -> bool:
+        """It continues with a token; contexts do not."""
+        return True
+
+    def draw(self) -> Draw | None:
+        """Of its next token, if it is chosen by one draw."""
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Question(Grower):
+    """A question's branch; its samples grow from its last token. ``index`` None: what several questions, or
+    a forest's branches, have in common of tokens computed for the request alone."""
+
+    index: int | None
+    branch: Branch
+
+    @property
+    def needs_logits(self) -> bool:
+        return self.index is not None
+
+
+@dataclass(slots=True, eq=False)
+class Survey(Grower):
+    """A branch over the context from which a mode learns which tokens to compute anew
+    (``shared.engine.modes``). ``own_pass``: see ``BranchWork``."""
+
+    branch: Branch
+
+    @property
+    def needs_logits(self) -> bool:
+        return False
+
+    @property
+    def own_pass(self) -> OwnPass | None:
+        return None
+
+    @abstractmethod
+    def end(self, job: ContextJob, spec: ModelSpec) -> None:
+        """Its branch is computed: tells what was chosen, and plants what waited for that."""
+
+
+@dataclass(slots=True, eq=False)
+class ContextJob(Job):
+    """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had
+    to look for in the store; ``lost``: those that had to be recomputed. ``questions`` are not computed yet,
+    ``growing`` is what answers or explores. ``selected`` tokens of the context are computed anew, in
+    ascending order; None: not known yet. Questions that select for themselves add to them; ``num_blended``:
+    of a mode that computes other tokens in every layer so many in the mean layer. ``tempering``: how what
+    hangs on the context weighs its chunks. A request whose mode is deferred holds its chunks like any other,
+    and starts when it is decided.
+
+    ``patient``: a pass waited in vain for a layer of these chunks, so the next one waits until they are
+    whole.
+    """
+
+    request: GenerateRequest
+    entries: dict[str, Entry] = field(default_factory=dict)
+    fetched: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    questions: list[Question | Survey] = field(default_factory=list)
+    started: bool = False
+    patient: bool = False
+    generated: int = 0
+    selected: tuple[int, ...] | None = None
+    num_blended: int | None = None
+    tempering: Tempering | None = None
+    kv_bytes_per_token: int = 0
+
+    # --- what kinds of it do otherwise ---------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self) -> None:
+        """All its chunks are placed, or their first layers are: plants branches."""
+
+    @abstractmethod
+    def on_computed(self, owner: Grower, computed: Computed) -> None: ...
+
+    @property
+    @abstractmethod
+    def growing(self) -> Sequence[Grower]: ...
+
+    def command(self, command: Command) -> None:
+        """Only a live forest takes notice."""
+
+    def obey(self) -> None:
+        """Does what it was told to since the last step."""
+
+    @property
+    def idle(self) -> bool:
+        """It has nothing to do until its owner says more."""
+        return self.undecided
+
+    # --- its KV --------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> list[Entry]:
+        return ([self.prefix] if self.prefix else []) + list(self.entries.values())
+
+    @property
+    def placed(self) -> bool:
+        return all(entry.ready for entry in self.held)
+
+    @property
+    def arriving(self) -> bool:
+        """Its first layer is there, and nothing speaks against waiting for the others layer by layer."""
+        return (
+            not self.undecided
+            and not self.patient
+            and all(entry.ready or entry.arriving for entry in self.held)
+        )
+
+    @property
+    def remaining_s(self) -> float:
+        """How long the last layer will probably take to come."""
+        arrivals = (entry.segment.arrival for entry in self.held if entry.segment is not None)
+        return max(
+            (arrival.remaining_s for arrival in arrivals if arrival is not None and not arrival.whole),
+            default=0.0,
+        )
+
+    # --- what is computed anew -----------------------------------------------------------------------------
+
+    @property
+    def undecided(self) -> bool:
+        """What to compute anew is for its owner to say (``decide``). Until then it only loads."""
+        return self.request.reuse.deferred
+
+    def decide(self, reuse: ReuseMode, recompute: Recompute) -> None:
+        """From here on it is a request of this mode.
+
+        Raises:
+            InvalidRequest: names the field; the request is as it was.
+        """
+        if reuse.deferred:
+            raise InvalidRequest(
+                f"reuse: {reuse.value} is no decision; decide for tokens or for a mode that chooses by itself"
+            )
+        decided = replace(self.request, reuse=reuse, recompute=recompute)
+        check_recompute(decided)
+        self.request = decided
+        self.clock.decided = time.monotonic()
+
+    # --- branches ------------------------------------------------------------------------------------------
+
+    def branches(self) -> list[Branch]:
+        return reachable(self.leaves())
+
+    def leaves(self) -> Iterable[Branch]:
+        return (owner.branch for owner in (*self.questions, *self.growing))
+
+    def works(self) -> list[BranchWork]:
+        return [self._work(owner) for owner in (*self.questions, *self.growing) if owner.branch.runnable]
+
+    def demand(self) -> Demand:
+        count = self.request.num_branches
+        if not self.started:
+            private = sum(map(len, self.request.questions)) + num_private(self.request)
+            return Demand(count, private * self.kv_bytes_per_token)
+        return Demand(count, sum(branch.segment.num_bytes for branch in self.branches()))
+
+    def usage(self) -> Usage:
+        loaded = sum(len(self.entries[key].token_ids) for key in self.fetched - self.lost)
+        return usage_of(
+            self.request, self.selected or (), self.lost, loaded, self.generated, self.num_blended
+        )
+
+    def _work(self, owner: Grower) -> BranchWork:
+        own_pass = owner.own_pass if isinstance(owner, Survey) else None
+        return BranchWork(
+            owner.branch,
+            lambda computed: self.on_computed(owner, computed),
+            self,
+            owner.needs_logits,
+            owner.draw(),
+            own_pass,
+        )

@@ -1,0 +1,92 @@
+"""What the loop asks of a request that is alive, whatever it is for."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from shared.engine.attention import Backend
+from shared.engine.decoding.sampling import Draw, Sampled
+from shared.engine.jobs.clock import Clock
+from shared.engine.kv.arrival import Patience
+from shared.engine.kv.residency import Entry
+from shared.engine.kv.segment import Branch
+from shared.engine.model.model import LoadedModel
+from shared.generation.asked import GenerateRequest, PrefillRequest
+from shared.generation.told import Event, Usage
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Event], None]
+OwnPass = Callable[[LoadedModel, Backend, Patience], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A branch has nothing pending any more. ``logits_V``: of its last token, where they are wanted;
+    ``chosen``: the next one, where that is one draw."""
+
+    logits_V: torch.Tensor | None = None
+    chosen: Sampled | None = None
+
+
+@dataclass(slots=True)
+class BranchWork:
+    """One branch on its way through the steps. ``done`` is told when its pending tokens are computed.
+    ``job`` None: it is a segment that any request may place. ``draw``: what continues it once its logits are
+    known, if that is one draw. ``own_pass``: computes the whole branch in a pass of its own."""
+
+    branch: Branch
+    done: Callable[[Computed], None]
+    job: Job | None = None
+    needs_logits: bool = False
+    draw: Draw | None = None
+    own_pass: OwnPass | None = None
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.branch.pending)
+
+    @property
+    def num_done(self) -> int:
+        return self.branch.segment.length
+
+    @property
+    def whole(self) -> bool:
+        return self.own_pass is not None
+
+
+@dataclass(slots=True, eq=False)
+class Job(ABC):
+    """``prefix`` in the pool, with a reference; ``num_open`` parts of it are to come: at 0 it is complete."""
+
+    request: GenerateRequest | PrefillRequest
+    sink: Sink
+    clock: Clock = field(default_factory=Clock)
+    prefix: Entry | None = None
+    num_open: int = 0
+
+    @property
+    def held(self) -> list[Entry]:
+        return [self.prefix] if self.prefix else []
+
+    @abstractmethod
+    def branches(self) -> list[Branch]:
+        """Everything that grows, and what it sees of what has grown."""
+
+    @abstractmethod
+    def works(self) -> list[BranchWork]:
+        """Branches with tokens to compute whose ancestors are complete."""
+
+    @abstractmethod
+    def usage(self) -> Usage: ...
+
+    def emit(self, event: Event) -> None:
+        try:
+            self.sink(event)
+        except Exception:
+            log.exception("the receiver of request %s failed", self.request.request_id)

@@ -1,0 +1,64 @@
+"""A request that makes the KV of chunks durable."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from shared.engine.jobs.job import BranchWork, Computed, Job
+from shared.engine.kv.segment import Branch
+from shared.generation.asked import Chunk, PrefillRequest
+from shared.generation.told import Usage
+
+
+@dataclass(slots=True, eq=False)
+class ChunkWork:
+    """A distinct chunk of a prefill request and where it stands in the request's list."""
+
+    chunk: Chunk
+    indices: list[int]
+    broken: bool = False
+    branch: Branch | None = None
+
+
+class Prefills(Protocol):
+    """``shared.engine.prefilling``."""
+
+    def on_computed(self, job: PrefillJob, work: ChunkWork) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class PrefillJob(Job):
+    """``to_compute`` waits for one of few places in flight, so that a large request holds little KV at a
+    time."""
+
+    request: PrefillRequest
+    lead: Prefills = field(kw_only=True)
+    works_by_id: dict[str, ChunkWork] = field(default_factory=dict)
+    to_compute: deque[ChunkWork] = field(default_factory=deque)
+    in_flight: dict[str, ChunkWork] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, chunk in enumerate(self.request.chunks):
+            self.works_by_id.setdefault(chunk.chunk_id, ChunkWork(chunk, [])).indices.append(index)
+        self.num_open = len(self.works_by_id)
+
+    def branches(self) -> list[Branch]:
+        return [work.branch for work in self.in_flight.values() if work.branch]
+
+    def works(self) -> list[BranchWork]:
+        return [
+            BranchWork(work.branch, partial(self._on_computed, work), self)
+            for work in self.in_flight.values()
+            if work.branch and work.branch.pending
+        ]
+
+    def _on_computed(self, work: ChunkWork, _: Computed) -> None:
+        self.lead.on_computed(self, work)
+
+    def usage(self) -> Usage:
+        """Its chunks' tokens, nothing generated."""
+        num_tokens = sum(len(chunk.token_ids) for chunk in self.request.chunks)
+        return Usage(num_tokens, 0, num_tokens, 0)

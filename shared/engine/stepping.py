@@ -1,0 +1,122 @@
+"""What can run of the requests alive, in passes, and what becomes of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from shared.engine.decoding.forest import uproot
+from shared.engine.endings import FAILED, Endings
+from shared.engine.inbox import Inbox
+from shared.engine.jobs.context import ContextJob
+from shared.engine.jobs.job import BranchWork, Job
+from shared.engine.kv.arrival import GivenUp, Patience
+from shared.engine.kv.segment_cache import SegmentCache
+from shared.engine.model.model import LoadedModel
+from shared.engine.model.passes import PassRunner
+from shared.engine.request_queue import RequestQueue
+from shared.engine.scheduler import Scheduler, Slice
+from shared.engine_config import EngineConfig
+from shared.errors import InternalError
+
+log = logging.getLogger(__name__)
+
+
+class Stepping:
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        requests: RequestQueue,
+        cache: SegmentCache,
+        endings: Endings,
+        inbox: Inbox,
+    ) -> None:
+        self._scheduler = scheduler
+        self._requests = requests
+        self._cache = cache
+        self._endings = endings
+        self._inbox = inbox
+        self._passes = PassRunner(model, config)
+        self._overlap_from_s = config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
+        self._ahead: ContextJob | None = None
+
+    def runs_ahead(self, job: ContextJob) -> bool:
+        """It runs on segments that are still arriving, during this step."""
+        return job is self._ahead
+
+    def start_placed(self) -> None:
+        for job in list(self._requests.running):
+            if job.undecided and job.placed:
+                job.clock.tick_resident()
+            elif not job.started and job.placed:
+                self._start(job)
+
+    def obey(self) -> None:
+        """Commands to requests that run: whose chunks are placed, and whose KV is on the device."""
+        for job in [job for job in self._requests.running if job.started]:
+            try:
+                job.obey()
+            except Exception:
+                log.exception("a command of request %s failed", job.request.request_id)
+                self._endings.fail(job, InternalError(FAILED))
+            else:
+                self._finish_if_complete(job)
+
+    def run(self) -> bool:
+        """One step's passes. False: nothing could run."""
+        passes = self._scheduler.pick(self._works() or self._start_arriving())
+        for slices in passes:
+            if not self._run_pass(slices):
+                break
+        self._ahead = None
+        return bool(passes)
+
+    def _start(self, job: ContextJob) -> None:
+        job.clock.placed = time.monotonic()
+        job.started = True
+        job.start()
+
+    def _start_arriving(self) -> list[BranchWork]:
+        """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request
+        whose chunks arrive."""
+        arriving = (job for job in self._requests.running if not job.started and job.arriving)
+        job = next((job for job in arriving if job.remaining_s >= self._overlap_from_s), None)
+        if job is None:
+            return []
+        self._start(job)
+        self._ahead = job
+        return self._works()
+
+    def _works(self) -> list[BranchWork]:
+        """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks
+        of prefills."""
+        jobs = (*self._requests.running, *self._requests.prefilling)
+        return [*self._cache.works(), *(work for job in jobs for work in job.works())]
+
+    def _run_pass(self, slices: list[Slice[BranchWork]]) -> bool:
+        """False: the pass was given up, and with it the rest of the step."""
+        try:
+            ended = self._passes.run(slices, Patience(lambda: self._inbox.has_news))
+        except GivenUp as reason:
+            assert self._ahead is not None, "a pass waited for layers beside others"
+            self._ahead.patient = reason.stalled
+            uproot(self._ahead)
+            return False
+        except Exception:
+            log.exception("a step of %d branches failed", len(slices))
+            self._endings.fail_works([s.work for s in slices])
+            return True
+        for work, computed in ended:
+            job = work.job
+            if job is not None and job not in self._requests:
+                continue  # it failed earlier in this pass
+            work.done(computed)
+            if job is not None:
+                self._finish_if_complete(job)
+        return True
+
+    def _finish_if_complete(self, job: Job) -> None:
+        if job.num_open == 0:
+            self._endings.finish(job)

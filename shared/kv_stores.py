@@ -1,0 +1,141 @@
+"""The KV store's two interfaces as their callers see them. All methods raise ``shared.errors``.
+
+``Store`` is public: documents, statistics, upkeep, and whole chunks for export and import. ``NodeStore`` is
+what one node says of its own tiers, to the generators and selectors on it (``NodeFiles``) and to the other
+nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Protocol
+
+from shared.clients.health import ServiceHealth
+from shared.kv_types import (
+    ChunkPage,
+    ChunkStat,
+    CollectedGarbage,
+    DeletedChunks,
+    HeldChunk,
+    Manifest,
+    ManifestPage,
+    OpenedChunk,
+    PinnedChunks,
+    PinnedDocuments,
+    StoreStats,
+    VerifyProgress,
+)
+from shared.request import RequestContext
+
+
+class Store(Protocol):
+    """The whole cluster's, one node's part of it, or a client of either."""
+
+    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
+
+    async def put(
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        size_bytes: int,
+        pieces: AsyncIterator[bytes],
+        replace: bool = False,
+    ) -> bool: ...
+    def get(
+        self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]: ...
+    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks: ...
+    async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage: ...
+    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
+        """Chunks of the manifest it replaces that nothing refers to any more: removed."""
+        ...
+
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
+    async def manifest_page(
+        self,
+        ctx: RequestContext,
+        collection: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        summary: bool = False,
+    ) -> ManifestPage: ...
+    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
+        """Starts bringing chunks to ``node_id`` (empty: to every node on which chunks were opened
+        lately) and returns at once."""
+        ...
+
+    async def stats(self, ctx: RequestContext) -> StoreStats: ...
+    def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
+        """Reads every copy in every tier. ``repair``: damaged ones are removed and restored from good
+        ones."""
+        ...
+
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False
+    ) -> CollectedGarbage:
+        """Removes chunks that no document refers to, that nobody reads, and that were stored at least
+        ``grace_s`` ago."""
+        ...
+
+    async def pin(
+        self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
+    ) -> int:
+        """Keeps the documents in the nodes' tiers; ``document_id`` empty: the whole collection, later
+        documents included.
+
+        Returns the bytes that are pinned now, over all tenants."""
+        ...
+
+    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]: ...
+    async def health(self, ctx: RequestContext) -> ServiceHealth: ...
+
+
+class NodeFiles(Protocol):
+    """Files of node ``node_id``; empty: the node that is asked, and of the cluster's front the home node."""
+
+    async def open(
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+    ) -> list[OpenedChunk]: ...
+    async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
+        """Starts bringing chunks to the node and returns at once."""
+        ...
+
+    async def stage(self, ctx: RequestContext, node_id: str = "") -> str: ...
+    async def adopt(
+        self,
+        ctx: RequestContext,
+        chunk_id: str,
+        node_id: str,
+        path: str,
+        replace: bool = False,
+        behind: bool = False,
+    ) -> bool:
+        """Whether the chunk was stored already. The file at ``path`` is gone afterwards, whatever happens.
+
+        ``behind``: acknowledged once durable on this node's disk; it reaches the object store later."""
+        ...
+
+
+class NodeStore(NodeFiles, Protocol):
+    """One node's, or a client of it."""
+
+    async def held(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[HeldChunk]:
+        """Copies in this node's own tiers, evictable ones included."""
+        ...
+
+    async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
+        """Which must not be collected because of this node: too young, or being read."""
+        ...
+
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
+        """Over all tenants: for the other nodes."""
+        ...
+
+    async def read_lately(self, ctx: RequestContext) -> bool:
+        """Whether somebody opened chunks here within the last ten minutes."""
+        ...
+
+
+class NodeAgent(Store, NodeStore, Protocol):
+    """What stands on every node: ``Store`` about its own part, and ``NodeStore``."""

@@ -1,0 +1,142 @@
+"""What can never be served is refused at once, with the name of the field. Without a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shared.engine import admission
+from shared.engine_config import EngineConfig
+from shared.errors import ContextTooLong, InvalidRequest
+from shared.generation.asked import (
+    Beams,
+    Choice,
+    ChoiceRule,
+    Chunk,
+    GenerateRequest,
+    PrefillRequest,
+    SamplingParams,
+)
+from shared.generation.forest import ForestRequest
+from shared.generation.modes import Ape, GoesBy, Recompute, ReuseMode
+from tests.unit.engine.test_residency import SPEC
+
+CONFIG = EngineConfig(max_running_branches=4)
+CHUNKS = (Chunk("a", (1, 2, 3)), Chunk("b", (4, 5)))
+REQUEST = GenerateRequest("r", (0,), CHUNKS, ((6, 7),), sampling=SamplingParams(max_tokens=3))
+WARM = SamplingParams(max_tokens=3, temperature=1.0, n=3)
+
+
+def check(request: Any, has_text: bool = True, **spec: Any) -> None:
+    admission.check(request, replace(SPEC, **spec), CONFIG, has_text)
+
+
+def test_what_fits_is_admitted() -> None:
+    check(REQUEST)
+    check(PrefillRequest("p", (), CHUNKS))
+    check(ForestRequest("f", (), CHUNKS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"prefix_ids": (10,)}, "prefix: token id 10"),
+        ({"prefix_ids": (-1,)}, "prefix: token id -1"),
+        ({"chunks": (Chunk("a", ()),)}, r"chunks\[0\]: is empty"),
+        ({"chunks": (*CHUNKS, Chunk("c", (99,)))}, r"chunks\[2\]: token id 99"),
+        ({"questions": ()}, "questions: is empty"),
+        ({"questions": ((1,), ())}, r"questions\[1\]: is empty"),
+        ({"questions": ((1,),) * 5}, "5 branches"),
+        ({"questions": ((1,),) * 2, "sampling": WARM}, "6 branches"),
+        ({"beams": Beams(5)}, "beams.width: 5 branches"),
+        ({"sampling": SamplingParams(watch_ids=(10,))}, "sampling.watch_ids"),
+        ({"beams": Beams(2), "choose": Choice(ChoiceRule.MAJORITY)}, "choose: beams"),
+        ({"beams": Beams(2), "sampling": SamplingParams(n=3)}, "sampling.n: 3 answers"),
+        ({"beams": Beams(3), "sampling": WARM}, "sampling.temperature: beam"),
+        ({"beams": Beams(2), "sampling": SamplingParams(stop=("x",))}, "sampling.stop: beams"),
+        ({"choose": Choice(ChoiceRule.MAJORITY)}, "sampling.n: a choice"),
+        (
+            {"choose": Choice(ChoiceRule.MAJORITY), "sampling": SamplingParams(n=2)},
+            "sampling.temperature: at 0",
+        ),
+        ({"choose": Choice(ChoiceRule.MEAN_LOGPROB, "x"), "sampling": WARM}, "choose.marker"),
+        ({"reuse": ReuseMode.TOKENS, "recompute": Recompute(tokens=(5,))}, "recompute.tokens: 5 is out"),
+        ({"recompute": Recompute(tokens=(1,))}, "recompute.tokens: mode reordered"),
+        ({"reuse": ReuseMode.TOKENS, "recompute": Recompute(0.5)}, "give recompute.tokens alone"),
+        ({"recompute": Recompute(0.5)}, "recompute.ratio: mode reordered"),
+        ({"ape": Ape(0.5)}, "ape: mode reordered"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest, match=field):
+        check(replace(REQUEST, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": SamplingParams(stop=("x",))},
+        {"choose": Choice(ChoiceRule.MAJORITY), "sampling": WARM},
+    ],
+    ids=["stop", "majority"],
+)
+def test_what_needs_text_is_refused_without_a_tokenizer(changes: dict[str, Any]) -> None:
+    check(replace(REQUEST, **changes))
+    with pytest.raises(InvalidRequest, match="no tokenizer"):
+        check(replace(REQUEST, **changes), has_text=False)
+
+
+@pytest.mark.parametrize("limit", ["max_positions", "sliding_window"])
+def test_prompt_and_answer_need_a_position_each_but_for_the_last_token(limit: str) -> None:
+    """1 of the prefix, 5 of chunks, 2 of the question, and the first 2 of 3 generated ones."""
+    check(REQUEST, **{limit: 10})
+    with pytest.raises(ContextTooLong, match=r"8 tokens\) and max_tokens \(3\) need 10 positions"):
+        check(REQUEST, **{limit: 9})
+
+
+def test_of_several_questions_the_longest_must_fit() -> None:
+    several = replace(REQUEST, questions=((1,), (1, 2, 3, 4)))
+    check(several, max_positions=12)
+    with pytest.raises(ContextTooLong):
+        check(several, max_positions=11)
+
+
+def test_a_prefill_needs_room_for_its_longest_chunk_alone() -> None:
+    check(PrefillRequest("p", (0,), CHUNKS), max_positions=4)
+    with pytest.raises(ContextTooLong):
+        check(PrefillRequest("p", (0,), CHUNKS), max_positions=3)
+    with pytest.raises(InvalidRequest, match="chunks: is empty"):
+        check(PrefillRequest("p", (0,), ()))
+
+
+def test_a_forest_needs_room_for_a_token_behind_its_context() -> None:
+    check(ForestRequest("f", (0,), CHUNKS), max_positions=7)
+    with pytest.raises(ContextTooLong):
+        check(ForestRequest("f", (0,), CHUNKS), max_positions=6)
+
+
+@pytest.mark.parametrize("mode", ReuseMode, ids=lambda mode: mode.value)
+def test_an_option_is_taken_by_the_modes_that_go_by_it(mode: ReuseMode) -> None:
+    for accepts, options in (
+        (mode.row.goes_by is GoesBy.RATIO, {"recompute": Recompute(0.5)}),
+        (mode.row.goes_by is GoesBy.TOKENS, {"recompute": Recompute(tokens=(1,))}),
+        (mode.row.weighed, {"ape": Ape(0.5, 0.5)}),
+    ):
+        request = replace(REQUEST, reuse=mode, **options)
+        if accepts:
+            check(request)
+        else:
+            with pytest.raises(InvalidRequest, match=f"mode {mode.value} "):
+                check(request)
+
+
+@pytest.mark.parametrize("mode", ReuseMode, ids=lambda mode: mode.value)
+def test_a_forest_has_no_mode_that_goes_by_the_question(mode: ReuseMode) -> None:
+    forest = ForestRequest("f", (), CHUNKS, mode)
+    if mode.needs_question:
+        with pytest.raises(InvalidRequest, match="goes by the question"):
+            check(forest)
+    else:
+        check(forest)

@@ -1,0 +1,164 @@
+"""Requests wait, run and pause by what they need and whether they have anything to do. Without a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from shared.engine.jobs.context import ContextJob, Grower
+from shared.engine.jobs.job import Computed
+from shared.engine.jobs.prefill import PrefillJob
+from shared.engine.request_queue import RequestQueue
+from shared.engine.scheduler import Demand, Scheduler
+from shared.engine_config import EngineConfig
+from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest
+
+
+@dataclass(slots=True, eq=False)
+class Wanting(ContextJob):
+    """Needs as much as it is told to."""
+
+    private_bytes: int = 10
+    rests: bool = field(default=False)
+
+    def start(self) -> None: ...
+
+    def on_computed(self, owner: Grower, computed: Computed) -> None: ...
+
+    @property
+    def growing(self) -> list[Grower]:
+        return []
+
+    @property
+    def idle(self) -> bool:
+        return self.rests
+
+    def demand(self) -> Demand:
+        return Demand(1, self.private_bytes)
+
+
+class Nobody:
+    def on_computed(self, job: PrefillJob, work: object) -> None: ...
+
+
+def wanting(name: str, private_bytes: int = 10, rests: bool = False) -> Wanting:
+    request = GenerateRequest(name, (), (), ((1,),))
+    return Wanting(request, lambda _: None, private_bytes=private_bytes, rests=rests)
+
+
+def prefill(name: str) -> PrefillJob:
+    return PrefillJob(PrefillRequest(name, (), (Chunk("c", (1,)),)), lambda _: None, lead=Nobody())
+
+
+@pytest.fixture
+def requests() -> RequestQueue:
+    """Room for 30 bytes and 4 branches."""
+    return RequestQueue(Scheduler(EngineConfig(private_bytes=30, max_running_branches=4)))
+
+
+def added(requests: RequestQueue, *jobs: Wanting) -> tuple[Wanting, ...]:
+    for job in jobs:
+        requests.add(job)
+    return jobs
+
+
+def admit_all(requests: RequestQueue) -> list[str]:
+    names = []
+    while job := requests.admit_next():
+        names.append(job.request.request_id)
+        requests.check_invariants()
+    return names
+
+
+def test_the_oldest_is_admitted_first_and_those_without_room_wait(requests: RequestQueue) -> None:
+    added(requests, *(wanting(name) for name in "abcd"))
+    assert admit_all(requests) == ["a", "b", "c"]
+    assert [job.request.request_id for job in requests.waiting] == ["d"]
+
+
+def test_nobody_overtakes_the_oldest_that_waits_for_room(requests: RequestQueue) -> None:
+    added(requests, wanting("a", 20), wanting("large", 20), wanting("small", 1))
+    assert admit_all(requests) == ["a"]
+
+
+def test_an_undecided_one_that_waits_for_room_holds_up_nobody(requests: RequestQueue) -> None:
+    added(requests, wanting("a", 20), wanting("undecided", 20, rests=True), wanting("small", 1))
+    assert admit_all(requests) == ["a", "small"]
+
+
+def test_those_that_rest_make_room_for_others_but_not_for_their_kind(requests: RequestQueue) -> None:
+    added(requests, wanting("resting", 25, rests=True), wanting("too", 20, rests=True), wanting("busy", 25))
+    assert admit_all(requests) == ["resting", "busy"]
+
+
+def test_the_youngest_pauses_and_resumes_before_anything_new(requests: RequestQueue) -> None:
+    old, young = added(requests, wanting("old"), wanting("young"))
+    admit_all(requests)
+    old.private_bytes = 25
+    assert requests.pause_overgrown() == [young]
+    assert requests.pause_overgrown() == []
+    added(requests, wanting("new", 1))
+    assert requests.resume_next() is None
+    assert admit_all(requests) == [], "a new one would take the room that the paused one waits for"
+    old.private_bytes = 10
+    assert requests.resume_next() is young
+    assert admit_all(requests) == ["new"]
+
+
+def test_the_paused_longest_resumes_first(requests: RequestQueue) -> None:
+    jobs = added(requests, *(wanting(name) for name in "abc"))
+    admit_all(requests)
+    jobs[0].private_bytes = 15
+    assert requests.pause_overgrown() == [jobs[2]]
+    jobs[0].private_bytes = 25
+    assert requests.pause_overgrown() == [jobs[1]]
+    jobs[0].private_bytes = 1
+    assert [requests.resume_next(), requests.resume_next()] == [jobs[2], jobs[1]]
+
+
+def test_one_that_rests_pauses_before_younger_ones_that_work(requests: RequestQueue) -> None:
+    jobs = added(requests, *(wanting(name) for name in "abc"))
+    admit_all(requests)
+    jobs[1].rests, jobs[0].private_bytes = True, 15
+    assert requests.pause_overgrown() == [jobs[1]]
+    assert requests.resume_next() is None, "it has nothing to do"
+    added(requests, wanting("new", 1))
+    assert admit_all(requests) == ["new"], "nobody waits for one that rests"
+
+
+def test_few_prefills_run_at_once_and_questions_do_not_wait_for_them(requests: RequestQueue) -> None:
+    for number in range(6):
+        requests.add_prefill(prefill(f"p{number}"))
+    added(requests, wanting("a"))
+    assert admit_all(requests) == ["a"]
+    running = []
+    while job := requests.admit_prefill():
+        running.append(job.request.request_id)
+    assert running == ["p0", "p1", "p2", "p3"]
+    assert requests.num_waiting == 2
+    assert requests.remove(requests.prefilling[1])
+    following = requests.admit_prefill()
+    assert following is not None
+    assert following.request.request_id == "p4"
+    requests.check_invariants()
+
+
+def test_removed_from_wherever_it_is(requests: RequestQueue) -> None:
+    waiting, running = wanting("waiting", 40), wanting("running")
+    added(requests, running, waiting)
+    admit_all(requests)
+    assert (requests.remove(running), requests.remove(waiting)) == (True, False)
+    assert len(requests) == 0
+    assert running not in requests
+    requests.check_invariants()
+
+
+def test_a_request_over_a_context_is_found_in_every_place(requests: RequestQueue) -> None:
+    jobs = added(requests, wanting("a"), wanting("b"), wanting("c", 100))
+    requests.add_prefill(prefill("p"))
+    admit_all(requests)
+    jobs[0].private_bytes = 25
+    requests.pause_overgrown()
+    assert [requests.question(name) for name in "abcp"] == [*jobs, None]
+    assert requests.get("p") is not None

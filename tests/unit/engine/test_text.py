@@ -1,0 +1,99 @@
+"""Text of growing tokens: whole characters, and never a part of what may become a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.engine.decoding.text import TextStream
+
+
+def of_bytes(ids: Sequence[int]) -> str:
+    """A token is a byte; an unfinished character is shown as a replacement."""
+    return bytes(ids).decode(errors="replace")
+
+
+def of_words(ids: Sequence[int]) -> str:
+    """A token is a word; as of many tokenizers, the first one of a text loses the blank in front of it."""
+    return "".join((" one", " two", " three", "STOP", "ST", "OP", " end")[i] for i in ids).removeprefix(" ")
+
+
+def push(stream: TextStream, ids: Sequence[int]) -> list[str]:
+    return [stream.push(token_id) for token_id in ids]
+
+
+def test_a_character_is_told_when_its_last_byte_is_there() -> None:
+    assert push(TextStream(of_bytes, ()), "né".encode()) == ["n", "", "é"]
+
+
+def test_what_never_became_a_character_is_told_at_the_end() -> None:
+    stream = TextStream(of_bytes, ())
+    assert push(stream, "né".encode()[:-1]) == ["n", ""]
+    assert stream.finish() == "\ufffd"
+    assert stream.finish() == ""
+
+
+def test_a_token_that_is_decoded_otherwise_at_the_beginning_keeps_its_blank() -> None:
+    assert push(TextStream(of_words, ()), [0, 1, 2]) == ["one", " two", " three"]
+
+
+def test_a_stop_string_within_a_token_ends_the_text_in_front_of_it() -> None:
+    stream = TextStream(of_words, ("STOP",))
+    assert push(stream, [0, 3]) == ["one", ""]
+    assert stream.stopped
+    assert stream.finish() == ""
+
+
+def test_a_stop_string_across_tokens_is_held_back_until_it_is_certain() -> None:
+    stream = TextStream(of_words, ("STOP",))
+    assert push(stream, [0, 4]) == ["one", ""]
+    assert not stream.stopped
+    assert push(stream, [5]) == [""]
+    assert stream.stopped
+
+
+def test_what_was_held_back_in_vain_is_told_with_what_follows() -> None:
+    stream = TextStream(of_words, ("STOP",))
+    assert push(stream, [0, 4, 1]) == ["one", "", "ST two"]
+    assert push(stream, [4]) == [""]
+    assert stream.finish() == "ST"
+    assert not stream.stopped
+
+
+def test_of_several_stop_strings_the_first_in_the_text_counts() -> None:
+    stream = TextStream(of_words, ("two", " tw"))
+    assert push(stream, [0, 1]) == ["one", ""]
+    assert stream.stopped
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    stream = TextStream(None, ())
+    assert (push(stream, [1, 2]), stream.finish()) == (["", ""], "")
+
+
+@given(
+    text=st.text("abé🙂", max_size=30), stops=st.lists(st.text("abé🙂", min_size=1, max_size=4), max_size=3)
+)
+def test_the_text_is_what_is_in_front_of_the_first_stop_string_to_complete(
+    text: str, stops: list[str]
+) -> None:
+    stream, told = TextStream(of_bytes, stops), ""
+    for byte in text.encode():
+        told += stream.push(byte)
+        assert text.startswith(told)
+        if stream.stopped:
+            break
+    told += stream.finish()
+    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert stream.stopped == bool(ends)
+    assert told == (text[: min(begin for end, begin in ends if end == min(ends)[0])] if ends else text)
+
+
+@pytest.mark.parametrize("stop", ["aab", "aaab"])
+def test_an_overlapping_beginning_is_not_forgotten(stop: str) -> None:
+    stream = TextStream(of_bytes, (stop,))
+    assert "".join(push(stream, b"xaaaab")) == "x" + "a" * (5 - len(stop))
+    assert stream.stopped
