@@ -13,10 +13,10 @@ from pathlib import Path
 
 from shared.config import load
 from shared.errors import ConfigError
-from shared.generation.modes import ReuseMode
+from shared.generation.modes import GoesBy, ReuseMode
 
 VERDICT_FILE = "quilt.verdict.json"
-BY_RATIO = tuple(mode for mode in ReuseMode if mode.recomputes and mode is not ReuseMode.TOKENS)
+BY_RATIO = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Verdict:
     ratio: float | None = None
 
     def __post_init__(self) -> None:
-        if self.mode is ReuseMode.TOKENS:
-            possible = [mode for mode in ReuseMode if mode is not ReuseMode.TOKENS]
+        if self.mode.row.goes_by is GoesBy.TOKENS:
+            possible = [mode for mode in ReuseMode if mode.row.goes_by is not GoesBy.TOKENS]
             raise ValueError(f"mode: '{self.mode}' is no verdict; it must be one of {', '.join(possible)}")
         if self.ratio is not None and self.mode not in BY_RATIO:
             raise ValueError(f"ratio: mode {self.mode} does not go by a ratio; leave it out")

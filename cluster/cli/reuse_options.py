@@ -8,12 +8,15 @@ from typing import Any, TypeVar
 import click
 
 from shared.errors import InvalidRequest
-from shared.generation.modes import Ape, Recompute, ReuseMode
-from shared.generation.orders import ASKED_MODES, AskedMode, Reuse
+from shared.generation.modes import Ape, GoesBy, Recompute, ReuseMode
+from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 
-NOT_OF_A_FOREST = (ReuseMode.TOKENS, ReuseMode.QUERY_ATTENTION, ReuseMode.CACHECLIP)
-FOREST_MODES = tuple(mode.value for mode in ASKED_MODES if mode not in NOT_OF_A_FOREST)
+FOREST_MODES = tuple(
+    mode.value
+    for mode in ASKED_MODES
+    if isinstance(mode, Auto) or not (mode.needs_question or mode.row.goes_by is GoesBy.TOKENS)
+)
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _OPTIONS = (
@@ -90,7 +93,8 @@ def reuse_of(options: dict[str, Any]) -> Reuse:
     """
     mode = asked_mode(options["reuse"])
     listed, usual = options["recompute_tokens"], Ape()
-    if listed and mode is not ReuseMode.TOKENS:
+    row = mode.row if isinstance(mode, ReuseMode) else None
+    if listed and (row is None or row.goes_by is not GoesBy.TOKENS):
         raise InvalidRequest("--recompute-tokens belongs to --reuse tokens; give that too")
     try:
         tokens = tuple(int(part) for part in listed.split(",")) if listed else ()
@@ -99,7 +103,9 @@ def reuse_of(options: dict[str, Any]) -> Reuse:
     temperature, scale = options["ape_temperature"], options["ape_scale"]
     return Reuse(
         mode,
-        Recompute(options["recompute_ratio"], tokens, options["seed"] if mode is ReuseMode.RANDOM else 0),
+        Recompute(
+            options["recompute_ratio"], tokens, options["seed"] if row is not None and row.seeded else 0
+        ),
         Ape(
             usual.temperature if temperature is None else temperature, usual.scale if scale is None else scale
         ),

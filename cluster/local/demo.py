@@ -170,7 +170,7 @@ def show_correct(console: Console, asked: Sequence[Asked]) -> None:
 def measure_answers(asked: Sequence[Asked], mode: ReuseMode) -> Measurement:
     """Fraction of all questions whose answer holds the expected one; the baseline is ``full``."""
     correct, full = fraction_correct(asked, mode), fraction_correct(asked, ReuseMode.FULL)
-    name = "answers_correct" if mode is ReuseMode.REORDERED else f"answers_correct_{mode}"
+    name = "answers_correct" if not mode.recomputes else f"answers_correct_{mode}"
     ratio = correct / full if full else None
     return Measurement(
         name,

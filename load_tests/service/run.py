@@ -20,7 +20,7 @@ from load_tests.service.sample import Reply, Sample
 from load_tests.service.slo import METRICS, is_good
 from load_tests.service.sweep import highest_rate
 from shared.generation.modes import ReuseMode
-from shared.generation.orders import AskedMode
+from shared.generation.orders import AskedMode, may_reuse
 
 WARMING = 2
 
@@ -60,7 +60,7 @@ class Run:
         for mode in plan.unloaded_modes:
             # What reuses KV is asked all that is timed next, so that loading is no part of it; ``full`` has
             # nothing to load.
-            num_warming = WARMING if mode is ReuseMode.FULL else plan.num_unloaded
+            num_warming = plan.num_unloaded if may_reuse(mode) else WARMING
             await one_by_one(self._ask(mode), range(-num_warming, 0))
         unloaded = [await self._unloaded(mode) for mode in plan.unloaded_modes]
         per_token = await self._token_overhead()
@@ -98,7 +98,7 @@ class Run:
         )
 
     async def _quality(self) -> tuple[Agreement, ...]:
-        others = [mode for mode in self._plan.reuse if mode is not ReuseMode.FULL]
+        others = [mode for mode in self._plan.reuse if may_reuse(mode)]
         if not others or not self._plan.num_quality:
             return ()
         self._watcher.doing("comparing answers with full")

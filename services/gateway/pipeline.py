@@ -25,8 +25,7 @@ from services.gateway.regeneration import generate_with_retry
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.errors import InvalidRequest, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
-from shared.generation.modes import ReuseMode
-from shared.generation.orders import GenerationOrder
+from shared.generation.orders import GenerationOrder, may_reuse
 from shared.generation.pieces import Tokenized
 from shared.generation.told import (
     BranchDoneEvent,
@@ -130,8 +129,8 @@ class Pipeline:
             ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
         )
         hits = fuse(result.rankings, k, self._config.rrf_constant)
-        full = (inquiry.reuse.mode or self._config.reuse) is ReuseMode.FULL
-        if not full and not inquiry.without_prefix:  # their KV without it is another
+        mode = inquiry.reuse.mode or self._config.reuse
+        if may_reuse(mode) and not inquiry.without_prefix:  # their KV without it is another
             self._prefetching.begin(ctx, [hit.chunk.chunk_id for hit in hits])
         return Retrieved(hits, result.mode)
 

@@ -81,7 +81,7 @@ class GeneratorConfig:
             raise ValueError(
                 f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})"
             )
-        if self.reuse is ReuseMode.CACHECLIP and not self.selector.application:
+        if isinstance(self.reuse, ReuseMode) and self.reuse.deferred and not self.selector.application:
             raise ValueError(
                 "reuse: cacheclip needs a selector; name its application in selector.application"
             )

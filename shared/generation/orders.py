@@ -22,6 +22,11 @@ AskedMode = ReuseMode | Auto
 ASKED_MODES: tuple[AskedMode, ...] = (*ReuseMode, *Auto)
 
 
+def may_reuse(mode: AskedMode) -> bool:
+    """Whether stored KV may be of use to it."""
+    return isinstance(mode, Auto) or mode.row.stored
+
+
 @dataclass(frozen=True, slots=True)
 class Reuse:
     """How the context's KV is reused. ``mode``, ``grouping``, ``reading`` None: the service's own; the last

@@ -45,8 +45,9 @@ def judge(
         if all(score.loss_at_most <= tolerance for score in of_mode)
     }
     by_ratio = [mode for mode in BY_RATIO if mode in fitting]
-    if ReuseMode.REORDERED in fitting:
-        return Verdict(ReuseMode.REORDERED, tolerance, model, prefix, encoding)
+    cheapest = ReuseMode.REORDERED
+    if cheapest in fitting:
+        return Verdict(cheapest, tolerance, model, prefix, encoding)
     if by_ratio:
         best = max(by_ratio, key=lambda mode: fitting[mode])
         return Verdict(best, tolerance, model, prefix, encoding, ratio)
