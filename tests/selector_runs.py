@@ -81,7 +81,7 @@ def chunks_of(texts: Sequence[str]) -> list[SelectionChunk]:
     return [SelectionChunk(text, spans.tokenize(text).token_ids) for text in texts]
 
 
-async def select(
+async def select_each(
     service: SelectorService,
     texts: Sequence[str] = tuple(PASSAGES),
     questions: Sequence[str] = (QUESTION,),
@@ -89,8 +89,19 @@ async def select(
     grouping: Grouping = Grouping.BUDGET,
     reading: Reading = Reading.STITCHED,
     ctx: RequestContext | None = None,
-) -> SelectedTokens:
+) -> tuple[SelectedTokens, ...]:
     return await service.select(ctx or context(), chunks_of(texts), questions, ratio, grouping, reading)
+
+
+async def select(
+    service: SelectorService,
+    texts: Sequence[str] = tuple(PASSAGES),
+    ratio: float = 0.2,
+    ctx: RequestContext | None = None,
+) -> SelectedTokens:
+    """For one question."""
+    (selected,) = await select_each(service, texts, ratio=ratio, ctx=ctx)
+    return selected
 
 
 async def encode(
@@ -102,16 +113,16 @@ async def encode(
 def by_the_library(
     auxiliary: Auxiliary,
     texts: Sequence[str],
-    questions: Sequence[str],
+    question: str,
     ratio: float,
     grouping: Grouping,
     reading: Reading,
 ) -> tuple[Any, ...]:
-    """``told`` of the same request, with every chunk computed by itself, as the service does."""
+    """``told`` of the same question, with every chunk computed by itself, as the service does."""
     selector = Selector(auxiliary, SpanTokenizer(tokenizer_of(PRIMARY), PRIMARY))
     paired = [selector.pair(text) for text in texts]
     segments = [selector.encode([chunk])[0] for chunk in paired]
-    selection = selector.select(paired, segments, questions, ratio, grouping, reading)
+    selection = selector.select(paired, segments, question, ratio, grouping, reading)
     chosen = np.concatenate([np.zeros(0, dtype=bool), *selection.chosen])
     scores = np.concatenate([np.zeros(0, dtype=np.float32), *selection.scores])
     return (

@@ -38,18 +38,18 @@ class Selector(Protocol):
         ratio: float,
         grouping: Grouping,
         reading: Reading,
-    ) -> SelectedTokens: ...
+    ) -> tuple[SelectedTokens, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How the engine goes on. ``selected`` None: the selector did not say, and ``note`` says why. ``took_s``:
-    to come to it."""
+    """How the engine goes on. ``selected``: for each question; empty: the selector did not say, and ``note``
+    says why. ``took_s``: to come to it."""
 
     mode: ReuseMode
     recompute: Recompute
     took_s: float
-    selected: SelectedTokens | None = None
+    selected: tuple[SelectedTokens, ...] = ()
     note: str = ""
 
 
@@ -89,7 +89,8 @@ class Choosing:
             why = "the selector failed; the generator's log has the reason"
         else:
             took_s = time.monotonic() - begun
-            return Decision(ReuseMode.TOKENS, Recompute(tokens=selected.tokens), took_s, selected)
+            recompute = Recompute(by_question=tuple(one.tokens for one in selected))
+            return Decision(ReuseMode.TOKENS, recompute, took_s, selected)
         log.warning("request %s goes on with %s: %s", ctx.request_id, self._config.fallback, why)
         return self._fallback(reusing.recompute, time.monotonic() - begun, why)
 
@@ -99,16 +100,19 @@ class Choosing:
         chunks: Sequence[Chunk],
         order: GenerationOrder,
         reusing: Reusing,
-    ) -> SelectedTokens:
+    ) -> tuple[SelectedTokens, ...]:
         ids = [chunk.token_ids for chunk in chunks]
         texts, asked = await asyncio.to_thread(self._read, order.chunks, ids, order.questions)
         context = [SelectionChunk(text, token_ids) for text, token_ids in zip(texts, ids, strict=True)]
         ratio = DEFAULT_RATIO if reusing.recompute.ratio is None else reusing.recompute.ratio
         selected = await self._selector.select(ctx, context, asked, ratio, reusing.grouping, reusing.reading)
         num_tokens = sum(map(len, ids))
-        in_order = all(a < b for a, b in pairwise((-1, *selected.tokens, num_tokens)))
-        if not in_order or len(selected.scores) not in (0, num_tokens):
-            raise _NotAskedError("the selector chose tokens that the context does not have")
+        if len(selected) != len(asked):
+            raise _NotAskedError(f"the selector chose for {len(selected)} of {len(asked)} questions")
+        for one in selected:
+            in_order = all(a < b for a, b in pairwise((-1, *one.tokens, num_tokens)))
+            if not in_order or len(one.scores) not in (0, num_tokens):
+                raise _NotAskedError("the selector chose tokens that the context does not have")
         return selected
 
     def _read(

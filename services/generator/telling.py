@@ -22,10 +22,11 @@ def end_of(
     if decision is not None:
         timings = replace(timings, select_s=decision.took_s)
         usage = replace(usage, note=decision.note)
-        if decision.selected is None:
+        if not decision.selected:
             usage = replace(usage, reuse=decision.mode)
         else:
-            picked, grouped = decision.selected.num_picked, decision.selected.num_grouped
+            picked = sum(one.num_picked for one in decision.selected)
+            grouped = sum(one.num_grouped for one in decision.selected)
             usage = replace(usage, picked_tokens=picked, grouped_tokens=grouped)
     return replace(done, usage=usage, timings=timings, chunk_ids=tuple(chunk.chunk_id for chunk in chunks))
 
@@ -37,8 +38,8 @@ def selected_of(
     texts: Sequence[ChunkText | None] | None,
 ) -> SelectedEvent:
     """``texts`` of the chunks; None: no explanation was asked for."""
-    answer = decision.selected if decision is not None else None
-    if answer is not None:
+    if decision is not None and decision.selected:
+        answer = decision.selected[event.question or 0]
         event = replace(
             event,
             scores=answer.scores,

@@ -65,7 +65,7 @@ class SelectorService:
         ratio: float,
         grouping: Grouping,
         reading: Reading,
-    ) -> SelectedTokens:
+    ) -> tuple[SelectedTokens, ...]:
         """See ``shared.clients.selection.SelectionClient.select``."""
         began = time.monotonic()
         self._check(chunks, questions, ratio)
@@ -77,7 +77,7 @@ class SelectorService:
             found = await self.kv.segments(ctx, needed)
             asked = time.monotonic()
             choose = functools.partial(
-                self._selector.select,
+                self._selector.select_each,
                 paired,
                 found.segments,
                 questions,
@@ -85,10 +85,10 @@ class SelectorService:
                 grouping,
                 reading,
             )
-            selection = await self._model.run(ctx, Turn.QUESTION, choose)
+            selections = await self._model.run(ctx, Turn.QUESTION, choose)
         ended = time.monotonic()
         timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
-        return _selected(selection, timings)
+        return tuple(_selected(selection, timings) for selection in selections)
 
     async def encode(
         self, ctx: RequestContext, chunks: Sequence[SelectionChunk]

@@ -39,8 +39,8 @@ class SelectionClient:
         ratio: float,
         grouping: Grouping = Grouping.BUDGET,
         reading: Reading = Reading.STITCHED,
-    ) -> SelectedTokens:
-        """One selection for all questions, by the mean of their scores.
+    ) -> tuple[SelectedTokens, ...]:
+        """One selection per question, each as if it were asked alone.
 
         Raises:
             InvalidRequest: no question or an empty one, a ratio outside 0 to 1.

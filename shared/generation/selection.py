@@ -44,12 +44,14 @@ class SelectionTimings:
 
 @dataclass(frozen=True, slots=True)
 class SelectedTokens:
-    """
+    """Of one question.
+
     tokens: of the primary, counted from 0 over all chunks in order; ascending.
     scores: one per token of the primary's context.
     reading: how the chunks were scored; None: they were not, since the ratio left nothing to choose.
     num_picked: the auxiliary's tokens that the ratio asked for.
     num_grouped: the auxiliary's tokens that grouping made of them.
+    timings: of the call, for all its questions.
     """
 
     tokens: tuple[int, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from protos.kvquilt.v1 import selection_pb2 as pb
 from shared.generation.selection import (
@@ -23,25 +24,34 @@ def chunk_of(message: pb.SelectionChunk) -> SelectionChunk:
     return SelectionChunk(message.text, tuple(message.token_ids))
 
 
-def selected_to_pb(selected: SelectedTokens) -> pb.SelectResponse:
+def selected_to_pb(selected: Sequence[SelectedTokens]) -> pb.SelectResponse:
     return pb.SelectResponse(
-        tokens=selected.tokens,
-        scores=selected.scores,
-        reading=READINGS.to_pb(selected.reading),
-        num_picked=selected.num_picked,
-        num_grouped=selected.num_grouped,
-        timings=timings_to_pb(selected.timings),
+        questions=[
+            pb.SelectedTokens(
+                tokens=one.tokens,
+                scores=one.scores,
+                reading=READINGS.to_pb(one.reading),
+                num_picked=one.num_picked,
+                num_grouped=one.num_grouped,
+            )
+            for one in selected
+        ],
+        timings=timings_to_pb(selected[0].timings) if selected else None,
     )
 
 
-def selected_of(message: pb.SelectResponse) -> SelectedTokens:
-    return SelectedTokens(
-        tokens=tuple(message.tokens),
-        scores=tuple(message.scores),
-        reading=READINGS.known(message.reading),
-        num_picked=message.num_picked,
-        num_grouped=message.num_grouped,
-        timings=timings_of(message.timings),
+def selected_of(message: pb.SelectResponse) -> tuple[SelectedTokens, ...]:
+    timings = timings_of(message.timings)
+    return tuple(
+        SelectedTokens(
+            tokens=tuple(one.tokens),
+            scores=tuple(one.scores),
+            reading=READINGS.known(one.reading),
+            num_picked=one.num_picked,
+            num_grouped=one.num_grouped,
+            timings=timings,
+        )
+        for one in message.questions
     )
 
 

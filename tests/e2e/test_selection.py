@@ -33,7 +33,7 @@ async def test_what_was_stored_at_ingestion_selects_tokens_later(stack: Stack) -
             for c in manifest.chunks
         ]
         before = (await selector.health(ctx)).facts
-        selected = await selector.select(ctx, chunks, ["Which day is market day in Tambach?"], 0.2)
+        (selected,) = await selector.select(ctx, chunks, ["Which day is market day in Tambach?"], 0.2)
         after = (await selector.health(ctx)).facts
     num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
     assert len(selected.scores) == num_tokens

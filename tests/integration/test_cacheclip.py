@@ -4,7 +4,7 @@ answer."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,9 +52,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class FakeSelector:
-    """Chooses ``tokens``, when ``may_answer`` is set. ``failure`` is raised instead."""
+    """Chooses ``tokens``, or what is in ``by_question``, when ``may_answer`` is set. ``failure`` is raised
+    instead."""
 
     tokens: tuple[int, ...] = TOKENS
+    by_question: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     failure: Exception | None = None
     may_answer: asyncio.Event | None = None
     scores: Callable[[int], tuple[float, ...]] = lambda num_tokens: tuple(
@@ -74,7 +76,7 @@ class FakeSelector:
         ratio: float,
         grouping: Grouping,
         reading: Reading,
-    ) -> SelectedTokens:
+    ) -> tuple[SelectedTokens, ...]:
         self.asked.append((tuple(chunks), tuple(questions), ratio, grouping, reading))
         self.contexts.append(ctx)
         try:
@@ -86,8 +88,10 @@ class FakeSelector:
         if self.failure is not None:
             raise self.failure
         scores = self.scores(sum(len(chunk.token_ids) for chunk in chunks))
-        return SelectedTokens(
-            self.tokens, scores, reading, 6, 9, SelectionTimings(0.001, 0.002, 0.003, 0.006)
+        timings = SelectionTimings(0.001, 0.002, 0.003, 0.006)
+        return tuple(
+            SelectedTokens(self.by_question.get(question, self.tokens), scores, reading, 6, 9, timings)
+            for question in questions
         )
 
 
@@ -161,15 +165,24 @@ class TestChosen:
         assert end_of(events).usage.reuse == "cacheclip"
         assert selector.asked[0][2:] == (0.2, "sliding", "each")
 
-    async def test_several_questions_share_one_selection(self, model: Path) -> None:
-        selector = FakeSelector()
-        async with serving_with(model, selector) as served:
-            events = await generate(served, questions=[QUESTION, "When?"])
-            listed = await generate(
-                served, questions=[QUESTION, "When?"], reuse="tokens", recompute=Recompute(tokens=TOKENS)
-            )
-        assert told(events) == told(listed)
-        assert selector.asked[0][1] == (QUESTION, "When?")
+    async def test_each_of_several_questions_is_answered_by_its_own_selection_as_it_would_be_alone(
+        self, model: Path
+    ) -> None:
+        others = {"When?": (1, 50, 51), "Where?": TOKENS}
+        selector = FakeSelector(by_question=others)
+        asked = [QUESTION, *others]
+        async with serving_with(model, selector, engine={"batch_invariant": True}) as served:
+            await generate(served, reuse="reordered")  # brings the chunks' KV
+            events = await generate(served, questions=asked)
+            alone = [await generate(served, questions=[question]) for question in asked]
+        for index, single in enumerate(alone):
+            of_this = [(token_id, logprob) for q, token_id, logprob in told(events) if q == index]
+            assert of_this == [(token_id, logprob) for _, token_id, logprob in told(single)], asked[index]
+        selections = [event for event in events if isinstance(event, SelectedEvent)]
+        assert [(one.question, one.tokens) for one in selections] == [
+            (index, others.get(question, TOKENS)) for index, question in enumerate(asked)
+        ]
+        assert selector.asked[0][1] == tuple(asked)
 
     async def test_chunks_given_by_ids_are_read_by_their_text_or_by_what_the_ids_say(
         self, model: Path

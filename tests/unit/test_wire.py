@@ -256,8 +256,15 @@ def test_what_is_told_of_an_answer(event: answer.AnswerEvent) -> None:
     assert answers.answer_of(answers.answer_to_pb(event)) == event
 
 
-@given(SELECTED_TOKENS, st.builds(selection.SelectionChunk, TEXT, IDS))
-def test_a_selection(selected: selection.SelectedTokens, chunk: selection.SelectionChunk) -> None:
+@given(
+    st.lists(SELECTED_TOKENS, max_size=3), SELECTION_TIMINGS, st.builds(selection.SelectionChunk, TEXT, IDS)
+)
+def test_a_selection(
+    questions: list[selection.SelectedTokens],
+    timings: selection.SelectionTimings,
+    chunk: selection.SelectionChunk,
+) -> None:
+    selected = tuple(dataclasses.replace(one, timings=timings) for one in questions)
     assert selecting.selected_of(selecting.selected_to_pb(selected)) == selected
     assert selecting.chunk_of(selecting.chunk_to_pb(chunk)) == chunk
 

@@ -35,6 +35,7 @@ from tests.selector_runs import (
     encode,
     engine_auxiliary,
     select,
+    select_each,
     selecting,
     stock_auxiliary,
     told,
@@ -85,15 +86,16 @@ class TestSelection:
     ) -> None:
         """With KV that was just computed, with what is in memory, and with what was stored."""
         model = AUXILIARIES[auxiliary]()
-        expected = by_the_library(model, passages, questions, ratio, grouping, reading)
+        expected = [
+            by_the_library(model, passages, question, ratio, grouping, reading) for question in questions
+        ]
         kv = DirectoryStore(tmp_path_factory.mktemp("kv"))
 
         async def told_twice() -> None:
             async with selecting(kv, model) as service:
                 for _ in range(2):
-                    assert (
-                        told(await select(service, passages, questions, ratio, grouping, reading)) == expected
-                    )
+                    selected = await select_each(service, passages, questions, ratio, grouping, reading)
+                    assert [told(one) for one in selected] == expected
 
         asyncio.run(told_twice())
         asyncio.run(told_twice())
@@ -142,7 +144,7 @@ class TestSelection:
             ):
                 for ratio in (0.0, 0.2, 1.0):
                     with pytest.raises(InvalidRequest, match=named):
-                        await select(service, questions=questions, ratio=ratio)
+                        await select_each(service, questions=questions, ratio=ratio)
             with pytest.raises(InvalidRequest, match="chunks: 5 are more than the 4"):
                 await select(service, ["a"] * 5)
             with pytest.raises(ModelMismatch, match="other token ids"):
@@ -177,7 +179,7 @@ class TestKv:
             assert (restarted.kv.counts.encoded, restarted.kv.counts.loaded) == (0, len(PASSAGES))
             assert all(e.existed for e in await encode(restarted))
         assert told(selected) == by_the_library(
-            model, PASSAGES, [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
+            model, PASSAGES, QUESTION, 0.2, Grouping.BUDGET, Reading.STITCHED
         )
         assert len(store.adopted) == len(PASSAGES)
 
@@ -204,7 +206,7 @@ class TestKv:
         async with selecting(store) as service:
             if by == "a question":
                 assert told(await select(service)) == by_the_library(
-                    engine_auxiliary(), PASSAGES, [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
+                    engine_auxiliary(), PASSAGES, QUESTION, 0.2, Grouping.BUDGET, Reading.STITCHED
                 )
             else:
                 assert [e.existed for e in await encode(service)] == [False, *[True] * len(others)]
@@ -233,7 +235,7 @@ class TestKv:
             assert (encoded.auxiliary_id, encoded.num_tokens, encoded.existed) == ("", 0, True)
             selected = await select(service, ["", PASSAGES[0], ""])
             assert told(selected) == by_the_library(
-                engine_auxiliary(), ["", PASSAGES[0], ""], [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
+                engine_auxiliary(), ["", PASSAGES[0], ""], QUESTION, 0.2, Grouping.BUDGET, Reading.STITCHED
             )
         assert len(store.chunk_ids()) == 1
 
@@ -273,7 +275,7 @@ class TestKv:
             with pytest.raises(StorageFull):
                 await encode(service)
         assert told(selected) == by_the_library(
-            engine_auxiliary(), PASSAGES, [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
+            engine_auxiliary(), PASSAGES, QUESTION, 0.2, Grouping.BUDGET, Reading.STITCHED
         )
         assert store.staged() == []
 
