@@ -101,11 +101,10 @@ def reuse_of(options: dict[str, Any]) -> Reuse:
     except ValueError:
         raise InvalidRequest(f"--recompute-tokens: {listed!r} is no list of numbers such as 1,5,9") from None
     temperature, scale = options["ape_temperature"], options["ape_scale"]
+    seed = options["seed"] if row is not None and row.seeded else 0
     return Reuse(
         mode,
-        Recompute(
-            options["recompute_ratio"], tokens, options["seed"] if row is not None and row.seeded else 0
-        ),
+        Recompute(options["recompute_ratio"], tokens, seed),
         Ape(
             usual.temperature if temperature is None else temperature, usual.scale if scale is None else scale
         ),
