@@ -146,13 +146,14 @@ class TenantStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """``objects`` None: no object store is configured, or it did not answer. ``num_unreachable``: nodes that
-    did not answer, and the object store if it did not."""
+    """``objects`` None: no object store is configured, or it did not answer; ``objects_detail`` says then
+    why. ``num_unreachable``: nodes that did not answer."""
 
     nodes: tuple[NodeStats, ...]
     objects: TierStats | None = None
     tenants: tuple[TenantStats, ...] = ()
     num_unreachable: int = 0
+    objects_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

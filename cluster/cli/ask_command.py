@@ -126,6 +126,8 @@ def ask(
         raise InvalidRequest("give a QUESTION, or several by -q")
     if options["margins"] and len(asked) > 1:
         raise InvalidRequest("--margins are written for one question; ask one at a time")
+    if hint := equal_samples_hint(options):
+        session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)
     sampling = sampling_of(options)
     inquiry = Inquiry(
         collection,
@@ -163,6 +165,14 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
         seed=options["seed"],
         n=options["thoughts"] or options["samples"] or 1,
     )
+
+
+def equal_samples_hint(options: dict[str, Any]) -> str:
+    """Why all answers will be the same; empty if they need not be."""
+    if (options["samples"] or 0) < 2 or options["temperature"] or options["beams"]:
+        return ""
+    equal = f"--samples {options['samples']} at temperature 0 gives the same answer every time"
+    return f"{equal}; add --temperature 0.8"
 
 
 def decoding_of(options: dict[str, Any]) -> Decoding:

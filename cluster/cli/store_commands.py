@@ -108,6 +108,9 @@ def stats(session: Session, as_json: bool) -> None:
             if table.row_count:
                 session.out.print(table)
                 session.out.print()
+        if found.objects_detail:
+            told = f"what the object store holds is not known: {found.objects_detail}"
+            session.err.print(told, style="red", soft_wrap=True)
         if found.num_unreachable:
             session.err.print(
                 f"{found.num_unreachable} node(s) do not answer; they are not counted", style="red"

@@ -20,6 +20,8 @@ def tiers_table(stats: StoreStats) -> Table:
             table.add_row(node.node_id[:12] + (" (home)" if node.home else ""), *_tier_cells(tier))
     if stats.objects is not None:
         table.add_row("", *_tier_cells(stats.objects))
+    elif stats.objects_detail:
+        table.add_row("", "objects", *["?"] * 4)
     return table
 
 

@@ -64,7 +64,7 @@ def stop(data_dir: Path, process: subprocess.Popen[bytes] | None = None) -> bool
         return False
     pid = process.pid if process else state.pid if state else 0
     _signal(pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S + (state.drain_s if state else 0.0)
     while _alive(pid, process) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     _signal(pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ Phase = Literal["starting", "ready", "stopping", "failed"]
 @dataclass(frozen=True, slots=True)
 class StackState:
     """``services``: application to its state in words. ``reason``: why a stack failed. ``ray_dir``: Ray's
-    scratch space."""
+    scratch space. ``drain_s``: how long it may take, once told to stop, to finish what was asked."""
 
     pid: int
     phase: Phase
@@ -35,6 +35,7 @@ class StackState:
     ray_dir: str
     services: dict[str, str] = field(default_factory=dict)
     reason: str = ""
+    drain_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 100 * 2**20  # KV never travels through it
 POLL_S = 0.3
+DRAIN_MARGIN_S = 5.0  # until Serve has noticed
+USERS_FIRST = ({"gateway", "ingestion"}, {"generator", "selector"}, {"retrieval", "kv_store"})
 HEALTH_TIMEOUT_S = 40.0  # models are loaded by then; what is wrong now stays wrong
 
 
@@ -65,6 +67,7 @@ class Supervisor:
             # Ray's sockets live here; their paths must stay below 108 characters, so the data directory will
             # not do.
             ray_dir=tempfile.mkdtemp(prefix=RAY_DIR_PREFIX),
+            drain_s=sum(limit_s + DRAIN_MARGIN_S for _, limit_s in drain_steps(config)),
         )
 
     def run(self) -> int:
@@ -78,6 +81,7 @@ class Supervisor:
             self._report(phase="ready")
             self._stop.wait()
             self._report(phase="stopping")
+            drain(self._config)
             return 0
         except KvquiltError as error:
             return self._failed(error.detail)
@@ -205,8 +209,31 @@ async def unready_services(target: str) -> dict[str, str]:
     return {s.service: s.detail or "not ready" for s in services if not s.ready}
 
 
+def drain(config: QuiltConfig) -> None:
+    """Lets what has been asked be answered, and nothing new be asked: applications end before those that they
+    use, each within its ``drain_s``. Ray Serve, shut down as a whole, ends its proxies first, and with them
+    every answer that is on its way."""
+    from ray import serve
+
+    for names, limit_s in drain_steps(config):
+        for name in names:
+            serve.delete(name, _blocking=False)
+        deadline_s = time.monotonic() + limit_s + DRAIN_MARGIN_S
+        while names & serve.status().applications.keys() and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+
+
+def drain_steps(config: QuiltConfig) -> list[tuple[set[str], float]]:
+    """Applications that end together, and how long they may take."""
+    present = set(deployed(config))
+    return [
+        (present & names, max(getattr(config, name).deployment.drain_s for name in present & names))
+        for names in USERS_FIRST
+    ]
+
+
 def take_down() -> None:
-    """Ends Serve (replicas drain) and Ray; never raises, since it runs on the way out."""
+    """Ends Serve and Ray; never raises, since it runs on the way out."""
     import ray
     from ray import serve
 

@@ -1,6 +1,7 @@
 """The engine against stock transformers at a public model's shape, with random weights, in one run.
 
     python -m load_tests.engine --shape qwen2-0.5b --context 4096,8192 --question 128 --json build/engine.json
+    python -m load_tests.engine --context 4096 --context 10000 --chunk 1024
     python -m load_tests.engine --device cuda --shape qwen2-7b --context 8192 --json build/engine.json
 
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from load_tests.engine.case import Case
+from load_tests.engine.case import CHUNK_LEN, Case
 from load_tests.engine.compare import (
     Runs,
     compare,
@@ -52,6 +53,7 @@ CPU_PARTS = (
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     args.parts = args.parts or (PARTS if args.device.startswith("cuda") else CPU_PARTS)
+    args.context = args.context or [4096]
     try:
         cases = [_case(args, context, args.question) for context in args.context]
         shared = [_case(args, context, 16) for context in args.shared]
@@ -111,6 +113,7 @@ def _case(args: argparse.Namespace, context: int, question: int) -> Case:
         context,
         question,
         args.decode,
+        args.chunk,
         device=args.device,
         threads=args.threads,
         compile=args.compile,
@@ -121,7 +124,8 @@ def line(m: Measurement) -> str:
     ratio = "" if m.ratio is None or m.baseline is None else f"{m.ratio:6.2f} x {m.baseline:.4g}"
     reached = [f"{fraction:.0%} of the {name}" for name, fraction in _fractions(m) if fraction is not None]
     spread = f"({m.min:.4g} to {m.max:.4g}, n = {m.n})"
-    return f"{m.name:34} {m.value:12.4g} {m.unit:8} {ratio:22} {', '.join(reached):42} {spread}"
+    work = "" if m.tflop is None else f"{m.tflop:.4g} TFLOP"
+    return f"{m.name:34} {m.value:12.4g} {m.unit:8} {work:14} {ratio:22} {', '.join(reached):42} {spread}"
 
 
 def _fractions(m: Measurement) -> tuple[tuple[str, float | None], ...]:
@@ -151,7 +155,13 @@ def _parser() -> argparse.ArgumentParser:
         "--shape", choices=shapes, default="qwen2-0.5b", help="of a public model (default: %(default)s)"
     )
     parser.add_argument(
-        "--context", type=_numbers, default=[4096], help="tokens in chunks of 512; several: 4096,8192"
+        "--context",
+        type=_numbers,
+        action="extend",
+        help="tokens, of any number; several: 4096,8192, or the option again (default: 4096)",
+    )
+    parser.add_argument(
+        "--chunk", type=int, default=CHUNK_LEN, help="tokens of a chunk (default: %(default)s)"
     )
     parser.add_argument(
         "--question", type=int, default=128, help="tokens after the context (default: %(default)s)"

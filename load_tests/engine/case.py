@@ -14,8 +14,8 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``context``: tokens in chunks of ``chunk_len``, behind a prefix; ``question``: tokens after them;
-    ``decode``: tokens that are generated after the first one."""
+    """``context``: tokens in chunks of ``chunk_len``, the last one of what is left over, behind a prefix;
+    ``question``: tokens after them; ``decode``: tokens that are generated after the first one."""
 
     shape: Shape
     context: int = 4096
@@ -28,23 +28,39 @@ class Case:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        if self.context < self.chunk_len or self.context % self.chunk_len:
-            raise ValueError(
-                f"--context: must be a multiple of {self.chunk_len} (whole chunks), got {self.context}"
-            )
-        for name in ("question", "decode"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name}: must be at least 1, got {getattr(self, name)}")
+        for option, value in (
+            ("context", self.context),
+            ("chunk", self.chunk_len),
+            ("question", self.question),
+            ("decode", self.decode),
+        ):
+            if value < 1:
+                raise ValueError(f"--{option}: must be at least 1, got {value}")
 
     @property
     def prompt_len(self) -> int:
         return self.prefix + self.context + self.question
 
+    @property
+    def chunk_lens(self) -> list[int]:
+        whole, rest = divmod(self.context, self.chunk_len)
+        return [self.chunk_len] * whole + [rest] * (rest > 0)
+
+    @property
+    def cold_flops(self) -> float:
+        """Of a prefill of everything: its rows see half of the prompt on average."""
+        return self.shape.flops(self.prompt_len, (self.prompt_len + 1) // 2)
+
+    @property
+    def stitched_flops(self) -> float:
+        """Of the question's rows over KV that is there."""
+        return self.shape.flops(self.question, self.prompt_len)
+
     def prefix_ids(self) -> Ids:
         return self._ids(self.prefix, 0)
 
     def chunks(self) -> list[Ids]:
-        return [self._ids(self.chunk_len, 1 + i) for i in range(self.context // self.chunk_len)]
+        return [self._ids(length, 1 + i) for i, length in enumerate(self.chunk_lens)]
 
     def questions(self, num_questions: int) -> list[Ids]:
         return [self._ids(self.question, 10_000 + i) for i in range(num_questions)]

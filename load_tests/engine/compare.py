@@ -72,11 +72,18 @@ def _first_tokens(
         baseline=statistics.median(cold),
         limit=limit,
         ceiling=ceiling.seconds,
+        flops=case.stitched_flops,
     )
     yield measured(
-        f"{name}_over_exact_hit", stitched, "s", better="lower", baseline=statistics.median(hit), limit=limit
+        f"{name}_over_exact_hit",
+        stitched,
+        "s",
+        better="lower",
+        baseline=statistics.median(hit),
+        limit=limit,
+        flops=case.stitched_flops,
     )
-    yield measured(f"ttft_cold_{case.context}", cold, "s", better="lower")
+    yield measured(f"ttft_cold_{case.context}", cold, "s", better="lower", flops=case.cold_flops)
 
 
 def _decoding(
@@ -146,8 +153,10 @@ def compare_batches(
             num_bytes = case.shape.bytes_read(0) + batch * case.context * case.shape.kv_bytes_per_token
             limit, baseline = max(flops / rates.flops, num_bytes / rates.bytes_per_s), statistics.median(cold)
             name = f"ttft_batch_{batch}_{case.context}"
-            yield measured(name, resident, "s", better="lower", baseline=baseline, limit=limit)
-            yield measured(f"{name}_with_transfer", transferred, "s", better="lower", baseline=baseline)
+            yield measured(name, resident, "s", better="lower", baseline=baseline, limit=limit, flops=flops)
+            yield measured(
+                f"{name}_with_transfer", transferred, "s", better="lower", baseline=baseline, flops=flops
+            )
 
 
 def compare_branches(
@@ -167,14 +176,14 @@ def compare_branches(
                 flops / rates.flops,
             )
             name = f"step_of_{batch}_over_{case.context}"
-            yield measured(name, steps, "s", better="lower", baseline=batch * one, limit=limit)
+            yield measured(name, steps, "s", better="lower", baseline=batch * one, limit=limit, flops=flops)
             yield measured(f"{name}_in_steps_of_one", [step / one for step in steps], "steps", better="lower")
 
 
 def compare_disk(case: Case, runs: Runs, say: Progress) -> Measurement:
     """Chunks' KV in files in the page cache, against the same chunks resident; from the request's arrival."""
     say(f"first token over {case.context} tokens on disk")
-    contexts = Contexts(case.context // case.chunk_len, case.chunk_len, case.prefix, case.question, count=2)
+    contexts = Contexts(tuple(case.chunk_lens), case.prefix, case.question, count=2)
     with tempfile.TemporaryDirectory(prefix="kvquilt-engine-") as directory:
         found = {m.name: m for m in measure_stored_ttft(Path(directory), case.shape, contexts, runs.warm)}
     disk = found["ttft_disk"]
@@ -185,6 +194,7 @@ def compare_disk(case: Case, runs: Runs, say: Progress) -> Measurement:
         "s",
         (disk.baseline or 0) * to_s,
         disk.ratio,
+        tflop=case.stitched_flops / 1e12,
         min=(disk.min or 0) * to_s,
         max=(disk.max or 0) * to_s,
         n=disk.n,

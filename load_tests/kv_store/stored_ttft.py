@@ -36,10 +36,9 @@ MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """``count`` contexts of ``num_chunks`` chunks each, all different."""
+    """``count`` contexts of chunks of these lengths, all different."""
 
-    num_chunks: int = 8
-    chunk_len: int = 512
+    chunk_lens: tuple[int, ...] = (512,) * 8
     prefix_len: int = 16
     question_len: int = 128  # as in load_tests.engine
     count: int = 3
@@ -55,7 +54,7 @@ class Contexts:
             ids(self.question_len),
             SamplingParams(max_tokens=1, ignore_eos=True),
         )
-        contexts = [[ids(self.chunk_len) for _ in range(self.num_chunks)] for _ in range(self.count)]
+        contexts = [[ids(length) for length in self.chunk_lens] for _ in range(self.count)]
         return [
             GenerateRequest(
                 f"context-{i}",
@@ -84,7 +83,7 @@ def measure_stored_ttft(
     contexts = contexts or Contexts()
     model = build_model(shape)
     requests = contexts.requests(shape.vocab)
-    tokens = contexts.prefix_len + contexts.num_chunks * contexts.chunk_len
+    tokens = contexts.prefix_len + sum(contexts.chunk_lens)
     pool_bytes = int(1.3 * tokens * model.spec.kv_bytes_per_token)
     with stored_source(directory / "ttft", model) as (source, paths):
         engines = {
@@ -95,7 +94,7 @@ def measure_stored_ttft(
         }
         for request in requests:
             _ttft_ms(engines[True], request)  # computes the chunks and stores them
-        _wait_until(lambda: len(paths()) == contexts.count * contexts.num_chunks)
+        _wait_until(lambda: len(paths()) == contexts.count * len(contexts.chunk_lens))
         pairs: dict[tuple[bool, bool], list[Pair]] = {
             (pipelined, cold): [] for pipelined in engines for cold in (False, True)
         }

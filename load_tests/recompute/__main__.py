@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from load_tests.engine.__main__ import line
-from load_tests.engine.case import Case
+from load_tests.engine.case import CHUNK_LEN, Case
 from load_tests.engine.plot import write_plot
 from load_tests.recompute.measuring import Plan, measure
 from shared.generation.selection import Grouping, Reading
@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         facts = {
             "shape": args.shape,
             "auxiliary": args.auxiliary,
+            "context": args.context,
+            "chunk": args.chunk,
             "grouping": args.grouping,
             "reading": args.reading,
         }
@@ -66,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    case = Case(SHAPES[args.shape], args.context, args.question, threads=args.threads)
+    shape = SHAPES[args.shape]
+    case = Case(shape, args.context, args.question, chunk_len=args.chunk, threads=args.threads)
     grouping, reading = Grouping(args.grouping), Reading(args.reading)
     return Plan(case, SHAPES[args.auxiliary], tuple(args.ratios), grouping, reading, args.runs)
 
@@ -101,7 +104,10 @@ def _parser() -> argparse.ArgumentParser:
         "--auxiliary", choices=shapes, default="smollm2-135m", help="its shape (default: %(default)s)"
     )
     parser.add_argument(
-        "--context", type=int, default=8192, help="tokens in chunks of 512 (default: %(default)s)"
+        "--context", type=int, default=8192, help="tokens, of any number (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--chunk", type=int, default=CHUNK_LEN, help="tokens of a chunk (default: %(default)s)"
     )
     parser.add_argument(
         "--question", type=int, default=128, help="tokens after the context (default: %(default)s)"

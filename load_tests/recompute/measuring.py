@@ -14,7 +14,7 @@ from pathlib import Path
 from load_tests.engine.case import Case
 from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute.clipping import Clip, Clipper
-from load_tests.recompute.limits import prefill_limit_s, scoring_limit_s
+from load_tests.recompute.limits import prefill_flops, prefill_limit_s, scoring_flops, scoring_limit_s
 from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
 from shared.engine.modes.random import at_random
@@ -81,7 +81,7 @@ def measure(plan: Plan, rates: Rates, say: Progress) -> Iterator[Measurement]:
         say("both models, and the auxiliary's KV")
         case, auxiliary = plan.case, build_model(plan.auxiliary)
         speech = Speech(case.shape.vocab, plan.auxiliary.vocab)
-        texts = [speech.text(case.chunk_len) for _ in range(case.context // case.chunk_len)]
+        texts = [speech.text(length) for length in case.chunk_lens]
         question = speech.text(case.question)
         source, _ = stack.enter_context(stored_source(Path(directory), auxiliary))
         clipper = stack.enter_context(closing(Clipper(auxiliary, source, speech, texts, question)))
@@ -145,23 +145,27 @@ class Bench:
         full = [run.full_s for run in runs]
         full_limit = self._prefill_limit(range(context))
         baseline = statistics.median(full)
-        yield measured(f"ttft_full_{context}", full, "s", better="lower", limit=full_limit)
+        flops = self._prefill_flops(range(context))
+        yield measured("ttft_full", full, "s", better="lower", limit=full_limit, flops=flops)
         reordered = [run.reordered_s for run in runs]
-        limit = self._prefill_limit(())
+        limit, flops = self._prefill_limit(()), self._prefill_flops(())
         yield measured(
-            f"ttft_reordered_{context}", reordered, "s", better="lower", baseline=baseline, limit=limit
+            "ttft_reordered", reordered, "s", better="lower", baseline=baseline, limit=limit, flops=flops
         )
         for percent in self._plan.percents:
             tokens = runs[0].clips[percent][0].tokens
-            limit = self._prefill_limit(tokens) + (
-                self._scoring_limit(self._plan.reading) if 0 < percent < 100 else 0.0
+            limit, flops = self._prefill_limit(tokens), self._prefill_flops(tokens)
+            if 0 < percent < 100:
+                limit += self._scoring_limit(self._plan.reading)
+                flops += self._scoring_flops(self._plan.reading)
+            seconds, name = [run.clipped_s(percent) for run in runs], f"recompute_{percent}"
+            yield measured(
+                f"ttft_{name}", seconds, "s", better="lower", baseline=baseline, limit=limit, flops=flops
             )
-            seconds, name = [run.clipped_s(percent) for run in runs], f"cacheclip_{percent}_{context}"
-            yield measured(f"ttft_{name}", seconds, "s", better="lower", baseline=baseline, limit=limit)
             speedups = [run.full_s / run.clipped_s(percent) for run in runs]
             yield measured(f"full_over_{name}", speedups, "×", better="higher", limit=full_limit / limit)
             chosen = [float(len(run.clips[percent][0].tokens)) for run in runs]
-            yield measured(f"recomputed_{name}", chosen, "tokens", better="lower")
+            yield measured(f"tokens_{name}", chosen, "tokens", better="lower")
 
     def _evenly(self, runs: list[Run], percent: int) -> Measurement:
         """What stands in front sees little and is cheap, and where a model of random weights looks means
@@ -169,7 +173,7 @@ class Bench:
         seconds = [run.clips[percent][0].total_s + run.spread_s for run in runs]
         limit = self._prefill_limit(self._spread(runs[0].clips)) + self._scoring_limit(self._plan.reading)
         baseline = statistics.median(run.full_s for run in runs)
-        name = f"ttft_cacheclip_{percent}_evenly_{self._case.context}"
+        name = f"ttft_recompute_{percent}_evenly"
         return measured(name, seconds, "s", better="lower", baseline=baseline, limit=limit)
 
     def _parts(self, runs: list[Run], percent: int) -> Iterator[Measurement]:
@@ -184,16 +188,15 @@ class Bench:
             "prefill": self._prefill_limit(runs[0].clips[percent][0].tokens),
         }
         for name, seconds in parts.items():
-            yield measured(
-                f"{name}_{percent}_{self._case.context}", seconds, "s", better="lower", limit=limits.get(name)
-            )
+            yield measured(f"{name}_{percent}", seconds, "s", better="lower", limit=limits.get(name))
 
     def _readings(self, percent: int) -> Iterator[Measurement]:
         self._say("the selection, by both readings")
         for reading in Reading:
             seconds = [self._clip(percent, reading).total_s for _ in range(self._plan.runs)]
-            name = f"selection_{reading.value}_{self._case.context}"
-            yield measured(name, seconds, "s", better="lower", limit=self._scoring_limit(reading))
+            limit, flops = self._scoring_limit(reading), self._scoring_flops(reading)
+            name = f"selection_{reading.value}"
+            yield measured(name, seconds, "s", better="lower", limit=limit, flops=flops)
 
     def _beside_loading(self, clips: list[Clip], percent: int) -> Iterator[Measurement]:
         """Chunks come so late that the selection is done before they are there."""
@@ -203,35 +206,40 @@ class Bench:
         for clip in clips:
             alone.append(self._primary.loading(clip.tokens, load_s))
             beside.append(self._primary.selecting(lambda: self._clip(percent).tokens, load_s))
-        name = f"{percent}_{self._case.context}"
-        for what, values in (("loading", alone), ("loading_selecting", beside)):
-            baseline = statistics.median(first.token_s for first in alone) if values is beside else None
-            yield measured(
-                f"ttft_{what}_{name}",
-                [first.token_s for first in values],
-                "s",
-                better="lower",
-                baseline=baseline,
-            )
-            baseline = statistics.median(first.placed_s for first in alone) if values is beside else None
-            yield measured(
-                f"placed_{what}_{name}",
-                [first.placed_s for first in values],
-                "s",
-                better="lower",
-                baseline=baseline,
-            )
+        for name, of in (("ttft", "token_s"), ("placed", "placed_s")):
+            loading, selecting = ([getattr(first, of) for first in of_it] for of_it in (alone, beside))
+            baseline = statistics.median(loading)
+            yield measured(f"{name}_loading_{percent}", loading, "s", better="lower")
+            name = f"{name}_loading_selecting_{percent}"
+            yield measured(name, selecting, "s", better="lower", baseline=baseline)
+        hidden = [first.hidden for first in beside]
+        yield measured("selector_hidden_fraction", hidden, "fraction", better="higher", limit=1.0)
 
     # --- limits --------------------------------------------------------------------------------------------
 
     def _prefill_limit(self, tokens: range | tuple[int, ...]) -> float:
         case = self._case
-        question = range(case.prefix + case.context, case.prompt_len)
-        positions = [*(case.prefix + token for token in tokens), *question]
-        return prefill_limit_s(case.shape, positions, case.prefix + case.context - len(tokens), self._rates)
+        num_stored = case.prefix + case.context - len(tokens)
+        return prefill_limit_s(case.shape, self._positions(tokens), num_stored, self._rates)
+
+    def _prefill_flops(self, tokens: range | tuple[int, ...]) -> float:
+        return prefill_flops(self._case.shape, self._positions(tokens))
+
+    def _positions(self, tokens: range | tuple[int, ...]) -> list[int]:
+        case = self._case
+        return [
+            *(case.prefix + token for token in tokens),
+            *range(case.prefix + case.context, case.prompt_len),
+        ]
 
     def _scoring_limit(self, reading: Reading) -> float:
+        rows, keys = self._clipper.question_len, self._scored_keys(reading)
+        return scoring_limit_s(self._plan.auxiliary, rows, keys, self._rates)
+
+    def _scoring_flops(self, reading: Reading) -> float:
+        return scoring_flops(self._plan.auxiliary, self._clipper.question_len, self._scored_keys(reading))
+
+    def _scored_keys(self, reading: Reading) -> list[float]:
         clipper, lens = self._clipper, [len(chunk.auxiliary) for chunk in self._clipper.chunks]
         contexts = [sum(lens)] if reading is Reading.STITCHED else lens
-        keys = [clipper.prefix_len + length + (clipper.question_len + 1) / 2 for length in contexts]
-        return scoring_limit_s(self._plan.auxiliary, clipper.question_len, keys, self._rates)
+        return [clipper.prefix_len + length + (clipper.question_len + 1) / 2 for length in contexts]

@@ -37,10 +37,12 @@ class LateKv(HostKv):
 @dataclass(frozen=True, slots=True)
 class First:
     """Seconds from the request's arrival: until the engine could begin to compute, and until the first
-    token."""
+    token. ``hidden``: the share of the selection's time in which the request waited for something else;
+    without a selection 1."""
 
     placed_s: float
     token_s: float
+    hidden: float = 1.0
 
 
 class Primary:
@@ -105,7 +107,12 @@ class Primary:
                     case FailedEvent(error):
                         raise error
                     case DoneEvent(timings=timings):
-                        return First(timings.queue_s + timings.load_s + timings.select_wait_s, token_s)
+                        wait_s = timings.select_wait_s
+                        hidden = max(0.0, 1.0 - wait_s / selecting.result()) if selecting else 1.0
+                        return First(timings.queue_s + timings.load_s + wait_s, token_s, hidden)
 
-    def _decide(self, request_id: str, select: Callable[[], Tokens]) -> None:
+    def _decide(self, request_id: str, select: Callable[[], Tokens]) -> float:
+        """How many seconds it took."""
+        started = time.perf_counter()
         self._engine.decide(request_id, ReuseMode.TOKENS, Recompute(tokens=select()))
+        return time.perf_counter() - started

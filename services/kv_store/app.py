@@ -20,7 +20,7 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from services.kv_store.config import KvStoreConfig
-from services.kv_store.documents.documents import keep_synced
+from services.kv_store.documents.syncing import keep_synced
 from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.handlers import StoreHandlers
 from services.kv_store.node.agent import Agent

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from services.retrieval.embedder import Vectors
 from shared.errors import ConfigError
@@ -44,7 +45,7 @@ class TransformerEmbedder:
             model: Any = transformers.AutoModel.from_pretrained(
                 str(root), dtype=torch.bfloat16 if _has_fast_bf16() else torch.float32
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise ConfigError(
                 f"embedder: {root.name!r} is not a sentence-transformers model: {error}"
             ) from None

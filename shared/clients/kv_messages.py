@@ -40,6 +40,7 @@ def stats_to_pb(stats: StoreStats) -> pb.StatsResponse:
             for t in stats.tenants
         ],
         num_unreachable=stats.num_unreachable,
+        objects_detail=stats.objects_detail,
     )
 
 
@@ -66,6 +67,7 @@ def stats_from_pb(r: pb.StatsResponse) -> StoreStats:
         objects=tier_from_pb(r.objects) if r.HasField("objects") else None,
         tenants=tuple(TenantStats(t.tenant, t.num_documents, t.num_bytes, t.quota_bytes) for t in r.tenants),
         num_unreachable=r.num_unreachable,
+        objects_detail=r.objects_detail,
     )
 
 

@@ -56,17 +56,22 @@ def check(
             f"questions × {per_question}: {request.num_branches} branches; "
             f"this engine runs at most {config.max_running_branches} at once"
         )
-    prompt = (
-        len(request.prefix_ids)
-        + sum(len(c.token_ids) for c in request.chunks)
-        + max(map(len, request.questions))
-    )
+    _check_prompt(request, spec)
+
+
+def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:
+    """What cannot fit whatever the chunks are is not blamed on them."""
+    longest, max_tokens = max(map(len, request.questions)), request.sampling.limit
+    without_chunks = len(request.prefix_ids) + longest
+    prompt = without_chunks + sum(len(c.token_ids) for c in request.chunks)
     # The last generated token is never fed back, so it needs no position.
     _check_length(
-        prompt + sampling.limit - 1,
-        f"prompt ({prompt} tokens) and max_tokens ({sampling.limit})",
+        without_chunks + max_tokens - 1,
+        f"prefix and question ({without_chunks} tokens, without any chunk) and max_tokens ({max_tokens})",
         spec,
+        "ask a shorter question, or for fewer tokens",
     )
+    _check_length(prompt + max_tokens - 1, f"prompt ({prompt} tokens) and max_tokens ({max_tokens})", spec)
 
 
 def check_recompute(request: GenerateRequest | ForestRequest) -> None:
@@ -152,14 +157,12 @@ def _check_ids(field: str, token_ids: Sequence[int], spec: ModelSpec, may_be_emp
             )
 
 
-def _check_length(length: int, what: str, spec: ModelSpec) -> None:
+def _check_length(
+    length: int, what: str, spec: ModelSpec, remedy: str = "ask for fewer or shorter chunks"
+) -> None:
     if length > spec.max_positions:
-        raise ContextTooLong(
-            f"{what} need {length} positions; the model has {spec.max_positions}: ask for fewer or "
-            "shorter chunks"
-        )
+        raise ContextTooLong(f"{what} need {length} positions; the model has {spec.max_positions}: {remedy}")
     if spec.sliding_window is not None and length > spec.sliding_window:
         raise ContextTooLong(
-            f"{what} need {length} positions; the model's sliding window is {spec.sliding_window}: ask "
-            "for fewer or shorter chunks"
+            f"{what} need {length} positions; the model's sliding window is {spec.sliding_window}: {remedy}"
         )

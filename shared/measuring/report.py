@@ -24,6 +24,7 @@ class Measurement:
     ratio: how many times better ours is than the baseline; above 1 is better, whatever the unit.
     limit: the physical limit in the same unit; fraction_of_limit: how much of it is reached, 1 is the limit.
     fraction_of_ceiling: likewise for what this machine's kernels reach alone at these shapes.
+    tflop: arithmetic of what was timed, in 10^12 floating-point operations.
     Fields that do not apply are None.
     """
 
@@ -38,6 +39,7 @@ class Measurement:
     min: float | None = None
     max: float | None = None
     n: int | None = None
+    tflop: float | None = None
 
 
 def measured(
@@ -49,8 +51,9 @@ def measured(
     baseline: float | None = None,
     limit: float | None = None,
     ceiling: float | None = None,
+    flops: float | None = None,
 ) -> Measurement:
-    """The median of ``values`` in relation to the rest."""
+    """The median of ``values`` in relation to the rest. ``flops``: operations done in it."""
     value = statistics.median(values)
 
     def times_better(other: float | None) -> float | None:
@@ -70,6 +73,7 @@ def measured(
         min(values),
         max(values),
         len(values),
+        None if flops is None else flops / 1e12,
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from shared.engine.kv.segment import Segment
+from shared.engine.model.loading import BROKEN_WEIGHTS
 from shared.engine.model.model import fingerprint_of
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.spec import ModelSpec
@@ -165,7 +166,7 @@ def load_stock(path: str, dtype: str, device: str, prefix_ids: Sequence[int]) ->
     """
     try:
         hf_model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
+    except BROKEN_WEIGHTS as error:
         raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
     return StockScorer(hf_model.to(device), prefix_ids)
 

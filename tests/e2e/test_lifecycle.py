@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
+from cluster.cli.remote import rag_client
 from cluster.local import launcher
 from cluster.local.processes import session_members
 from cluster.local.state import RunDirectory
 from cluster.paths import DEMO_MODEL
+from shared.answer import AnswerDone, AnswerEvent
+from shared.clients.generation import GeneratedToken, Sampling
+from shared.request import RequestContext
 from tests.e2e import stack as stacks
 from tests.e2e.stack import wait_for
 
 pytestmark = pytest.mark.e2e
+LONG_ANSWER, PATIENCE_S = 1500, 100.0
 
 
 def ports() -> list[str]:
@@ -64,6 +72,49 @@ def test_documents_survive_a_restart_and_another_model_is_refused_until_they_are
         assert made_anew.returncode == 0, made_anew.stdout + made_anew.stderr
         answer = stacks.cli(data, "ask", "Who is the mayor of Almwick?", "-c", "towns", "--json")
         assert json.loads(answer.stdout)["hits"]
+    finally:
+        launcher.stop(data)
+
+
+def test_an_answer_on_its_way_is_finished_before_the_services_end(tmp_path: Path, documents: Path) -> None:
+    data = tmp_path / "data"
+    try:
+        running = stacks.start(data, gateway={"deployment": {"drain_s": PATIENCE_S}})
+        assert running.cli("ingest", str(documents), "-c", "towns").returncode == 0
+        down: list[subprocess.Popen[str]] = []
+
+        async def answer() -> list[AnswerEvent]:
+            """Of many tokens; at the first one everything is told to stop."""
+            sampling = Sampling(max_tokens=LONG_ANSWER, ignore_eos=True)
+            events = []
+            async with rag_client(running.target) as client:
+                ctx = RequestContext.create(deadline_ms=120_000)
+                async for event in client.answer(ctx, "towns", "Who?", sampling=sampling):
+                    events.append(event)
+                    if isinstance(event, GeneratedToken) and not down:
+                        down.append(subprocess.Popen(stacks.command(data, "down"), env=stacks.environment()))
+            return events
+
+        began = time.monotonic()
+        events = asyncio.run(answer())
+        assert isinstance(events[-1], AnswerDone)
+        assert time.monotonic() - began > 5, "too short an answer to show anything"
+        assert down[0].wait(timeout=PATIENCE_S + 60) == 0
+        assert session_members(running.state.pid) == []
+    finally:
+        launcher.stop(data)
+
+
+def test_ctrl_c_while_starting_takes_everything_down_and_is_told_as_such(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    command = stacks.command(data, "up", *ports())
+    up = subprocess.Popen(command, env=stacks.environment(), stderr=subprocess.PIPE)
+    try:
+        state = wait_for(lambda: RunDirectory(data).running(), "supervisor")
+        up.send_signal(signal.SIGINT)
+        _, stderr = up.communicate(timeout=120)
+        assert (up.returncode, stderr.decode()) == (130, "kvquilt: interrupted\n")
+        assert session_members(state.pid) == []
     finally:
         launcher.stop(data)
 

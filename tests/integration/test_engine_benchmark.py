@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,29 @@ def test_kernels_are_recorded_with_their_shapes_and_timed_alone() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "setting"),
-    [({"context": 100}, "--context"), ({"context": 0}, "--context"), ({"question": 0}, "--question")],
+    [({"context": 0}, "--context"), ({"chunk_len": 0}, "--chunk"), ({"question": 0}, "--question")],
 )
 def test_sizes_that_make_no_sense_are_refused_by_name(sizes: dict[str, int], setting: str) -> None:
     with pytest.raises(ValueError, match=setting):
         Case(TINY, **sizes)
+
+
+def test_contexts_are_given_as_a_list_or_one_by_one_of_any_length() -> None:
+    given = command._parser().parse_args(["--context", "4096,1000", "--context", "70", "--chunk", "30"])
+    assert (given.context, given.chunk) == ([4096, 1000, 70], 30)
+    case = Case(TINY, 70, chunk_len=30)
+    assert [len(chunk) for chunk in case.chunks()] == case.chunk_lens == [30, 30, 10]
+    assert len(case.prompt_ids()) == case.prompt_len == 16 + 70 + 128
+
+
+def test_a_context_of_a_chunk_and_a_half_is_measured() -> None:
+    case = replace(SMALL, context=24)
+    measurements = {m.name: m for m in compare(case, RATES, Runs(cold=1, warm=1, decode=1), silent)}
+    assert measurements["kv_bytes_24"].value == (4 + 24) * TINY.kv_bytes_per_token
+    cold, stitched = measurements["ttft_cold_24"], measurements["ttft_stitched_24"]
+    assert (cold.tflop, stitched.tflop) == (case.cold_flops / 1e12, case.stitched_flops / 1e12)
+    assert cold.tflop > stitched.tflop > 0
+    assert f"{stitched.tflop:.4g} TFLOP" in command.line(stitched)
 
 
 def test_both_are_measured_in_one_run() -> None:
@@ -142,8 +161,8 @@ def test_requests_that_share_chunks_hold_each_chunk_once() -> None:
 
 
 def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--context", "1000"]) == 2
-    assert "--context: must be a multiple of 512" in capsys.readouterr().err
+    assert command.main(["--context", "0"]) == 2
+    assert "--context: must be at least 1" in capsys.readouterr().err
     if not torch.cuda.is_available():
         assert command.main(["--device", "cuda"]) == 2
         assert "--device" in capsys.readouterr().err

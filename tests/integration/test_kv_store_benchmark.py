@@ -21,7 +21,7 @@ def test_every_measurement_is_made_under_the_name_by_which_targets_go(
     tmp_path: Path, s3_server: S3Server
 ) -> None:
     plan = Plan(
-        tmp_path, s3_server.endpoint, ChunkShape(3, 2, 16, 24), TINY_MODEL, Contexts(2, 24, 5, 6), runs=2
+        tmp_path, s3_server.endpoint, ChunkShape(3, 2, 16, 24), TINY_MODEL, Contexts((24, 24), 5, 6), runs=2
     )
     by_name = {m.name: m for m in measure(plan)}
     assert {"open_29mb", "load_29mb_memory", "load_29mb_object_store", "ttft_disk_over_resident"} <= set(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,33 +157,51 @@ def test_everything_is_measured_in_one_run() -> None:
     plan = Plan(SMALL, AUXILIARY, percents=(0, 25, 100), runs=2)
     found = {m.name: m for m in measure(plan, RATES, silent)}
     curve = [name for percent in plan.percents for name in _curve(percent)]
-    parts = [f"{part}_25_96" for part in ("pair", "load", "score", "group", "prefill")]
-    readings = ["selection_each_96", "selection_stitched_96"]
-    beside = [f"{of}_{what}_25_96" for what in ("loading", "loading_selecting") for of in ("ttft", "placed")]
-    evenly = "ttft_cacheclip_25_evenly_96"
-    assert list(found) == ["ttft_full_96", "ttft_reordered_96", *curve, evenly, *parts, *readings, *beside]
-    assert [found[f"recomputed_cacheclip_{percent}_96"].value for percent in (0, 100)] == [0, 96]
+    parts = [f"{part}_25" for part in ("pair", "load", "score", "group", "prefill")]
+    readings = ["selection_each", "selection_stitched"]
+    beside = [f"{of}_{what}_25" for of in ("ttft", "placed") for what in ("loading", "loading_selecting")]
+    rest = ["ttft_recompute_25_evenly", *parts, *readings, *beside, "selector_hidden_fraction"]
+    assert list(found) == ["ttft_full", "ttft_reordered", *curve, *rest]
+    assert [found[f"tokens_recompute_{percent}"].value for percent in (0, 100)] == [0, 96]
     assert all(name in command.line(m) for name, m in found.items())
-    full, clipped = found["ttft_full_96"], found["ttft_cacheclip_25_96"]
+    assert 0 <= found["selector_hidden_fraction"].value <= 1
+    work = [found[f"ttft_{name}"].tflop or 0 for name in ("reordered", "recompute_25", "full")]
+    assert 0 < work[0] < work[1] < work[2]
+    full, clipped = found["ttft_full"], found["ttft_recompute_25"]
     assert clipped.baseline == full.value
     assert clipped.ratio == pytest.approx(full.value / clipped.value)
     assert 0 < (clipped.fraction_of_limit or 0) < 1
-    assert found["ttft_cacheclip_100_96"].limit == full.limit  # nothing is scored, everything is computed
-    assert found["full_over_cacheclip_25_96"].limit == pytest.approx((full.limit or 0) / (clipped.limit or 1))
+    assert found["ttft_recompute_100"].limit == full.limit  # nothing is scored, everything is computed
+    assert found["full_over_recompute_25"].limit == pytest.approx((full.limit or 0) / (clipped.limit or 1))
 
 
 def _curve(percent: int) -> list[str]:
-    return [f"{of}_cacheclip_{percent}_96" for of in ("ttft", "full_over", "recomputed")]
+    return [f"{of}_recompute_{percent}" for of in ("ttft", "full_over", "tokens")]
+
+
+def test_a_context_need_not_be_of_whole_chunks() -> None:
+    plan = Plan(replace(SMALL, context=70), AUXILIARY, percents=(20,), runs=1)
+    found = {m.name: m for m in measure(plan, RATES, silent)}
+    assert 14 <= found["tokens_recompute_20"].value < 14 + 32
+
+
+def test_a_selection_is_hidden_as_far_as_the_request_waits_for_its_kv(primary: Primary) -> None:
+    def select() -> tuple[int, ...]:
+        time.sleep(0.3)
+        return (1, 2)
+
+    assert primary.selecting(select, 1.0).hidden == 1
+    assert primary.selecting(select, 0.0).hidden < 0.5
 
 
 def test_without_anything_to_choose_only_the_curve_is_measured() -> None:
     found = [m.name for m in measure(Plan(SMALL, AUXILIARY, percents=(0, 100), runs=1), RATES, silent)]
-    assert found == ["ttft_full_96", "ttft_reordered_96", *_curve(0), *_curve(100)]
+    assert found == ["ttft_full", "ttft_reordered", *_curve(0), *_curve(100)]
 
 
 def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--context", "1000"]) == 2
+    assert command.main(["--context", "0"]) == 2
     assert command.main(["--ratios", "20,200"]) == 2
     told = capsys.readouterr().err
-    assert "--context: must be a multiple of 512" in told
+    assert "--context: must be at least 1" in told
     assert "--ratios: must be percentages" in told

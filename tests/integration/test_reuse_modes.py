@@ -18,7 +18,7 @@ from shared.errors import ConfigError, FailedPrecondition, InvalidRequest
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.forest import Grow, Start
 from shared.generation.modes import Ape, Recompute, ReuseMode
-from shared.generation.orders import ForestOrder, Reuse
+from shared.generation.orders import ForestOrder
 from shared.generation.told import DoneEvent, GenerationEvent, GrownEvent, SelectedEvent, TextSpan, TokenEvent
 from shared.identity import chunk_identity, ids_hash
 from shared.verdict import Verdict
@@ -83,7 +83,7 @@ def tokens_of(events: Sequence[Any], kind: type) -> list[tuple[int, int]]:
     return [(event.question, event.token_id) for event in events if isinstance(event, kind)]
 
 
-OPTIONS: dict[Reuse, list[tuple[Recompute, Ape]]] = {
+OPTIONS: dict[str, list[tuple[Recompute, Ape]]] = {
     "full": [(Recompute(), Ape())],
     "reordered": [(Recompute(), Ape())],
     "composite": [(Recompute(), Ape())],
@@ -248,7 +248,7 @@ class TestAuto:
             ({"model": "f" * 32}, "auto is full: the verdict was made for another model"),
             ({"prefix": "0" * 32}, "auto is full: the verdict was made for another prefix"),
             ({"encoding": "int8"}, "auto is full: the verdict was made for another encoding"),
-            ({"mode": "cacheclip"}, "auto is full: the verdict's mode, cacheclip, needs a selector"),
+            ({"mode": ReuseMode.CACHECLIP}, "auto is full: the verdict's mode, cacheclip, needs a selector"),
         ],
     )
     async def test_one_that_does_not_is_not_and_the_usage_says_why(

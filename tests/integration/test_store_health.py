@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 
 import pytest
 
 from load_tests.servers.s3 import S3Server
+from services.kv_store.documents.syncing import keep_synced
 from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import KvquiltError
 from shared.request import RequestContext
-from tests.kv_stores import KnownNodes, agent_on
+from tests.kv_stores import KnownNodes, agent_on, node_on
 from tests.minio_server import settings_for
 
 CTX = RequestContext.create(deadline_ms=60_000)
@@ -42,6 +44,32 @@ async def test_an_outage_is_told_and_leaves_it_ready_for_what_needs_no_objects(
 ) -> None:
     health = await (await cluster_of_one(tmp_path, "127.0.0.1:9")).health(CTX)
     assert (health.ready, health.detail) == (True, "the object store cannot be reached; retry")
+
+
+async def test_an_outage_later_on_is_told_too_by_health_and_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = S3Server(tmp_path / "s3")
+    try:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        objects = ObjectBlobs(settings_for(server.endpoint, retry_s=0.1))
+        node = node_on(tmp_path / "node", "home", KnownNodes(), objects=objects)
+        await node.agent.recover(CTX)
+        store = ClusterStore(KnownNodes({"home": node.agent}), "home")
+        assert ((await store.health(CTX)).detail, (await store.stats(CTX)).objects_detail) == ("", "")
+        syncing = asyncio.create_task(keep_synced(node.documents, look_pause_s=0.1))
+        server.close()
+        async with asyncio.timeout(30):
+            while not (health := await store.health(CTX)).detail:
+                await asyncio.sleep(0.1)
+        assert (health.ready, health.detail) == (True, "the object store cannot be reached; retry")
+        stats = await store.stats(CTX)
+        assert (stats.objects, stats.num_unreachable) == (None, 0)
+        assert "the object store cannot be reached" in stats.objects_detail
+        syncing.cancel()
+    finally:
+        server.close()
 
 
 async def test_all_is_well_with_a_store_that_answers(s3_server: S3Server, tmp_path: Path) -> None:

@@ -304,16 +304,18 @@ class TenantStats(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., num_documents: _Optional[int] = ..., num_bytes: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("nodes", "objects", "tenants", "num_unreachable")
+    __slots__ = ("nodes", "objects", "tenants", "num_unreachable", "objects_detail")
     NODES_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     NUM_UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_DETAIL_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStats]
     objects: TierStats
     tenants: _containers.RepeatedCompositeFieldContainer[TenantStats]
     num_unreachable: int
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStats, _Mapping]]] = ..., objects: _Optional[_Union[TierStats, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., num_unreachable: _Optional[int] = ...) -> None: ...
+    objects_detail: str
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStats, _Mapping]]] = ..., objects: _Optional[_Union[TierStats, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., num_unreachable: _Optional[int] = ..., objects_detail: _Optional[str] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("meta", "repair")

@@ -9,7 +9,6 @@ journal, so that a crash between removing the document and deleting its chunks l
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import uuid
@@ -29,12 +28,11 @@ from shared.kv_types import Manifest, ManifestChunk, ManifestPage
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Document", "Documents", "Removal", "keep_synced"]
+__all__ = ["Document", "Documents", "Removal"]
 
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20
 LONGEST_DOCUMENT_ID = 2048
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _UNSURE = "the documents are not known: the object store has not answered yet; retry"
 
 
@@ -62,6 +60,7 @@ class Documents:
             self._catalog = self._scan(set_damaged_aside=True)
         self.ready = self.sure = self._mirror is None
         self._failure: KvquiltError | None = None
+        self._outage: KvquiltError | None = None
 
     @property
     def num_documents(self) -> int:
@@ -69,8 +68,22 @@ class Documents:
 
     @property
     def failure(self) -> KvquiltError | None:
-        """Why they are not sure, as far as is known. Does not block."""
-        return None if self.sure else self._failure
+        """Why they are not sure, or cannot be changed now, as far as is known. Does not block."""
+        return self._outage if self.sure else self._failure
+
+    def look(self) -> None:
+        """Asks the object store whether it answers. Blocks.
+
+        Raises:
+            KvquiltError: it does not, or refuses us.
+        """
+        try:
+            if self._mirror is not None:
+                self._mirror.look()
+            self._outage = None
+        except KvquiltError as error:
+            self._outage = error
+            raise
 
     def references(self, chunk_id: str) -> int:
         """How many documents refer to the chunk, or may: documents of a later version are not read. Does not
@@ -284,20 +297,6 @@ class Documents:
                     log.error("manifest %s is damaged (%s); set aside", name, error)
                     self._files.set_aside(name)
         return catalog
-
-
-async def keep_synced(documents: Documents) -> None:
-    """For ever: looks at the object store, ever less often while it is down, so that others need not wait for
-    it."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            await asyncio.to_thread(documents.sync)
-            pause_s = _FIRST_PAUSE_S
-        except KvquiltError as error:
-            log.warning("the documents cannot be compared with the object store: %s", error.detail)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
-        await asyncio.sleep(pause_s)
 
 
 def _checked_key(manifest: Manifest) -> Key:

@@ -147,13 +147,13 @@ class Agent:
         node = NodeStats(self._node_id, self._is_home, tiers, counters)
         if not self._is_home:
             return StoreStats((node,))
-        objects, num_unreachable = None, 0
+        objects, detail = None, ""
         try:
             objects = await asyncio.to_thread(self._tiers.object_stats)
         except KvquiltError as error:
             log.warning("what the object store holds is not known: %s", error.detail)
-            num_unreachable = 1
-        return StoreStats((node,), objects, await self._upkeep.tenants(ctx), num_unreachable)
+            detail = error.detail
+        return StoreStats((node,), objects, await self._upkeep.tenants(ctx), objects_detail=detail)
 
     async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
         async with aclosing(self._upkeep.verify(ctx, repair)) as progress:

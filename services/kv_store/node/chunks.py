@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,28 +21,17 @@ from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.fetches import Fetches
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.writes import Writes
-from services.kv_store.tiers.chunk_files import verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.files import Copy
 from services.kv_store.tiers.local import LocalTier
-from services.kv_store.tiers.object_chunks import all_objects, find_object, verify_object
+from services.kv_store.tiers.object_chunks import all_objects, find_object
 from services.kv_store.tiers.promotion import Promotion
-from shared.errors import CorruptData, NewerFormat, NotFound
+from shared.errors import NotFound
 from shared.kv_types import OpenedChunk, TierStats
 
 ResultT = TypeVar("ResultT")
 
 _NUM_THREADS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCopy:
-    """``tier``: memory, disk or pending."""
-
-    chunk_id: str
-    tier: str
-    size_bytes: int
-    modified_s: float
 
 
 class NodeTiers:
@@ -60,7 +47,7 @@ class NodeTiers:
     ) -> None:
         self.disk, self.memory, self.objects = disk, memory, objects
         self.counters: Counter[str] = Counter()
-        self._tiers = [t for t in (memory, disk) if t is not None]  # in the order of reading
+        self.own = [t for t in (memory, disk) if t is not None]  # in the order of reading
         self._openers = ThreadPoolExecutor(2, "kv-open")
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "kv-work")
         self._promotion = None if memory is None else Promotion(disk, memory, self.counters, self._threads)
@@ -72,7 +59,7 @@ class NodeTiers:
             self.counters,
             self._threads,
         )
-        self._writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads)
+        self.writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads)
 
     @property
     def truth(self) -> Blobs:
@@ -113,7 +100,7 @@ class NodeTiers:
             NotFound: not stored.
         """
         byte_range = From(offset) if length is None else Span(offset, length)
-        for tier in self._tiers:
+        for tier in self.own:
             if tier.find(chunk_id) is not None:
                 pieces = tier.read(chunk_id, byte_range)
                 with suppress(NotFound):  # deleted or evicted meanwhile
@@ -130,7 +117,7 @@ class NodeTiers:
 
     def find(self, chunk_id: str) -> Copy | None:
         """A copy in any of this node's own tiers."""
-        return next((c for tier in reversed(self._tiers) if (c := tier.find(chunk_id))), None)
+        return next((c for tier in reversed(self.own) if (c := tier.find(chunk_id))), None)
 
     async def stored(self, chunk_ids: Sequence[str], ask_objects: bool = True) -> dict[str, Copy]:
         """Those that are whole in the object store, or kept here until they are."""
@@ -140,14 +127,14 @@ class NodeTiers:
             if self.objects is None or not ask_objects
             else [c for c in dict.fromkeys(chunk_ids) if c not in kept]
         )
-        stats = await asyncio.gather(*(self._in_threads(find_object, self.objects, c) for c in asked))
+        stats = await asyncio.gather(*(self.in_threads(find_object, self.objects, c) for c in asked))
         return {**kept, **{c: stat for c, stat in zip(asked, stats, strict=True) if stat is not None}}
 
     # ---- writing
 
     async def exists(self, chunk_id: str) -> bool:
         """Whether ``put`` would find it stored already; it is durable then."""
-        return await self._writes.exists(chunk_id)
+        return await self.writes.exists(chunk_id)
 
     async def put(self, chunk_id: str, staged: Path, replace: bool = False, behind: bool = False) -> bool:
         """Takes over a file of ``disk.staging``; returns whether the chunk was stored already (unless
@@ -158,80 +145,34 @@ class NodeTiers:
             CorruptData: it is not a whole chunk file, or another chunk's.
             StorageFull, Unavailable: not stored.
         """
-        return await self._writes.put(chunk_id, staged, replace, behind)
+        return await self.writes.put(chunk_id, staged, replace, behind)
 
     async def delete(self, chunk_id: str) -> bool:
         """From this node's tiers; whether it was here. Nothing that this node was bringing to the object
         store arrives there after this."""
-        return await self._writes.delete(chunk_id)
+        return await self.writes.delete(chunk_id)
 
     async def delete_object(self, chunk_id: str) -> bool:
         """Whether it was in the object store."""
-        return self.objects is not None and await self._in_threads(self.objects.delete, blob_of(chunk_id))
+        return self.objects is not None and await self.in_threads(self.objects.delete, blob_of(chunk_id))
 
     def upload_pending(self) -> None:
         """Goes on bringing to the object store what is only here: for the start of an agent, and whenever."""
-        self._writes.upload_pending()
+        self.writes.upload_pending()
 
     async def uploaded(self) -> None:
         """Returns once nothing waits for the object store."""
-        await self._writes.uploaded()
+        await self.writes.uploaded()
 
     async def close(self) -> None:
         """Ends what runs in the background. What was acknowledged is durable already."""
-        await asyncio.gather(self._writes.close(), self._fetches.close())
+        await asyncio.gather(self.writes.close(), self._fetches.close())
         if self._promotion is not None:
             await self._promotion.close()
         for pool in (self._openers, self._threads):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    # ---- every copy: for scrubbing, pins and garbage collection
-
-    def copies(self) -> Iterator[LocalCopy]:
-        """Every copy in every tier of this node."""
-        for tier in self._tiers:
-            for copy in tier.copies():
-                name = tier.kept_name if copy.kept else tier.name
-                yield LocalCopy(copy.chunk_id, name, copy.size_bytes, copy.modified_s)
-
-    async def verify_copy(self, chunk_id: str, tier: str) -> int:
-        """Reads every byte of a copy; ``tier``: memory, disk, pending or objects. Returns how many there
-        were.
-
-        Raises:
-            NotFound: it is gone meanwhile.
-            CorruptData: it is not what was stored.
-            NewerFormat: this version cannot tell.
-            StorageFull, Unavailable: it could not be read.
-        """
-        if tier == "objects" and self.objects is not None:
-            return (await self._in_threads(verify_object, self.objects, chunk_id)).size_bytes
-        where = self._tier(tier)
-        try:
-            return (await self._in_threads(verified, where.path_of(chunk_id), chunk_id)).size_bytes
-        except NotFound:
-            await self._in_threads(where.check_again, chunk_id)  # somebody removed the file behind our back
-            raise
-
-    async def remove_copy(self, chunk_id: str, tier: str) -> bool:
-        """Whether it was there. A reader that has it open goes on."""
-        if tier == "objects" and self.objects is not None:
-            return await self._writes.alone(chunk_id, partial(self.objects.delete, blob_of(chunk_id)))
-        return await self._writes.alone(chunk_id, partial(self._tier(tier).remove, chunk_id))
-
-    async def restore(self, chunk_id: str, peers: PeerSearch) -> bool:
-        """Replaces what is damaged by what is whole: local copies by a fetched one, the object by a local or
-        a fetched one. Whether a good copy is where the truth should be now."""
-        good = await self._writes.alone(chunk_id, partial(self._remove_damaged, chunk_id))
-        if good is None:
-            await self.fetched(chunk_id, peers)
-            good = next((tier for tier in self._tiers if tier.find(chunk_id) is not None), None)
-        if good is None:
-            return False
-        if not await self._is_true(chunk_id):
-            await self._writes.put_copy(chunk_id, good.path_of(chunk_id))
-        return True
-
+    # ---- for scrubbing, pins and garbage collection
     async def fetched(self, chunk_id: str, peers: PeerSearch) -> bool:
         """Waits until the chunk is whole in a tier of this node; False: it cannot be had."""
         if not self._is_here(chunk_id):
@@ -240,17 +181,17 @@ class NodeTiers:
 
     def pin(self, chunk_ids: frozenset[str]) -> None:
         """These, and no others, stay in the tiers that they are in."""
-        for tier in self._tiers:
+        for tier in self.own:
             tier.pin(chunk_ids)
 
     def leased(self, chunk_id: str) -> bool:
         """Somebody may be reading it."""
-        return chunk_id in self._fetches or any(tier.leased(chunk_id) for tier in self._tiers)
+        return chunk_id in self._fetches or any(tier.leased(chunk_id) for tier in self.own)
 
     def stats(self) -> tuple[tuple[TierStats, ...], dict[str, int]]:
         """Of every tier, and the counters since the start."""
-        counters = {**self.counters, "evictions": sum(tier.num_evictions for tier in self._tiers)}
-        return tuple(s for tier in self._tiers for s in tier.stats()), counters
+        counters = {**self.counters, "evictions": sum(tier.num_evictions for tier in self.own)}
+        return tuple(s for tier in self.own for s in tier.stats()), counters
 
     def object_stats(self) -> TierStats | None:
         """Counts what is in the object store, page by page. Blocks."""
@@ -260,17 +201,17 @@ class NodeTiers:
         return TierStats("objects", len(blobs), sum(b.size_bytes for b in blobs))
 
     def clean(self, stale_staging_s: float) -> None:
-        for tier in self._tiers:
+        for tier in self.own:
             tier.staging.clean(stale_staging_s)
 
     def check_invariants(self, verify: bool = True) -> None:
-        for tier in self._tiers:
+        for tier in self.own:
             tier.check_invariants(verify)
 
     # ---- on the way in
 
     def _open_here(self, chunk_ids: Sequence[str]) -> list[OpenedChunk | None]:
-        return [next((o for tier in self._tiers if (o := tier.open(c))), None) for c in chunk_ids]
+        return [next((o for tier in self.own if (o := tier.open(c))), None) for c in chunk_ids]
 
     async def _open_fast(self, chunk_ids: Sequence[str]) -> list[OpenedChunk | None]:
         """In threads that nothing slow runs in."""
@@ -286,38 +227,8 @@ class NodeTiers:
             self.disk.lease(chunk_id)
         return opened
 
-    async def _is_true(self, chunk_id: str) -> bool:
-        """Whether the truth is whole."""
-        if self.objects is None:
-            copy = self.disk.find(chunk_id)
-            return copy is not None and copy.kept
-        try:
-            await self.verify_copy(chunk_id, "objects")
-        except (NotFound, CorruptData):
-            return False
-        return True
-
-    def _remove_damaged(self, chunk_id: str) -> LocalTier | None:
-        """The tier of a good copy, if there is one; damaged ones are removed."""
-        good = None
-        for tier in self._tiers:
-            if tier.find(chunk_id) is not None:
-                try:
-                    verified(tier.path_of(chunk_id), chunk_id)
-                    good = tier
-                except CorruptData:
-                    tier.remove(chunk_id)
-                except (NotFound, NewerFormat):
-                    pass
-        return good
-
     def _is_here(self, chunk_id: str) -> bool:
         return self.find(chunk_id) is not None
 
-    def _tier(self, name: str) -> LocalTier:
-        if name == "memory" and self.memory is not None:
-            return self.memory
-        return self.disk
-
-    async def _in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:
+    async def in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)

@@ -152,7 +152,7 @@ class ClusterStore:
         answers, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.stats(ctx))
         nodes = tuple(node for stats in answers.values() for node in stats.nodes)
         home = answers.get(self._nodes.home(), StoreStats(()))
-        return StoreStats(nodes, home.objects, home.tenants, unreachable + home.num_unreachable)
+        return StoreStats(nodes, home.objects, home.tenants, unreachable, home.objects_detail)
 
     async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
         store = await self._nodes.store(self._nodes.home())

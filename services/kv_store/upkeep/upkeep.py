@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TypeVar
 
 from services.kv_store.documents.catalog import Document
@@ -23,9 +21,8 @@ from services.kv_store.documents.pins import Pin, Pins, check_room
 from services.kv_store.documents.quotas import Quotas, Usage, after_replacing
 from services.kv_store.fetching.nodes import Nodes, ask, merged_page
 from services.kv_store.fetching.sources import PeerSearch
-from services.kv_store.node.chunks import LocalCopy, NodeTiers
-from services.kv_store.tiers.chunk_names import chunk_of
-from services.kv_store.tiers.object_chunks import all_objects
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.node.copies import NodeCopies
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
 from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
 from shared.errors import FailedPrecondition, KvquiltError, Unavailable
@@ -47,37 +44,6 @@ ResultT = TypeVar("ResultT")
 Search = Callable[[RequestContext, Sequence[str]], PeerSearch]
 
 _IDS_PER_CALL = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCopies:
-    """``services.kv_store.upkeep.scrub.Copies`` of one node."""
-
-    node_tiers: NodeTiers
-    peers: Callable[[str], PeerSearch]
-    with_objects: bool
-
-    @property
-    def tiers(self) -> Sequence[str]:
-        return ("memory", "disk", "objects") if self.with_objects else ("memory", "disk")
-
-    def all(self) -> Iterator[LocalCopy]:
-        return chain(self.node_tiers.copies(), self._objects())
-
-    async def verify_copy(self, chunk_id: str, tier: str) -> int:
-        return await self.node_tiers.verify_copy(chunk_id, tier)
-
-    async def restore(self, chunk_id: str) -> bool:
-        return await self.node_tiers.restore(chunk_id, self.peers(chunk_id))
-
-    async def remove_copy(self, chunk_id: str, tier: str) -> bool:
-        return await self.node_tiers.remove_copy(chunk_id, tier)
-
-    def _objects(self) -> Iterator[LocalCopy]:
-        if self.with_objects and self.node_tiers.objects is not None:
-            for blob in all_objects(self.node_tiers.objects):
-                if (chunk_id := chunk_of(blob.name)) is not None:
-                    yield LocalCopy(chunk_id, "objects", blob.size_bytes, blob.modified_s)
 
 
 class Upkeep:

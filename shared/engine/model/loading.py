@@ -4,9 +4,11 @@ proof that the engine computes what the model computes."""
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -21,6 +23,8 @@ from shared.engine.model.spec import ModelSpec
 from shared.errors import InvalidRequest, ModelUnsupported
 
 ATTENTION = "kvquilt"
+# what reading weights raises when files are missing, truncated or of another shape
+BROKEN_WEIGHTS = (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _CHANGES_ATTENTION = ("softcap", "s_aux")
 _EXACT_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -37,7 +41,7 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     _check_config(config)
     try:
         hf_model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
-    except (OSError, ValueError) as error:
+    except BROKEN_WEIGHTS as error:
         raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
     return wrap_model(hf_model.to(device))
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cluster.cli.ask_command import ask, decoding_of, sampling_of
+from cluster.cli.ask_command import ask, decoding_of, equal_samples_hint, sampling_of
 from cluster.cli.asking import collect, show, show_json
 from cluster.cli.console import documents_table, print_whole, stage_cells, stages_table, status_table
 from cluster.cli.ingesting import ingest_files, print_skipped
@@ -211,6 +211,24 @@ def test_options_of_ask_become_what_is_asked_for(
 ) -> None:
     options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "marker": ""} | args
     assert (sampling_of(options), decoding_of(options)) == (sampling, decoding)
+
+
+@pytest.mark.parametrize(
+    ("args", "hinted"),
+    [
+        ({"samples": 3}, True),
+        ({"samples": 3, "temperature": 0.0}, True),
+        ({"samples": 3, "temperature": 0.8}, False),
+        ({"samples": 1}, False),
+        ({"samples": 2, "beams": 4}, False),
+        ({"thoughts": 3}, False),
+        ({}, False),
+    ],
+)
+def test_samples_that_must_all_be_equal_are_hinted_at(args: dict[str, Any], hinted: bool) -> None:
+    hint = equal_samples_hint({parameter.name: None for parameter in ask.params} | args)
+    assert bool(hint) == hinted
+    assert not hint or "add --temperature" in hint
 
 
 def clipped() -> list[AnswerEvent]:

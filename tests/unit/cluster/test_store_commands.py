@@ -3,6 +3,7 @@ which order."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -97,6 +98,15 @@ def test_a_duration_without_a_unit_is_refused_with_an_example() -> None:
     code, output = invoke("store", "gc", "--grace", "10")
     assert code == 2
     assert "write 90s, 30m, 1h or 2d" in output
+
+
+def test_an_object_store_that_does_not_answer_has_its_line_all_the_same() -> None:
+    screen, out = console()
+    screen.print(tiers_table(dataclasses.replace(STATS, objects=None, objects_detail="it is down")))
+    assert ["objects", "?", "?", "?", "?"] in [line.split() for line in out.getvalue().splitlines()]
+    without, out = console()
+    without.print(tiers_table(dataclasses.replace(STATS, objects=None)))
+    assert "objects" not in out.getvalue()
 
 
 def test_statistics_are_shown_to_the_byte_and_as_json() -> None:

@@ -96,6 +96,14 @@ def test_prompt_and_answer_need_a_position_each_but_for_the_last_token(limit: st
         check(REQUEST, **{limit: 9})
 
 
+def test_a_question_that_fits_no_context_is_blamed_itself_and_not_the_chunks() -> None:
+    long = replace(REQUEST, questions=(tuple(range(1, 9)),))
+    with pytest.raises(ContextTooLong, match=r"9 tokens, without any chunk.*ask a shorter question"):
+        check(long, max_positions=10)
+    with pytest.raises(ContextTooLong, match="ask for fewer or shorter chunks"):
+        check(long, max_positions=11)
+
+
 def test_of_several_questions_the_longest_must_fit() -> None:
     several = replace(REQUEST, questions=((1,), (1, 2, 3, 4)))
     check(several, max_positions=12)

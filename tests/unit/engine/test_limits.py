@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from transformers import (
     Phi3Config,
 )
 
-from shared.engine import wrap_model
+from shared.engine import load_model, wrap_model
 from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, ModelUnsupported, StorageFull
 from shared.generation.asked import PrefillRequest
 from shared.generation.modes import ReuseMode
 from shared.generation.told import ChunkStoredEvent
+from shared.selection.stock import load_stock
 from tests.engine_runs import Prompts, Run, Shelf, assert_equals_oracle, engine_of, run
 from tests.oracles import ORACLES, VOCAB, tiny_config, tiny_model
 
@@ -79,6 +81,18 @@ class TestModels:
 
         with pytest.raises(ModelUnsupported):
             wrap_model(AutoModel.from_config(LlamaConfig(**_SMALL), dtype=torch.float32).eval())
+
+    @pytest.mark.parametrize("kept", [0, 5, 0.5])
+    def test_weights_that_are_truncated_are_refused_by_the_models_name(
+        self, kept: float, tmp_path: Path
+    ) -> None:
+        tiny_model("llama").save_pretrained(tmp_path)
+        weights = tmp_path / "model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[: int(kept * len(whole)) if kept < 1 else int(kept)])
+        for load in (load_model, lambda path: load_stock(path, "float32", "cpu", (1,))):
+            with pytest.raises(InvalidRequest, match=f"model: the weights of '{tmp_path}' cannot be loaded"):
+                load(str(tmp_path))
 
     def test_equal_models_have_equal_fingerprints_and_others_do_not(self) -> None:
         prints = [

@@ -16,7 +16,8 @@ from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.flight import FlightReader
 from services.kv_store.fetching.sources import PeerSearch
-from services.kv_store.node.chunks import LocalCopy, NodeTiers
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.node.copies import LocalCopy, NodeCopies
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import CorruptData, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.kv_format import ChunkFile, verify_chunk, write_chunk
@@ -69,6 +70,10 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         await tiers.close()
     made[-1].check_invariants()
     assert not [p for p in (tmp_path / "staging").iterdir() if p.name.startswith("put-")]
+
+
+def copies_of(tiers: NodeTiers) -> NodeCopies:
+    return NodeCopies(tiers, lambda chunk_id: nobody(), with_objects=False)
 
 
 def nobody() -> PeerSearch:
@@ -368,12 +373,12 @@ async def test_the_second_use_brings_a_chunk_to_memory(make: Make, stored: DictB
         await asyncio.sleep(0.001)
     assert (counter(tiers, "promotions"), counter(tiers, "memory_hits")) == (1, 1)
     assert bytes_in(tiers) == {"memory": SIZE, "disk": SIZE, "pending": 0}
-    assert {c.tier for c in tiers.copies()} == {"memory", "disk"}
+    assert {c.tier for c in copies_of(tiers).all()} == {"memory", "disk"}
 
     await put(tiers, seed=1, replace=True)
     assert await whole(tiers) == large(A, 1)
     await tiers.delete(A)
-    assert list(tiers.copies()) == []
+    assert list(copies_of(tiers).all()) == []
 
 
 async def test_a_damaged_copy_in_memory_gives_way_to_that_on_the_disk(make: Make, stored: DictBlobs) -> None:
@@ -478,7 +483,7 @@ async def test_a_chunk_deleted_while_it_is_uploaded_is_not_in_the_object_store_a
     await tiers.delete_object(A)
     await tiers.uploaded()
     assert inner.data == {}
-    assert list(tiers.copies()) == []
+    assert list(copies_of(tiers).all()) == []
 
 
 async def test_what_is_replaced_while_it_waits_is_uploaded_as_it_is_then(make: Make) -> None:
@@ -543,22 +548,22 @@ async def test_every_copy_is_named_and_verified_by_itself(make: Make, stored: Di
     await whole(tiers)
     objects.failure = Unavailable("down")
     await put(tiers, B, behind=True)
-    copies = sorted(tiers.copies(), key=lambda c: c.tier)
+    copies = sorted(copies_of(tiers).all(), key=lambda c: c.tier)
     assert [LocalCopy(c.chunk_id, c.tier, c.size_bytes, 0) for c in copies] == [
         LocalCopy(A, "disk", SIZE, 0),
         LocalCopy(B, "pending", SIZE, 0),
     ]
-    assert [await tiers.verify_copy(c.chunk_id, c.tier) for c in copies] == [SIZE, SIZE]
+    assert [await copies_of(tiers).verify_copy(c.chunk_id, c.tier) for c in copies] == [SIZE, SIZE]
     objects.failure = None
-    assert await tiers.verify_copy(A, "objects") == SIZE
+    assert await copies_of(tiers).verify_copy(A, "objects") == SIZE
     with pytest.raises(NotFound):
-        await tiers.verify_copy(C, "objects")
+        await copies_of(tiers).verify_copy(C, "objects")
     stored.put(blob_of(C), large(A))
     with pytest.raises(CorruptData):
-        await tiers.verify_copy(C, "objects")
-    assert await tiers.remove_copy(C, "objects")
-    assert await tiers.remove_copy(A, "disk")
-    assert not await tiers.remove_copy(A, "disk")
+        await copies_of(tiers).verify_copy(C, "objects")
+    assert await copies_of(tiers).remove_copy(C, "objects")
+    assert await copies_of(tiers).remove_copy(A, "disk")
+    assert not await copies_of(tiers).remove_copy(A, "disk")
     assert tiers.leased(B) is False
 
 
@@ -573,9 +578,9 @@ async def test_a_damaged_copy_is_restored_from_a_good_one(make: Make, stored: Di
     else:
         stored.put(blob_of(A), bytes(data))
     with pytest.raises(CorruptData):
-        await tiers.verify_copy(A, tier)
-    assert await tiers.restore(A, nobody())
-    assert await tiers.verify_copy(A, tier) == SIZE
+        await copies_of(tiers).verify_copy(A, tier)
+    assert await copies_of(tiers).restore(A)
+    assert await copies_of(tiers).verify_copy(A, tier) == SIZE
     assert stored.data[blob_of(A)] == large(A)
     assert await whole(tiers) == large(A)
 
@@ -585,7 +590,7 @@ async def test_what_has_no_good_copy_is_not_restored(make: Make, stored: DictBlo
     await whole(tiers)
     stored.put(blob_of(A), large(A)[:-1])
     os.truncate(tiers.disk.path_of(A), 100)
-    assert not await tiers.restore(A, nobody())
+    assert not await copies_of(tiers).restore(A)
     assert not (await open_one(tiers)).exists
 
 

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from services.kv_store.fetching.flight import FlightReader
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.node.copies import NodeCopies
 from services.kv_store.tiers.chunk_files import is_damaged
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import CorruptData, StorageFull, Unavailable
@@ -119,7 +120,7 @@ class TiersMachine(RuleBasedStateMachine):
         data[-50] ^= 1  # of the frame: what is wrong elsewhere is found by readers
         path.write_bytes(data if flip else data[:-1])
         with pytest.raises(CorruptData):
-            self.run(self.tiers.verify_copy(chunk_id, tier))
+            self.run(NodeCopies(self.tiers, lambda c: nobody(), False).verify_copy(chunk_id, tier))
         self.open(chunk_id)
         # where a faster tier had it, nobody looked
         place.remove_if(chunk_id, lambda: is_damaged(path, chunk_id))

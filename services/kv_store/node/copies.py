@@ -1,0 +1,123 @@
+"""Every copy of every chunk on a node, one by one: looked at, removed, and restored from a good one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from services.kv_store.fetching.sources import PeerSearch
+from services.kv_store.node.chunks import NodeTiers
+from services.kv_store.tiers.chunk_files import verified
+from services.kv_store.tiers.chunk_names import blob_of, chunk_of
+from services.kv_store.tiers.local import LocalTier
+from services.kv_store.tiers.object_chunks import all_objects, verify_object
+from shared.errors import CorruptData, NewerFormat, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """``tier``: memory, disk or pending."""
+
+    chunk_id: str
+    tier: str
+    size_bytes: int
+    modified_s: float
+
+
+class NodeCopies:
+    """``services.kv_store.upkeep.scrub.Copies`` of one node; ``with_objects``: and of the object store."""
+
+    def __init__(self, node: NodeTiers, peers: Callable[[str], PeerSearch], with_objects: bool) -> None:
+        self._node, self._peers, self._with_objects = node, peers, with_objects
+
+    @property
+    def tiers(self) -> Sequence[str]:
+        return ("memory", "disk", "objects") if self._with_objects else ("memory", "disk")
+
+    def all(self) -> Iterator[LocalCopy]:
+        return chain(self._local(), self._objects())
+
+    async def verify_copy(self, chunk_id: str, tier: str) -> int:
+        """Reads every byte of a copy; ``tier``: memory, disk, pending or objects. Returns how many there
+        were.
+
+        Raises:
+            NotFound: it is gone meanwhile.
+            CorruptData: it is not what was stored.
+            NewerFormat: this version cannot tell.
+            StorageFull, Unavailable: it could not be read.
+        """
+        if tier == "objects" and self._node.objects is not None:
+            return (await self._node.in_threads(verify_object, self._node.objects, chunk_id)).size_bytes
+        where = self._tier(tier)
+        try:
+            return (await self._node.in_threads(verified, where.path_of(chunk_id), chunk_id)).size_bytes
+        except NotFound:
+            # somebody removed the file behind our back
+            await self._node.in_threads(where.check_again, chunk_id)
+            raise
+
+    async def remove_copy(self, chunk_id: str, tier: str) -> bool:
+        """Whether it was there. A reader that has it open goes on."""
+        if tier == "objects" and self._node.objects is not None:
+            return await self._node.writes.alone(
+                chunk_id, partial(self._node.objects.delete, blob_of(chunk_id))
+            )
+        return await self._node.writes.alone(chunk_id, partial(self._tier(tier).remove, chunk_id))
+
+    async def restore(self, chunk_id: str) -> bool:
+        """Replaces what is damaged by what is whole: local copies by a fetched one, the object by a local or
+        a fetched one. Whether a good copy is where the truth should be now."""
+        good = await self._node.writes.alone(chunk_id, partial(self._remove_damaged, chunk_id))
+        if good is None:
+            await self._node.fetched(chunk_id, self._peers(chunk_id))
+            good = next((tier for tier in self._node.own if tier.find(chunk_id) is not None), None)
+        if good is None:
+            return False
+        if not await self._is_true(chunk_id):
+            await self._node.writes.put_copy(chunk_id, good.path_of(chunk_id))
+        return True
+
+    def _local(self) -> Iterator[LocalCopy]:
+        for tier in self._node.own:
+            for copy in tier.copies():
+                name = tier.kept_name if copy.kept else tier.name
+                yield LocalCopy(copy.chunk_id, name, copy.size_bytes, copy.modified_s)
+
+    def _objects(self) -> Iterator[LocalCopy]:
+        if self._with_objects and self._node.objects is not None:
+            for blob in all_objects(self._node.objects):
+                if (chunk_id := chunk_of(blob.name)) is not None:
+                    yield LocalCopy(chunk_id, "objects", blob.size_bytes, blob.modified_s)
+
+    async def _is_true(self, chunk_id: str) -> bool:
+        """Whether the truth is whole."""
+        if self._node.objects is None:
+            copy = self._node.disk.find(chunk_id)
+            return copy is not None and copy.kept
+        try:
+            await self.verify_copy(chunk_id, "objects")
+        except (NotFound, CorruptData):
+            return False
+        return True
+
+    def _remove_damaged(self, chunk_id: str) -> LocalTier | None:
+        """The tier of a good copy, if there is one; damaged ones are removed."""
+        good = None
+        for tier in self._node.own:
+            if tier.find(chunk_id) is not None:
+                try:
+                    verified(tier.path_of(chunk_id), chunk_id)
+                    good = tier
+                except CorruptData:
+                    tier.remove(chunk_id)
+                except (NotFound, NewerFormat):
+                    pass
+        return good
+
+    def _tier(self, name: str) -> LocalTier:
+        if name == "memory" and self._node.memory is not None:
+            return self._node.memory
+        return self._node.disk
