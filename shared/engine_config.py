@@ -5,6 +5,7 @@ Apart from the engine's package, which brings torch along: whoever only reads se
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +27,8 @@ class EngineConfig:
     max_step_tokens: most rows of one step, over all requests.
     max_running_branches: requests beyond this many branches wait.
     max_waiting: requests beyond this many are refused as overloaded.
-    resident_bytes: pool of chunk segments shared by all requests.
+    resident_bytes: pool of chunk segments shared by all requests. Unset it follows from what is free: on a
+        GPU four fifths of that less private_bytes, on a CPU half of it, at most 4 GiB.
     private_bytes: KV of questions and answers; above it the youngest request pauses, its KV kept.
     num_threads: of torch; 0 leaves torch's own choice.
     loader_threads: read the stored KV of one request; one more writes.
@@ -45,19 +47,24 @@ class EngineConfig:
     max_step_tokens: int = 2048
     max_running_branches: int = 64
     max_waiting: int = 256
-    resident_bytes: int = 4 * GIB
+    resident_bytes: int | None = None
     private_bytes: int = 2 * GIB
     num_threads: int = 0
     loader_threads: int = 2
     pipelined: bool = True
     overlap_from_s: float = 0.03
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.partition(":")[0] == "cuda"
+
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device: {self.device!r} is not one of cpu, cuda, cuda:0, cuda:1, …")
         for name in (
             "max_step_tokens",
             "max_running_branches",
             "max_waiting",
-            "resident_bytes",
             "private_bytes",
             "loader_threads",
         ):
@@ -67,6 +74,8 @@ class EngineConfig:
             raise ValueError(
                 "compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant"
             )
+        if self.resident_bytes is not None and self.resident_bytes < 1:
+            raise ValueError(f"resident_bytes: must be at least 1, got {self.resident_bytes}")
         if self.num_threads < 0:
             raise ValueError(f"num_threads: must not be negative, got {self.num_threads}")
         if not self.overlap_from_s >= 0:

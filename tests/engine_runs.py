@@ -105,9 +105,9 @@ def run(
         engine.submit(one.request, _sink(one, on_event))
     give_up = time.monotonic() + PATIENCE_S
     while not all(one.ended for one in runs):
-        if not engine.step():
+        if not engine.step() and not all(one.ended for one in runs):
             assert time.monotonic() < give_up, f"the engine is stuck: {engine.stats()}"
-            time.sleep(0.001)  # loader threads are at work
+            engine.wait()  # loader threads are at work
         engine.check_invariants()
     return runs
 

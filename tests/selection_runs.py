@@ -30,19 +30,23 @@ def eager(model: Any) -> Any:
     return told
 
 
-def each_attention(model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids) -> list[torch.Tensor]:
+def each_attention(
+    model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids, layer: int = -1
+) -> list[torch.Tensor]:
     """One stock forward per chunk over (prefix, chunk, question). Per chunk [T], the mean over heads and
     question."""
     found = []
     for chunk in chunks:
         with torch.no_grad():
             out = model(torch.tensor([[*prefix, *chunk, *question]]), output_attentions=True, use_cache=False)
-        mean_T = out.attentions[-1][0, :, -len(question) :].float().mean((0, 1))
+        mean_T = out.attentions[layer][0, :, -len(question) :].float().mean((0, 1))
         found.append(mean_T[len(prefix) : len(prefix) + len(chunk)])
     return found
 
 
-def stitched_attention(model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids) -> list[torch.Tensor]:
+def stitched_attention(
+    model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids, layer: int = -1
+) -> list[torch.Tensor]:
     """Every chunk's KV from a stock forward over (prefix, chunk), moved to its place behind the others, then
     one stock forward of the question over that past. Per chunk [T]."""
     past, start = DynamicCache(), len(prefix)
@@ -62,7 +66,7 @@ def stitched_attention(model: Any, prefix: Ids, chunks: Sequence[Ids], question:
         )
     if not chunks:
         return []
-    mean_T = out.attentions[-1][0].float().mean((0, 1))[len(prefix) : start]
+    mean_T = out.attentions[layer][0].float().mean((0, 1))[len(prefix) : start]
     return list(mean_T.split([len(chunk) for chunk in chunks]))
 
 

@@ -126,8 +126,6 @@ def ask(
         raise InvalidRequest("give a QUESTION, or several by -q")
     if options["margins"] and len(asked) > 1:
         raise InvalidRequest("--margins are written for one question; ask one at a time")
-    if hint := equal_samples_hint(options):
-        session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)
     sampling = sampling_of(options)
     inquiry = Inquiry(
         collection,
@@ -139,6 +137,8 @@ def ask(
         options["no_prefix"],
         options["explain"],
     )
+    if hint := equal_samples_hint(options):
+        session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)
 
     async def go() -> None:
         async with rag_client(session.target) as client:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.local.processes import end_orphans, end_session
+from cluster.local.processes import end_orphans, end_session, has_ended
 from cluster.local.state import RunDirectory, StackState
 from cluster.paths import PROJECT_ROOT
 from shared.config import to_dict
@@ -163,13 +163,7 @@ def _wait(
 
 
 def _alive(pid: int, process: subprocess.Popen[bytes] | None) -> bool:
-    if process is not None:
-        return process.poll() is None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return process.poll() is None if process is not None else not has_ended(pid)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -35,7 +35,7 @@ def end_session(session_id: int) -> None:
 def end_orphans(session_id: int, *marks: str) -> None:
     """Ends processes whose command holds one of ``marks``, of a session whose leader was killed. While
     members live, the kernel gives the leader's number to nobody else."""
-    if _is_alive(session_id):
+    if not has_ended(session_id):
         return
     for pid in session_members(session_id):
         with contextlib.suppress(OSError):
@@ -44,11 +44,14 @@ def end_orphans(session_id: int, *marks: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _is_alive(pid: int) -> bool:
-    """A process that ended and was not waited for is not."""
+def has_ended(pid: int) -> bool:
+    """Also when whoever started it has not waited for it yet."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's, or there is no /proc
         return False
 
 

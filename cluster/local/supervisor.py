@@ -32,7 +32,7 @@ from cluster.local.state import RAY_DIR_PREFIX, RunDirectory, StackState
 from services.kv_store.tiers.memory_directory import remove_what_was_left
 from shared import log as logs
 from shared.config import load, to_dict
-from shared.errors import KvquiltError, Unavailable
+from shared.errors import ConfigError, KvquiltError, Unavailable
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Supervisor:
             self._listen_for_signals()
             start_ray(self._state.ray_dir)
             self._listen_for_signals()  # ray.init puts its own handlers in place
+            check_gpus(self._config, gpus_here())
             deploy(self._config)
             self._wait_until_ready()
             self._report(phase="ready")
@@ -141,6 +142,28 @@ def start_ray(ray_dir: str) -> None:
         _temp_dir=ray_dir,
         _node_ip_address="127.0.0.1",
     )
+
+
+def gpus_here() -> float:
+    import ray
+
+    return float(ray.cluster_resources().get("GPU", 0))
+
+
+def check_gpus(config: QuiltConfig, available: float) -> None:
+    """Ray would wait for them for ever.
+
+    Raises:
+        ConfigError: the generator's replicas need more than there are.
+    """
+    deployment = config.generator.deployment
+    needed = deployment.num_gpus * deployment.num_replicas
+    if needed > available:
+        raise ConfigError(
+            f"generator.engine.device: {config.generator.engine.device} needs {needed:g} GPUs "
+            f"(generator.deployment.num_gpus × num_replicas), this machine has {available:g}; set it to "
+            "cpu, or reserve less"
+        )
 
 
 def deploy(config: QuiltConfig) -> None:

@@ -94,7 +94,8 @@ def _measure(
     if "disk" in args.parts:
         yield compare_disk(cases[0], runs, _say)
     if "sharing" in args.parts:
-        yield from compare_sharing(Crowd(cases[0].shape, threads=args.threads), rates, args.cold_runs, _say)
+        crowd = Crowd(cases[0].shape, threads=args.threads, device=args.device)
+        yield from compare_sharing(crowd, rates, args.cold_runs, _say)
     if "invariant" in args.parts:
         yield from compare_invariant(cases[0], runs, _say)
     if "sampled" in args.parts:

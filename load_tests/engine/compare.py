@@ -185,7 +185,8 @@ def compare_disk(case: Case, runs: Runs, say: Progress) -> Measurement:
     say(f"first token over {case.context} tokens on disk")
     contexts = Contexts(tuple(case.chunk_lens), case.prefix, case.question, count=2)
     with tempfile.TemporaryDirectory(prefix="kvquilt-engine-") as directory:
-        found = {m.name: m for m in measure_stored_ttft(Path(directory), case.shape, contexts, runs.warm)}
+        stored = measure_stored_ttft(Path(directory), case.shape, contexts, runs.warm, case.device)
+        found = {m.name: m for m in stored}
     disk = found["ttft_disk"]
     to_s = 1e-3
     return Measurement(

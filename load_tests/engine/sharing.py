@@ -33,6 +33,7 @@ class Crowd:
     question: int = 16
     decode: int = 16
     threads: int = 0
+    device: str = "cpu"
 
     @property
     def num_unique(self) -> int:
@@ -80,11 +81,14 @@ class CrowdEngine:
         copies = crowd.num_unique if shared else crowd.num_requests * crowd.num_chunks
         config = EngineConfig(
             dtype="bfloat16",
+            device=crowd.device,
             num_threads=crowd.threads,
             resident_bytes=2 * crowd.bytes_of(copies),
             max_running_branches=max(64, crowd.num_requests),
         )
-        self._engine = Engine(build_model(crowd.shape), config, HostKv(crowd.shape, crowd.chunk_len))
+        self._engine = Engine(
+            build_model(crowd.shape, crowd.device), config, HostKv(crowd.shape, crowd.chunk_len)
+        )
 
     def run(self) -> CrowdResult:
         """

@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 
 class WorkerFailed(RuntimeError):
     """The worker's traceback."""
@@ -40,7 +42,8 @@ class Worker:
         return self._receive()
 
     def peak_bytes(self) -> int:
-        """Most memory that the process ever had resident: weights, KV, everything."""
+        """Most memory that the process ever had: on a GPU if it works on one, else of the host. Weights, KV,
+        everything."""
         return int(self.call("__peak__"))
 
     def close(self) -> None:
@@ -70,6 +73,13 @@ class Worker:
         self.close()
 
 
+def peak_bytes() -> int:
+    """Of this process."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _serve(pipe: Connection, build: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         it = build(*args)
@@ -77,7 +87,7 @@ def _serve(pipe: Connection, build: Callable[..., Any], args: tuple[Any, ...]) -
         while True:
             method, arguments = pipe.recv()
             if method == "__peak__":
-                pipe.send((True, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+                pipe.send((True, peak_bytes()))
             else:
                 pipe.send((True, getattr(it, method)(*arguments)))
     except EOFError:

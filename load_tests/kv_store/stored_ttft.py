@@ -76,19 +76,25 @@ class Pair:
 
 
 def measure_stored_ttft(
-    directory: Path, shape: Shape = QWEN2_05B, contexts: Contexts | None = None, runs: int = 12
+    directory: Path,
+    shape: Shape = QWEN2_05B,
+    contexts: Contexts | None = None,
+    runs: int = 12,
+    device: str = "cpu",
 ) -> list[Measurement]:
     """``ttft_disk_over_resident`` (page cache warm) and ``ttft_cold_over_resident``, each with its twin that
     does not pipeline."""
     contexts = contexts or Contexts()
-    model = build_model(shape)
+    model = build_model(shape, device)
     requests = contexts.requests(shape.vocab)
     tokens = contexts.prefix_len + sum(contexts.chunk_lens)
     pool_bytes = int(1.3 * tokens * model.spec.kv_bytes_per_token)
     with stored_source(directory / "ttft", model) as (source, paths):
         engines = {
             pipelined: Engine(
-                model, EngineConfig(dtype="bfloat16", resident_bytes=pool_bytes, pipelined=pipelined), source
+                model,
+                EngineConfig(dtype="bfloat16", device=device, resident_bytes=pool_bytes, pipelined=pipelined),
+                source,
             )
             for pipelined in (True, False)
         }

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cluster.paths import DEMO_ASSETS
 from load_tests.quality.bench import Bench
 from load_tests.quality.findings import findings, likenesses, measurements, scores
-from load_tests.quality.ledger import Ledger
+from load_tests.quality.ledger import LAST_LAYER, Ledger
 from load_tests.quality.modes import BASELINES, Clip, labels, parse_clips, parse_controls
 from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
@@ -78,6 +78,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
         "seed": args.seed,
         "ratio": args.ratio,
         "controls_as": clips[0].label,
+        "agreement_with": LAST_LAYER,
         **dataclasses.asdict(shapes),
     }
     ledger = Ledger(args.answers, {**settings, **bench.fingerprints})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from load_tests.quality.ledger import Answer
+from load_tests.quality.ledger import FIRST_LAYER, LAST_LAYER, Answer
 from load_tests.quality.modes import Clip
 from load_tests.quality.paired import agreement
 from load_tests.quality.trials import Trial, is_spread
@@ -22,11 +22,11 @@ from shared.engine import Engine, EngineConfig, load_model
 from shared.errors import ConfigError
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Chooser, Recompute, ReuseMode
-from shared.generation.selection import Reading
 from shared.generation.told import DoneEvent, Event, FailedEvent, SelectedEvent, TokenEvent
 from shared.identity import chunk_identity
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import load_auxiliary
+from shared.selection.scoring import EngineScorer
 from shared.selection.selector import PairedChunk, Selection, Selector
 from shared.selection.spans import SpanTokenizer
 
@@ -52,12 +52,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One trial as both models read it. ``chosen``: per form of ``cacheclip``, per question."""
+    """One trial as both models read it. ``chosen``: per form of ``cacheclip``, per question; ``attention``:
+    of the primary's first and last layer, per question."""
 
     trial: Trial
     paired: tuple[PairedChunk, ...]
     chunks: tuple[Chunk, ...]
     chosen: Mapping[Clip, Sequence[Selection]]
+    attention: Mapping[str, Sequence[Scores]]
 
     @property
     def num_tokens(self) -> int:
@@ -82,6 +84,10 @@ class Bench:
         model = load_model(primary)
         self.engine = Engine(model, EngineConfig(), decode=prompts.decode)
         self.selector = Selector(load_auxiliary(auxiliary), SpanTokenizer(prompts.tokenizer, primary))
+        self._attention = {
+            name: EngineScorer(model, prompts.prefix_ids, layer=layer)
+            for name, layer in ((FIRST_LAYER, 0), (LAST_LAYER, model.spec.num_layers - 1))
+        }
         self._sampling = SamplingParams(max_tokens=max_tokens)
 
     @property
@@ -108,7 +114,17 @@ class Bench:
             ]
             for clip in self.clips
         }
-        return Prepared(trial, tuple(paired), tuple(map(self._chunk, token_ids)), chosen)
+        chunks = tuple(map(self._chunk, token_ids))
+        return Prepared(trial, tuple(paired), chunks, chosen, self._attended(trial, token_ids))
+
+    def _attended(self, trial: Trial, token_ids: Sequence[tuple[int, ...]]) -> dict[str, list[Scores]]:
+        """What every question attends to over the stitched chunks, by the primary's own layers."""
+        questions = [self.prompts.encode_question(question.text) for question in trial.questions]
+        found: dict[str, list[Scores]] = {}
+        for name, scorer in self._attention.items():
+            segments = scorer.encode(token_ids)
+            found[name] = [np.concatenate(scorer.score(segments, ids).chunks) for ids in questions]
+        return found
 
     def ask(self, mode: ReuseMode | Clip, trials: Sequence[Prepared]) -> Iterator[list[Answer]]:
         """Answers by trial, in order."""
@@ -208,27 +224,21 @@ class Bench:
             prepared.num_tokens,
             reply.num_selected,
             len(told.intersection(reply.selection.tokens)) / len(told) if told else None,
-            self._agreements(prepared, index, reply.selection.scores)
+            self._agreements(prepared, index)
             if isinstance(mode, ReuseMode) and mode.row.chooser is Chooser.QUESTION
             else {},
         )
 
-    def _agreements(
-        self, prepared: Prepared, index: int, scores: Sequence[float]
-    ) -> dict[str, tuple[float, float]]:
-        """Of the auxiliary's scores, in every reading of this run, with the primary's own, if it judged."""
-        if not scores:
-            return {}
-        if not scores:
-            return {}
-        by_reading: dict[Reading, Scores] = {
-            clip.reading: np.concatenate(selections[index].scores)
+    def _agreements(self, prepared: Prepared, index: int) -> dict[str, tuple[float, float]]:
+        """With the attention of the primary's last layer: the auxiliary's scores in every reading of this
+        run, and, as the yardstick, the primary's first layer (CacheClip, section 3)."""
+        last_T = prepared.attention[LAST_LAYER][index]
+        others: dict[str, Scores] = {
+            clip.reading.value: np.concatenate(selections[index].scores)
             for clip, selections in prepared.chosen.items()
         }
-        return {
-            reading.value: agreement(np.array(scores), ours_T, self.ratio)
-            for reading, ours_T in by_reading.items()
-        }
+        others[FIRST_LAYER] = prepared.attention[FIRST_LAYER][index]
+        return {name: agreement(last_T, scores_T, self.ratio) for name, scores_T in others.items()}
 
     def _value_tokens(self, prepared: Prepared, question: Question) -> set[int]:
         """The primary's tokens, counted over all chunks, of the value where it stands in the passage that

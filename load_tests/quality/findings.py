@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from load_tests.quality.ledger import Answer
+from load_tests.quality.ledger import FIRST_LAYER, Answer
 from load_tests.quality.modes import CACHECLIP
 from load_tests.quality.paired import Bools, Clusters, Interval, mcnemar, won_back
 from shared.generation.modes import ReuseMode
@@ -58,7 +58,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Of the auxiliary's scores with the primary's attention, means over all questions."""
+    """With the attention of the primary's last layer, means over all questions: of the auxiliary's scores
+    (``reading``), or of the primary's first layer, the yardstick: an auxiliary that is nearer is worth
+    asking."""
 
     reading: str
     kl: float
@@ -113,8 +115,10 @@ def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterato
             yield Measurement(f"won_back_{name}", row.won_back.value, "fraction", n=finding.num_questions)
             yield Measurement(f"selected_{name}", row.selected, "fraction", n=finding.num_questions)
             yield Measurement(f"p_cacheclip_and_{name}", row.p, "probability", n=row.ahead + row.behind)
+    yardstick = next((one.kl for one in alike if one.reading == FIRST_LAYER), None)
     for one in alike:
-        yield Measurement(f"kl_{one.reading}", one.kl, "nats", n=one.num_questions)
+        ratio = yardstick / one.kl if yardstick is not None and one.kl else None
+        yield Measurement(f"kl_{one.reading}", one.kl, "nats", yardstick, ratio, n=one.num_questions)
         yield Measurement(
             f"jaccard_{one.reading}", one.jaccard, "fraction", one.jaccard_by_chance, n=one.num_questions
         )

@@ -11,6 +11,8 @@ from typing import Any
 
 from shared.errors import InvalidRequest
 
+FIRST_LAYER, LAST_LAYER = "first_layer", "last_layer"
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -20,8 +22,8 @@ class Answer:
     selected: tokens of the context that were recomputed for this question.
     found: share of the answer's tokens in the context that are among them; None where the text does not show
     it in one piece.
-    agreement: by the auxiliary's reading, its (KL divergence in nats, Jaccard index of best tokens) with the
-    primary's attention.
+    agreement: (KL divergence in nats, Jaccard index of best tokens) with the attention of the primary's last
+    layer: by reading that of the auxiliary, and by ``FIRST_LAYER`` that of the primary's own first layer.
     """
 
     mode: str

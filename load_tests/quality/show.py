@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from load_tests.quality.findings import FULL, REORDERED, Finding, Likeness
+from load_tests.quality.ledger import FIRST_LAYER
 from load_tests.quality.paired import Interval
 
 
@@ -20,9 +21,11 @@ def show(console: Console, found: Sequence[Finding], alike: Sequence[Likeness]) 
                 f"of what query_attention wins back over reordered, cacheclip wins back {share} %\n"
             )
     for one in alike:
+        whose = (
+            "the primary's first layer" if one.reading == FIRST_LAYER else f"the auxiliary ({one.reading})"
+        )
         console.print(
-            f"auxiliary's scores ({one.reading}) and the primary's attention, {one.num_questions} "
-            f"questions: KL {one.kl:.2f} nats, "
+            f"{whose} and the primary's last layer, {one.num_questions} questions: KL {one.kl:.2f} nats, "
             f"Jaccard of the best tokens {one.jaccard:.3f} (by chance {one.jaccard_by_chance:.3f})"
         )
 

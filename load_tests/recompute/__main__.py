@@ -3,6 +3,9 @@ weights.
 
     python -m load_tests.recompute --context 8192 --question 128 --ratios 0,10,20,40,100 --json
     build/recompute.json
+    python -m load_tests.recompute --device cuda --shape qwen2-7b --json build/recompute.json
+
+``--device`` is the primary's; the auxiliary stays on the CPU, as a selector's does.
 
 First tokens of the engine's own ``full`` and ``reordered``, and of CacheClip at each percentage: both
 tokenizers read the chunks, the auxiliary's KV is read from its store, the auxiliary scores, windows are
@@ -40,16 +43,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"load_tests.recompute: {error}", file=sys.stderr)
         return 2
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print(
+            "load_tests.recompute: --device: there is no CUDA device here; leave it out for the CPU",
+            file=sys.stderr,
+        )
+        return 2
     if args.threads:
         torch.set_num_threads(args.threads)
     _say("the machine's limits")
-    rates = measure_rates()
+    rates = measure_rates(args.device)
     _print_rates(rates)
     measurements = []
     for measurement in measure(plan, rates, _say):
         print(line(measurement), flush=True)
         measurements.append(measurement)
-    after = measure_rates()
+    after = measure_rates(args.device)
     print("\nwhen all was done (limits mean something only if this is what it was in the beginning):")
     _print_rates(after)
     if args.json:
@@ -69,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _plan(args: argparse.Namespace) -> Plan:
     shape = SHAPES[args.shape]
-    case = Case(shape, args.context, args.question, chunk_len=args.chunk, threads=args.threads)
+    case = Case(
+        shape, args.context, args.question, chunk_len=args.chunk, device=args.device, threads=args.threads
+    )
     grouping, reading = Grouping(args.grouping), Reading(args.reading)
     return Plan(case, SHAPES[args.auxiliary], tuple(args.ratios), grouping, reading, args.runs)
 
@@ -120,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         "--reading", choices=readings, default="stitched", help="of the curve (default: %(default)s)"
     )
     parser.add_argument("--runs", type=int, default=3, help="of everything (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: as many as there are cores")
     parser.add_argument("--json", type=Path, help="where to write the report")
     parser.add_argument("--plot", type=Path, help="where to write a picture of it (SVG)")

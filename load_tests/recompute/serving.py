@@ -51,7 +51,9 @@ class Primary:
     def __init__(self, case: Case, model: LoadedModel, chunks: list[Ids], question: Ids) -> None:
         self._case, self._chunks, self._question = case, chunks, question
         self._source = LateKv(case.shape, case.chunk_len)
-        config = EngineConfig(dtype="bfloat16", num_threads=case.threads, resident_bytes=64 * GIB)
+        config = EngineConfig(
+            dtype="bfloat16", device=case.device, num_threads=case.threads, resident_bytes=64 * GIB
+        )
         self._engine = Engine(model, config, self._source)
         self._numbers = itertools.count()
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="select")

@@ -37,6 +37,7 @@ from shared.generation.told import (
     SelectedEvent,
     TokenEvent,
 )
+from shared.patience import patiently
 from shared.request import RequestContext, check_name
 
 
@@ -106,7 +107,10 @@ class Pipeline:
             raise InvalidRequest(f"retrieval.k: at most {self._config.max_k}, got {inquiry.retrieval.k}")
 
     async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> Retrieved:
-        retrieved, model = await _both(self._search(ctx, inquiry), self._generator.describe(ctx))
+        retrieved, model = await _both(
+            patiently(ctx, "searching", lambda: self._search(ctx, inquiry)),
+            patiently(ctx, "asking which model is served", lambda: self._generator.describe(ctx)),
+        )
         hits = retrieved.hits
         if not hits:
             raise NotFound(

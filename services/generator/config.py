@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shared.deployment import DeploymentConfig
@@ -51,11 +51,12 @@ class GeneratorConfig:
     """``model``: a directory or Hugging Face id. ``reuse`` and ``max_tokens`` apply to requests that name
     none.
 
-    ``engine.num_threads`` 0 means all CPUs that this process may use. ``kv_store`` is the application that
-    keeps KV; empty: none, everything is computed here and forgotten with the process. ``kv_encoding``: how
-    new KV is stored (see ``docs/encodings.md``); what is stored already is read as it is. ``verdict``: the
-    file that ``auto`` goes by; empty: ``quilt.verdict.json`` in the model's directory, if it is there
-    (docs/recompute.md).
+    ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
+    ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
+    the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
+    ``kv_encoding``: how new KV is stored (see ``docs/encodings.md``); what is stored already is read as it
+    is. ``verdict``: the file that ``auto`` goes by; empty: ``quilt.verdict.json`` in the model's directory,
+    if it is there (docs/recompute.md).
     """
 
     model: str
@@ -72,6 +73,8 @@ class GeneratorConfig:
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
+        if self.engine.on_gpu and not self.deployment.num_gpus:
+            object.__setattr__(self, "deployment", replace(self.deployment, num_gpus=1.0))
         if not self.model:
             raise ValueError("model: a directory or Hugging Face id is required")
         for name in ("max_tokens", "max_tokens_limit", "max_chunks", "max_questions"):

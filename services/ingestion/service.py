@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 from services.ingestion.config import IngestionConfig
-from services.ingestion.locks import DocumentLocks
 from services.ingestion.recipe import Recipe, is_current
 from services.ingestion.run import run_documents
 from services.ingestion.upkeep import Upkeep, unknown
@@ -26,6 +25,7 @@ from shared.errors import (
 )
 from shared.generation.described import ModelDescription
 from shared.kv_types import Manifest
+from shared.locks import Locks
 from shared.request import RequestContext, check_name
 from shared.search import check_metadata
 
@@ -47,7 +47,7 @@ class IngestionService:
         self._store = store
         # one: tokenizers are not for several threads
         self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")
-        self._locks = DocumentLocks()
+        self._locks = Locks()
         self.upkeep = Upkeep(store, self._locks, config.parallel_documents)
 
     async def upsert(
@@ -78,7 +78,7 @@ class IngestionService:
             source = sources[document_id]
             check_metadata(source.metadata)
             self._check_size(source)
-            async with self._locks.of(ctx, collection, document_id):
+            async with self._locks.hold(ctx.tenant, collection, document_id):
                 if stale and document_id not in known:
                     raise _mixing(collection, len(stale))
                 if unchanged(known.get(document_id), source):
@@ -107,7 +107,7 @@ class IngestionService:
         auxiliary = await self._store.auxiliary(ctx, model)
 
         async def work(document_id: str, report: Report) -> None:
-            async with self._locks.of(ctx, collection, document_id):
+            async with self._locks.hold(ctx.tenant, collection, document_id):
                 manifest = await self._store.stored(ctx, collection, document_id)
                 if manifest is None:
                     raise NotFound("the document was deleted meanwhile")
@@ -143,7 +143,7 @@ class IngestionService:
         not_found, num_chunks = [], 0
         for document_id in ids:
             ctx.check_deadline("deleting documents")
-            async with self._locks.of(ctx, collection, document_id):
+            async with self._locks.hold(ctx.tenant, collection, document_id):
                 removed = await self._store.remove(ctx, collection, document_id)
             if removed is None:
                 not_found.append(document_id)

@@ -14,13 +14,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from services.ingestion.locks import DocumentLocks
 from services.ingestion.recipe import is_current
 from services.ingestion.run import run_documents
 from services.ingestion.upsert import DocumentStore, Report
 from shared.documents import Stage, UpsertProgress
 from shared.errors import ModelMismatch, NotFound
 from shared.kv_types import Manifest
+from shared.locks import Locks
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Upkeep:
     """Documents are named by their id, or as ``collection/document_id`` in a run over all collections."""
 
-    def __init__(self, store: DocumentStore, locks: DocumentLocks, parallel: int) -> None:
+    def __init__(self, store: DocumentStore, locks: Locks, parallel: int) -> None:
         self._store, self._locks, self._parallel = store, locks, parallel
 
     async def rebuild(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
@@ -48,7 +48,7 @@ class Upkeep:
 
         async def work(key: str, report: Report) -> None:
             name, document_id = _split(collection, key)
-            async with self._locks.of(ctx, name, document_id):
+            async with self._locks.hold(ctx.tenant, name, document_id):
                 manifest = await self._store.stored(ctx, name, document_id)
                 if manifest is not None and manifest.chunks:
                     return await self._store.keep(ctx, manifest, _as(key, report))
@@ -80,7 +80,7 @@ class Upkeep:
 
         async def work(key: str, report: Report) -> None:
             name, document_id = _split(collection, key)
-            async with self._locks.of(ctx, name, document_id):
+            async with self._locks.hold(ctx.tenant, name, document_id):
                 manifest = await self._store.stored(ctx, name, document_id)
                 if manifest is None:  # deleted meanwhile
                     return report(UpsertProgress(key, Stage.REMOVED))

@@ -29,8 +29,8 @@ class Endings:
         self._forget(job)
         job.emit(FailedEvent(error))
 
-    def fail_works(self, works: Iterable[BranchWork]) -> None:
-        """All requests that these were for."""
+    def fail_works(self, works: Iterable[BranchWork], error: KvquiltError | None = None) -> None:
+        """All requests that these were for. ``error`` None: something broke."""
         jobs: dict[str, Job] = {}
         for work in works:
             if work.job is None:
@@ -41,7 +41,7 @@ class Endings:
             else:
                 jobs[work.job.request.request_id] = work.job
         for job in jobs.values():
-            self.fail(job, InternalError(FAILED))
+            self.fail(job, error or InternalError(FAILED))
 
     def _forget(self, job: Job) -> None:
         if self._requests.remove(job):

@@ -27,6 +27,7 @@ from shared.engine.jobs.forest import ForestJob
 from shared.engine.jobs.job import Job, Sink
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.loader import Loader
+from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
 from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
@@ -56,6 +57,7 @@ _SOON_S = 0.005
 class Engine:
     """
     decode: token ids to text (special tokens skipped); None serves ids only, without text and stop strings.
+    memory: of the model's device; None asks torch.
     """
 
     def __init__(
@@ -64,9 +66,12 @@ class Engine:
         config: EngineConfig | None = None,
         source: SegmentSource | None = None,
         decode: Decode | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
+        memory = memory or DeviceMemory(model.spec.device)
+        resident_bytes = pool_bytes(self.config, model.spec.device, memory)
         self._stats = EngineStats()
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
@@ -76,10 +81,10 @@ class Engine:
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         scheduler = Scheduler(self.config)
         self._requests = RequestQueue(scheduler)
-        self._cache = SegmentCache(model.spec, self.config, self._loader, self._requests.holders)
+        self._cache = SegmentCache(model.spec, resident_bytes, self._loader, self._requests.holders)
         self._endings = Endings(self._requests, self._cache)
         self._stepping = Stepping(
-            model, self.config, scheduler, self._requests, self._cache, self._endings, self._inbox
+            model, self.config, scheduler, self._requests, self._cache, self._endings, self._inbox, memory
         )
         self._answering = Answering(model.spec, self.config, decode)
         self._exploring = Exploring(model.spec, self.config, decode)
@@ -149,7 +154,7 @@ class Engine:
         """Steps until ``close``, sleeping while there is nothing to do."""
         while not self._closed:
             if not self.step():
-                self._wait()
+                self.wait()
         self.shut_down()
 
     def shut_down(self) -> None:
@@ -173,7 +178,7 @@ class Engine:
         try:
             while True:
                 if not events and not self.step() and not events:  # a step may only deliver
-                    self._wait()
+                    self.wait()
                 while events:
                     event = events.popleft()
                     if isinstance(event, FailedEvent):
@@ -213,7 +218,8 @@ class Engine:
 
     # --- arrivals ------------------------------------------------------------------------------------------
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """After a step that ran nothing: returns when something has happened, or a little later."""
         soon = any(not job.started and job.arriving for job in self._requests.running)
         self._inbox.wait(_SOON_S if soon else _POLL_S if self._requests else None)
 

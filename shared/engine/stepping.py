@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import time
 
+import torch
+
 from shared.engine.decoding.forest import uproot
 from shared.engine.endings import FAILED, Endings
 from shared.engine.inbox import Inbox
 from shared.engine.jobs.context import ContextJob
-from shared.engine.jobs.job import BranchWork, Job
+from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.arrival import GivenUp, Patience
+from shared.engine.kv.memory import Memory, out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.passes import PassRunner
@@ -32,12 +35,14 @@ class Stepping:
         cache: SegmentCache,
         endings: Endings,
         inbox: Inbox,
+        memory: Memory,
     ) -> None:
         self._scheduler = scheduler
         self._requests = requests
         self._cache = cache
         self._endings = endings
         self._inbox = inbox
+        self._memory = memory
         self._passes = PassRunner(model, config)
         self._overlap_from_s = config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
         self._ahead: ContextJob | None = None
@@ -58,6 +63,9 @@ class Stepping:
         for job in [job for job in self._requests.running if job.started]:
             try:
                 job.obey()
+            except torch.OutOfMemoryError:
+                self._give_up_unused()
+                self._endings.fail(job, out_of_memory())
             except Exception:
                 log.exception("a command of request %s failed", job.request.request_id)
                 self._endings.fail(job, InternalError(FAILED))
@@ -76,7 +84,24 @@ class Stepping:
     def _start(self, job: ContextJob) -> None:
         job.clock.placed = time.monotonic()
         job.started = True
-        job.start()
+        try:
+            job.start()
+        except torch.OutOfMemoryError:
+            self._give_up_unused()
+            job.questions.clear()
+            self._start_again(job)
+
+    def _start_again(self, job: ContextJob) -> None:
+        try:
+            job.start()
+        except torch.OutOfMemoryError:
+            self._endings.fail(job, out_of_memory())
+
+    def _give_up_unused(self) -> None:
+        log.warning(
+            "the device is out of memory; %d bytes of unused KV are given up", self._cache.evict_unused()
+        )
+        self._memory.trim()
 
     def _start_arriving(self) -> list[BranchWork]:
         """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request
@@ -95,8 +120,9 @@ class Stepping:
         jobs = (*self._requests.running, *self._requests.prefilling)
         return [*self._cache.works(), *(work for job in jobs for work in job.works())]
 
-    def _run_pass(self, slices: list[Slice[BranchWork]]) -> bool:
-        """False: the pass was given up, and with it the rest of the step."""
+    def _run_pass(self, slices: list[Slice[BranchWork]], last_try: bool = False) -> bool:
+        """False: the pass was given up, and with it the rest of the step. ``last_try``: there is no more room
+        to be made."""
         try:
             ended = self._passes.run(slices, Patience(lambda: self._inbox.has_news))
         except GivenUp as reason:
@@ -104,6 +130,8 @@ class Stepping:
             self._ahead.patient = reason.stalled
             uproot(self._ahead)
             return False
+        except torch.OutOfMemoryError:
+            return self._run_with_room(slices, last_try)
         except Exception:
             log.exception("a step of %d branches failed", len(slices))
             self._endings.fail_works([s.work for s in slices])
@@ -112,10 +140,35 @@ class Stepping:
             job = work.job
             if job is not None and job not in self._requests:
                 continue  # it failed earlier in this pass
-            work.done(computed)
-            if job is not None:
-                self._finish_if_complete(job)
+            self._continue(work, computed)
         return True
+
+    def _continue(self, work: BranchWork, computed: Computed) -> None:
+        try:
+            work.done(computed)
+        except torch.OutOfMemoryError:
+            self._give_up_unused()
+            self._endings.fail_works([work], out_of_memory())
+        else:
+            if work.job is not None:
+                self._finish_if_complete(work.job)
+
+    def _run_with_room(self, slices: list[Slice[BranchWork]], last_try: bool) -> bool:
+        """A pass for which memory did not suffice, and which moved no token: once more with all unused KV
+        given up, then request by request, so that only what does not fit alone fails."""
+        if not last_try:
+            self._give_up_unused()
+            return self._run_pass(slices, last_try=True)
+        parts: dict[int, list[Slice[BranchWork]]] = {}
+        for one in slices:
+            parts.setdefault(id(one.work.job or one.work.branch), []).append(one)
+        if len(parts) == 1:
+            self._endings.fail_works([one.work for one in slices], out_of_memory())
+            return True
+        alive = (
+            part for part in parts.values() if part[0].work.job is None or part[0].work.job in self._requests
+        )
+        return all(self._run_pass(part, last_try=True) for part in alive)
 
     def _finish_if_complete(self, job: Job) -> None:
         if job.num_open == 0:

@@ -79,15 +79,21 @@ class EngineScorer:
     stitched context, and of the last layer only queries and keys are computed."""
 
     def __init__(
-        self, model: LoadedModel, prefix_ids: Sequence[int] = (), config: EngineConfig | None = None
+        self,
+        model: LoadedModel,
+        prefix_ids: Sequence[int] = (),
+        config: EngineConfig | None = None,
+        layer: int | None = None,
     ) -> None:
-        """
+        """``layer``: whose attention is the score; None: the last one's. Chunks are computed no further.
+
         Raises:
             ConfigError: the backend that ``config`` names does not work here.
             InvalidRequest, ContextTooLong: the prefix is nothing that the model can read.
         """
         self.model = model
         config, spec = config or EngineConfig(), model.spec
+        self._layer = spec.num_layers - 1 if layer is None else layer
         self._limits = Limits(
             spec.vocab_size,
             min(spec.max_positions, spec.sliding_window or spec.max_positions),
@@ -165,6 +171,6 @@ class EngineScorer:
         return lanes
 
     def _run(self, lanes: Sequence[Lane], wanted: bool) -> Watcher:
-        watcher = Watcher(self._backend, self._rotation, self.spec.num_layers - 1, wanted)
+        watcher = Watcher(self._backend, self._rotation, self._layer, wanted)
         run_watched(self.model, lanes, watcher)
         return watcher

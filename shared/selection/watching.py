@@ -1,7 +1,7 @@
-"""What rows attend to in the last layer, from queries and keys directly, and nothing behind that.
+"""What rows attend to in one layer, from queries and keys directly, and nothing behind that.
 
 A backend of attention (``shared.engine.attention``) around another one: the layers in front are the other
-one's, in the last layer the rows' keys and values are appended, the attention of the rows is kept as weights
+one's, in that layer the rows' keys and values are appended, the attention of the rows is kept as weights
 per token, and the pass ends: neither the layer's output nor its MLP is computed. Shapes: H query heads, K kv
 heads, S rows of a lane, T tokens of a segment, D head_dim.
 """
@@ -20,7 +20,7 @@ from shared.engine.model.rope import Rotation
 
 
 class _Enough(Exception):
-    """The last layer's attention is known; the rest of the pass is not wanted."""
+    """The layer's attention is known; the rest of the pass is not wanted."""
 
 
 class Watcher:
@@ -28,11 +28,11 @@ class Watcher:
     ``context``, the mean attention [T] over the lane's rows and all heads, as float32. Rows stand behind
     everything in their context."""
 
-    def __init__(self, backend: Backend, rotation: Rotation, last_layer: int, wanted: bool = True) -> None:
+    def __init__(self, backend: Backend, rotation: Rotation, watched: int, wanted: bool = True) -> None:
         self.weights: list[list[torch.Tensor]] = []
         self._backend = backend
         self._rotation = rotation
-        self._last_layer = last_layer
+        self._watched = watched
         self._wanted = wanted
 
     def plan(self, lanes: Sequence[Lane]) -> Watcher:
@@ -43,7 +43,7 @@ class Watcher:
     def run(
         self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        if layer != self._last_layer:
+        if layer != self._watched:
             return self._inner.run(layer, q_HRD, k_KRD, v_KRD, scale)
         angles = self._rotation.angles([int(place) for lane in self._lanes for place in lane.places()])
         append(self._lanes, layer, self._rotation.rotate(k_KRD, angles), v_KRD)
@@ -58,12 +58,12 @@ class Watcher:
         own_HST = self._scores(
             q_HSD,
             position_S - branch.offset,
-            branch.segment.k_LKTD[self._last_layer][:, : length + lane.num_rows],
+            branch.segment.k_LKTD[self._watched][:, : length + lane.num_rows],
         )
         ahead_ST = torch.ones(lane.num_rows, lane.num_rows, dtype=torch.bool, device=q_HSD.device).triu(1)
         own_HST[..., length:].masked_fill_(ahead_ST, float("-inf"))
         scores = [
-            self._scores(q_HSD, position_S - p.offset, p.segment.k_LKTD[self._last_layer][:, : p.num_tokens])
+            self._scores(q_HSD, position_S - p.offset, p.segment.k_LKTD[self._watched][:, : p.num_tokens])
             for p in branch.context
         ]
         lse_HS = torch.stack([s.logsumexp(-1) for s in (*scores, own_HST) if s.shape[-1]]).logsumexp(0)

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 
 import pytest
 
+from shared.errors import KvquiltError
 from tests.k8s import images as image_store
 from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, answer, cli
 from tests.k8s.door import Door
 from tests.k8s.images import Images
 from tests.k8s.kubectl import Kubectl, cluster_objects
 from tests.k8s.release import FULLNAME, Release, seconds_since
-from tests.k8s.shell import CommandFailed, run, tell
+from tests.k8s.shell import CommandFailed, run, tell, wait_for
 
+RECOVERY_S = 180.0
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -88,6 +90,24 @@ def trial(images: Images) -> Iterator[Trial]:
         tell(f"from helm install to the first answer: {seconds_since(began_s)}")
         yield Trial(release, door)
         door.close()
+
+
+@pytest.fixture(autouse=True)
+def begun_ready(request: pytest.FixtureRequest) -> None:
+    """Every test begins with a release that is ready and answers, whatever the one before it left."""
+    for fixture in ("trial", "pair"):
+        if fixture in request.fixturenames:
+            running: Trial = request.getfixturevalue(fixture)
+            running.release.wait_until_ready()
+            wait_for(lambda running=running: answers(running), "answer to begin with", RECOVERY_S)
+
+
+def answers(trial: Trial) -> bool | None:
+    try:
+        return ANSWER in asyncio.run(answer(trial.door.target)).text or None
+    except KvquiltError as error:
+        tell(f"no answer yet: {error.detail}")
+        return None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,12 +12,11 @@ from shared.errors import Unavailable
 from shared.generation.asked import SamplingParams
 from shared.generation.told import TokenEvent
 from tests.k8s.asking import ANSWER, Trickle, answer
-from tests.k8s.conftest import Trial
+from tests.k8s.conftest import RECOVERY_S, Trial, answers
 from tests.k8s.release import Values
 from tests.k8s.shell import tell, wait_for
 
 TWO_GENERATORS: Values = {"generator": {"replicas": 2}}
-RECOVERY_S = 180.0
 
 
 @pytest.mark.parametrize("grace", [[], ["--grace-period=1"]], ids=["drained", "killed"])
@@ -47,7 +46,7 @@ def test_an_answer_survives_that_the_pod_of_its_generator_goes_or_ends_as_retrya
         tell(f"the answer ended as {type(error).__name__}: {error.detail}")
     deleting.join()
     assert begun.is_set()
-    wait_for(lambda: _answers(trial), "answer after the pods were deleted", RECOVERY_S)
+    wait_for(lambda: answers(trial), "answer after the pods were deleted", RECOVERY_S)
     replaced = {pod["metadata"]["name"] for pod in trial.release.ready_pods("generator", 2)}
     assert not replaced & {pod["metadata"]["name"] for pod in pods}
 
@@ -92,13 +91,6 @@ def test_no_question_fails_while_generators_come_and_go(trial: Trial) -> None:
             trial.release.wait_until_ready()
             assert ANSWER in asyncio.run(answer(trial.door.target)).text
         trickle.check()
-
-
-def _answers(trial: Trial) -> bool | None:
-    try:
-        return ANSWER in asyncio.run(answer(trial.door.target)).text or None
-    except Unavailable:
-        return None
 
 
 def _num_hits(trial: Trial) -> int:

@@ -316,7 +316,7 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
         assert taken["reordered"] == 0
         assert 0.2 <= taken["cacheclip"] / taken["full"] < 0.35
         assert taken["random"] == taken["epic"] == taken["query_attention"] == taken["cacheclip"]
-        assert set(by_mode["query_attention"][key].agreement) == {"stitched", "each"}
+        assert set(by_mode["query_attention"][key].agreement) == {"stitched", "each", "first_layer"}
     assert Verdict.read(tmp_path / "verdict.json").mode == "reordered"
     names = {m["name"] for m in json.loads(report.read_text())["measurements"]}
     assert {
@@ -324,7 +324,10 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
         "won_back_single_epic",
         "p_cacheclip_and_spread_random",
         "kl_stitched",
+        "kl_first_layer",
     } <= names
+    (stitched,) = [m for m in json.loads(report.read_text())["measurements"] if m["name"] == "kl_stitched"]
+    assert stitched["ratio"] == pytest.approx(stitched["baseline"] / stitched["value"])
 
 
 def test_a_model_without_a_tokenizer_is_refused_by_name(

@@ -26,12 +26,6 @@ class Disk:
         path.mkdir(exist_ok=True)
         self.sync_dir(path.parent)
 
-    def write(self, path: Path, data: bytes) -> None:
-        with open(path, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-
     def append(self, path: Path, data: bytes) -> None:
         """Not yet durable: ``sync`` follows after the last piece."""
         with open(path, "ab") as file:
@@ -77,9 +71,6 @@ class Disk:
 
 class VolatileDisk(Disk):
     """Where nothing needs to survive the machine."""
-
-    def write(self, path: Path, data: bytes) -> None:
-        path.write_bytes(data)
 
     def sync(self, path: Path) -> None:
         pass

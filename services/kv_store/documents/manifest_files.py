@@ -8,12 +8,13 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from services.kv_store.blobs.directory import DirectoryBlobs
 from services.kv_store.blobs.disk import Disk
+from services.kv_store.blobs.staging import Staging
 
 FOLDERS = ("manifests/", "removed/")
 _NAME = re.compile(
@@ -36,12 +37,12 @@ class Manifests(Protocol):
 
 
 class ManifestFiles:
-    """All methods raise ``OSError``."""
+    """All methods raise ``OSError``, or what ``Blobs`` raise."""
 
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._directory, self._disk = directory, disk
-        self._staging = directory / "staging"
-        for path in (directory / "manifests", directory / "removed", self._staging):
+        self._blobs = DirectoryBlobs(directory, Staging(directory / "staging" / "documents", disk), disk)
+        for path in (directory / "manifests", directory / "removed"):
             self._disk.make_dir(path)
 
     def names(self) -> Iterator[str]:
@@ -62,13 +63,7 @@ class ManifestFiles:
 
     def put(self, name: str, data: bytes) -> None:
         """In one step: whatever happens, the old bytes or the new ones are there."""
-        path, staged = self._directory / name, self._staging / f"put-{uuid.uuid4().hex}"
-        try:
-            self._disk.write(staged, data)
-            self._disk.make_dir(path.parent)
-            self._disk.move(staged, path)
-        finally:
-            self._disk.remove(staged)
+        self._blobs.put(name, data)
 
     def remove(self, name: str) -> None:
         path = self._directory / name

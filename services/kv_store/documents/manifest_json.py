@@ -1,4 +1,4 @@
-"""A manifest as it is stored: JSON that carries a checksum over its own bytes, and the version of its form.
+"""A manifest as it is stored: sealed JSON, and the version of its form.
 
     {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     the checksum covers what follows it, to the closing brace
     {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     without auxiliary KV, and so still written where there is none
@@ -11,20 +11,15 @@ while the manifest stays).
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import asdict
 from typing import Any
 
-import xxhash
-
+from services.kv_store.documents.sealed_json import seal, unseal
 from shared.errors import NewerFormat
 from shared.kv_types import Manifest, ManifestChunk
 
 VERSION = 3
 _WITHOUT_AUXILIARY = 2
-_FORM = re.compile(rb'\{"xxh3_64":"([0-9a-f]{16})",(.*)\}\n', re.DOTALL)
-_VERSION_1 = b'"manifest":'
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -34,8 +29,7 @@ def encode(manifest: Manifest) -> bytes:
         del fields["auxiliary"]
         for chunk in fields["chunks"]:
             del chunk["auxiliary_id"]
-    body = f'"version":{version},"manifest":'.encode() + json.dumps(fields, separators=(",", ":")).encode()
-    return b'{"xxh3_64":"' + _checksum(body) + b'",' + body + b"}\n"
+    return seal({"version": version, "manifest": fields})
 
 
 def decode(data: bytes) -> Manifest:
@@ -44,13 +38,7 @@ def decode(data: bytes) -> Manifest:
         ValueError: the bytes are not those that were written.
         NewerFormat: a later version of this program wrote them.
     """
-    form = _FORM.fullmatch(data)
-    if form is None:
-        raise ValueError("it is not a manifest")
-    checksum, body = form.groups()
-    if checksum != _checksum(body.removeprefix(_VERSION_1)):
-        raise ValueError("it fails its checksum")
-    outer: dict[str, Any] = json.loads(b"{" + body + b"}")
+    outer = unseal(data, unsealed_key="manifest")
     if int(outer.get("version", 1)) > VERSION:
         raise NewerFormat("a later version of kvquilt stored this document; update kvquilt here")
     try:
@@ -59,7 +47,3 @@ def decode(data: bytes) -> Manifest:
         return Manifest(**{**fields, "prefix_ids": tuple(fields["prefix_ids"]), "chunks": chunks})
     except (KeyError, TypeError) as error:
         raise ValueError(f"another version of this program wrote it: {error}") from None
-
-
-def _checksum(body: bytes) -> bytes:
-    return f"{xxhash.xxh3_64_intdigest(body):016x}".encode()

@@ -14,10 +14,9 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-import xxhash
-
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.catalog import Document
+from services.kv_store.documents.sealed_json import checksum_of, seal, unseal
 from shared.errors import NotFound, StorageFull, Unavailable
 from shared.kv_types import PinnedChunks
 
@@ -131,22 +130,32 @@ def _version(ids: frozenset[str]) -> str:
 
 
 def _save(blobs: Blobs, pins: Collection[Pin]) -> None:
-    body = json.dumps([astuple(pin) for pin in sorted(pins)], separators=(",", ":")).encode()
-    blobs.put(BLOB, _checksum(body) + b"\n" + body + b"\n")
+    blobs.put(BLOB, seal({"pins": [astuple(pin) for pin in sorted(pins)]}))
 
 
 def _load(blobs: Blobs) -> frozenset[Pin]:
     """Damaged ones are forgotten: pins are a convenience, and whoever set them can set them again."""
     try:
-        checksum, _, body = b"".join(blobs.read(BLOB)).partition(b"\n")
+        data = b"".join(blobs.read(BLOB))
     except NotFound:
         return frozenset()
-    body = body.removesuffix(b"\n")
-    if checksum != _checksum(body):
+    try:
+        pins = unseal(data)["pins"] if data.startswith(b"{") else _first_form(data)
+    except (ValueError, KeyError):
         log.error("the list of pins is damaged; nothing is pinned any more")
         return frozenset()
-    return frozenset(Pin(*fields) for fields in json.loads(body))
+    return frozenset(Pin(*fields) for fields in pins)
 
 
-def _checksum(body: bytes) -> bytes:
-    return f"{xxhash.xxh3_64_intdigest(body):016x}".encode()
+def _first_form(data: bytes) -> list[list[str]]:
+    """A line with the checksum, and one with the list.
+
+    Raises:
+        ValueError: the bytes are not those that were written.
+    """
+    checksum, _, body = data.partition(b"\n")
+    body = body.removesuffix(b"\n")
+    if checksum != checksum_of(body):
+        raise ValueError("it fails its checksum")
+    pins: list[list[str]] = json.loads(body)
+    return pins

@@ -60,7 +60,7 @@ class ObjectSource:
             return None
 
 
-class PeerSource:
+class FlightSource:
     """Another node, which streams by Arrow Flight."""
 
     kind = "peer"
@@ -112,5 +112,5 @@ class PeerSearch:
         sources: dict[str, list[Source]] = {}
         for copies in answers.values():
             for held in copies:
-                sources.setdefault(held.chunk_id, []).append(PeerSource(self._flights, held))
+                sources.setdefault(held.chunk_id, []).append(FlightSource(self._flights, held))
         return sources

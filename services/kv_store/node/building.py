@@ -86,4 +86,5 @@ def build_tiers(
     """A node's tiers with the object store behind them, and its own alone. Blocks and raises like
     ``build_node``."""
     own = OwnTiers(Path(config.directory), config, objects is not None, machine)
-    return NodeTiers(own.disk, own.memory, objects, config.fetch, config.prefer_peers), own
+    sleep = (machine or Machine()).sleep
+    return NodeTiers(own.disk, own.memory, objects, config.fetch, config.prefer_peers, sleep), own

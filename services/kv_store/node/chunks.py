@@ -20,6 +20,7 @@ from services.kv_store.blobs.protocol import Blobs, From, Span
 from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.fetches import Fetches
 from services.kv_store.fetching.sources import PeerSearch
+from services.kv_store.node.uploader import Sleep
 from services.kv_store.node.writes import Writes
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.files import Copy
@@ -44,6 +45,7 @@ class NodeTiers:
         objects: Blobs | None = None,
         fetch: FetchConfig | None = None,
         prefer_peers: bool = False,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.disk, self.memory, self.objects = disk, memory, objects
         self.counters: Counter[str] = Counter()
@@ -59,7 +61,7 @@ class NodeTiers:
             self.counters,
             self._threads,
         )
-        self.writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads)
+        self.writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads, sleep)
 
     @property
     def truth(self) -> Blobs:

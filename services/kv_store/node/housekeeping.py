@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from services.kv_store.config import GarbageConfig
 from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.cluster_store import ClusterStore
+from services.kv_store.node.uploader import Sleep
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
 
 _LONG_MS = 24 * 3_600_000
-Sleep = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from shared.errors import KvquiltError
 
 log = logging.getLogger(__name__)
 
+Sleep = Callable[[float], Awaitable[None]]
+
 _NUM_WORKERS = 2
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 60.0
 
@@ -19,9 +21,12 @@ class Uploader:
     twice as long each time. There is a task only while there is work."""
 
     def __init__(
-        self, upload: Callable[[str], Awaitable[None]], first_delay_s: float = _FIRST_DELAY_S
+        self,
+        upload: Callable[[str], Awaitable[None]],
+        first_delay_s: float = _FIRST_DELAY_S,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self._upload, self._first_delay_s = upload, first_delay_s
+        self._upload, self._first_delay_s, self._sleep = upload, first_delay_s, sleep
         self._waiting: dict[str, None] = {}
         self._workers: set[asyncio.Task[None]] = set()
 
@@ -53,5 +58,5 @@ class Uploader:
             except KvquiltError as error:
                 log.warning("chunk %s waits for the object store: %s", chunk_id, error.detail)
                 self._waiting[chunk_id] = None
-                await asyncio.sleep(delay_s)
+                await self._sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_DELAY_S)

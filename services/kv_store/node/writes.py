@@ -16,14 +16,14 @@ from typing import TypeVar
 
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.fetching.fetches import LINGER_S, Fetches
-from services.kv_store.node.locks import Locks
-from services.kv_store.node.uploader import Uploader
+from services.kv_store.node.uploader import Sleep, Uploader
 from services.kv_store.tiers.chunk_files import is_newer, verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import is_newer_object
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
 from shared.kv_format import ChunkSummary
+from shared.locks import Locks
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -40,12 +40,13 @@ class Writes:
         fetches: Fetches,
         counters: Counter[str],
         threads: Executor,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._disk, self._memory, self._objects, self._fetches = disk, memory, objects, fetches
         self._counters, self._threads = counters, threads
         self._tiers = [t for t in (disk, memory) if t is not None]
         self._locks = Locks()
-        self._uploader = Uploader(self._upload)
+        self._uploader = Uploader(self._upload, sleep=sleep)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
 
     async def exists(self, chunk_id: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from types import TracebackType
 
@@ -10,8 +9,6 @@ from shared.engine.engine import Engine
 from shared.errors import FailedPrecondition, KvquiltError
 from shared.generation.forest import Command, ForestRequest
 from shared.generation.told import AppliedEvent, DoneEvent, Event, FailedEvent, ForestEvent, RefusedEvent
-
-_NAP_S = 0.001
 
 
 class LiveForest:
@@ -44,7 +41,9 @@ class LiveForest:
         told: list[ForestEvent] = []
         refusals: list[KvquiltError] = []
         unanswered = len(commands)
-        while not self._ended and (self._engine.step() or unanswered > 0 or self._events):
+        ran = True
+        while not self._ended and (ran or unanswered > 0):
+            ran = self._engine.step()
             while self._events:
                 event = self._events.popleft()
                 unanswered -= isinstance(event, (AppliedEvent, RefusedEvent))
@@ -55,8 +54,8 @@ class LiveForest:
                     refusals.append(event.error)
                 if isinstance(event, ForestEvent):
                     told.append(event)
-            if unanswered > 0 and not self._ended:
-                time.sleep(_NAP_S)  # its chunks are being loaded
+            if unanswered > 0 and not ran and not self._ended:
+                self._engine.wait()  # its chunks are being loaded
         if refusals:
             raise refusals[0]
         return told

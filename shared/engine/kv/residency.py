@@ -139,6 +139,14 @@ class Pool:
             "evictable entries above capacity"
         )
 
+    def evict_unused(self) -> int:
+        """Bytes of all READY entries that nobody refers to: they are gone."""
+        before, capacity = self.num_bytes, self.capacity_bytes
+        self.capacity_bytes = 0
+        self._evict()
+        self.capacity_bytes = capacity
+        return before - self.num_bytes
+
     def _evict(self) -> None:
         for entry in [e for e in self._entries.values() if e.state is State.READY and e.refs == 0]:
             if self.num_bytes <= self.capacity_bytes:

@@ -14,7 +14,6 @@ from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Branch
 from shared.engine.model.spec import ModelSpec
-from shared.engine_config import EngineConfig
 from shared.identity import ids_hash
 
 _PREFIX = "prefix:"
@@ -24,9 +23,9 @@ Holders = Callable[[Entry], Iterator[ContextJob]]
 class SegmentCache:
     """The pool and what fills it. ``holders`` names the requests that wait for an entry."""
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, loader: Loader, holders: Holders) -> None:
+    def __init__(self, spec: ModelSpec, resident_bytes: int, loader: Loader, holders: Holders) -> None:
         self._spec = spec
-        self._pool = Pool(config.resident_bytes)
+        self._pool = Pool(resident_bytes)
         self._loader = loader
         self._holders = holders
         self._missing: list[Entry] = []
@@ -120,6 +119,10 @@ class SegmentCache:
             self._loader.save(
                 entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken, behind=True
             )
+
+    def evict_unused(self) -> int:
+        """Bytes of segments that nobody refers to, which are gone now."""
+        return self._pool.evict_unused()
 
     def check_invariants(self, admitted: Iterable[Job]) -> None:
         self._pool.check_invariants(Counter(entry.key for job in admitted for entry in job.held))

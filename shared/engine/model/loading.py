@@ -3,6 +3,7 @@ proof that the engine computes what the model computes."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -20,7 +21,7 @@ from shared.engine.model.packing import can_pack
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.self_check import check_model
 from shared.engine.model.spec import ModelSpec
-from shared.errors import InvalidRequest, ModelUnsupported
+from shared.errors import ConfigError, InvalidRequest, ModelUnsupported
 
 ATTENTION = "kvquilt"
 # what reading weights raises when files are missing, truncated or of another shape
@@ -34,9 +35,11 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     """Loads a model directory or hub id and checks that the engine reproduces it.
 
     Raises:
+        ConfigError: there is no such device here; names the setting.
         InvalidRequest: nothing loadable is there, or it is not a causal LM.
         ModelUnsupported: the engine would not compute what the model computes; the reason is named.
     """
+    check_device(torch.device(device))
     config = _read_config(path)
     _check_config(config)
     try:
@@ -44,6 +47,29 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     except BROKEN_WEIGHTS as error:
         raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
     return wrap_model(hf_model.to(device))
+
+
+def check_device(device: torch.device) -> None:
+    """
+    Raises:
+        ConfigError: torch cannot use it here; says why and what would help.
+    """
+    if device.type != "cuda":
+        return
+    seen, found = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
+    if torch.version.cuda is None and torch.version.hip is None:
+        reason = "this torch was built without CUDA; install one that was"
+    elif seen == "":
+        reason = "Ray reserved no GPU for this process; set generator.deployment.num_gpus to 1"
+    elif not torch.cuda.is_available():
+        reason = "torch finds no GPU on this machine, or no driver; start it where there is one"
+    elif device.index is not None and device.index >= found:
+        reason = f"torch sees {found} here, counted from 0"
+    else:
+        return
+    raise ConfigError(
+        f"engine.device: {str(device)!r} cannot be used ({reason}), or set engine.device to cpu"
+    )
 
 
 def wrap_model(hf_model: Any) -> LoadedModel:

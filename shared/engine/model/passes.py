@@ -32,6 +32,7 @@ class PassRunner:
 
         Raises:
             GivenUp: a layer of a segment that is still arriving was not there in time. No token was moved.
+            torch.OutOfMemoryError: nor was one.
         """
         if (own_pass := slices[0].work.own_pass) is not None:
             own_pass(self._model, self._backend, patience)
@@ -40,13 +41,17 @@ class PassRunner:
         ended: list[Ended] = []
         wanted = []
         for piece, lane in zip(slices, lanes, strict=True):
+            if lane.num_rows < len(lane.branch.pending):
+                continue
+            if piece.work.needs_logits:
+                wanted.append((piece.work, lane.start + lane.num_rows - 1))
+            else:
+                ended.append((piece.work, Computed()))
+        ended += self._continued(hidden_RE, wanted)
+        for lane in lanes:  # when nothing can fail any more
             lane.branch.segment.length += lane.num_rows
             del lane.branch.pending[: lane.num_rows]
-            if not lane.branch.pending and piece.work.needs_logits:
-                wanted.append((piece.work, lane.start + lane.num_rows - 1))
-            elif not lane.branch.pending:
-                ended.append((piece.work, Computed()))
-        return ended + self._continued(hidden_RE, wanted)
+        return ended
 
     def _continued(self, hidden_RE: torch.Tensor, wanted: Sequence[tuple[BranchWork, int]]) -> list[Ended]:
         """Works whose row says what comes next. All that are drawn are drawn together."""

@@ -14,8 +14,10 @@ from ray.serve.schema import ServeDeploySchema
 from cluster import applications
 from cluster.compose import APPLICATIONS, application_args, main, serve_config, servicer_functions
 from cluster.config import SECTIONS, load_quilt
+from cluster.local.supervisor import check_gpus
 from shared.config import load
 from shared.deployment import DeploymentConfig
+from shared.errors import ConfigError
 
 PROTOS = Path(__file__).parents[3] / "protos" / "kvquilt" / "v1"
 
@@ -85,6 +87,28 @@ def test_replicas_and_limits_stand_where_serve_changes_them_in_place(values: dic
     assert deployments["gateway"][0]["graceful_shutdown_timeout_s"] == 7.0
     assert deployments["generator"][0]["autoscaling_config"]["max_replicas"] == 3
     assert deployments["generator"][0]["ray_actor_options"]["num_gpus"] == 1
+
+
+def test_a_generator_on_a_gpu_reserves_one(values: dict[str, Any]) -> None:
+    values["generator"] = {"engine": {"device": "cuda"}}
+    reserved = {
+        app["name"]: app["deployments"][0]["ray_actor_options"]["num_gpus"]
+        for app in compose(values)["applications"]
+    }
+    assert {name for name, gpus in reserved.items() if gpus} == {"generator"}
+    assert reserved["generator"] == 1
+
+
+def test_a_machine_without_the_gpus_that_are_reserved_is_told_which_setting_asks(
+    values: dict[str, Any],
+) -> None:
+    values["generator"] = {"engine": {"device": "cuda"}, "deployment": {"num_replicas": 2}}
+    config = load_quilt(values, {})
+    check_gpus(config, 2)
+    with pytest.raises(
+        ConfigError, match=r"generator\.engine\.device: cuda needs 2 GPUs .* has 1; set it to cpu"
+    ):
+        check_gpus(config, 1)
 
 
 def test_a_setting_of_one_service_changes_the_arguments_of_no_other(values: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from shared.errors import KvquiltError
+from shared.errors import KvquiltError, Unavailable
 from shared.generation.described import ModelDescription
 from shared.generation.orders import GenerationOrder
 from shared.generation.told import (
@@ -35,9 +35,10 @@ def hit(
 
 @dataclass
 class FakeRetriever:
-    """``rankings``: query → its hits."""
+    """``rankings``: query → its hits. ``away_until_s``: of the event loop's time, unavailable before it."""
 
     rankings: dict[str, list[SearchHit]]
+    away_until_s: float = 0.0
     error: KvquiltError | None = None
     asked: list[tuple[str, tuple[str, ...], int, SearchMode, tuple[Filter, ...]]] = field(
         default_factory=list
@@ -53,6 +54,8 @@ class FakeRetriever:
         filters: Sequence[Filter],
     ) -> SearchResult:
         self.asked.append((collection, tuple(queries), k, mode, tuple(filters)))
+        if asyncio.get_running_loop().time() < self.away_until_s:
+            raise Unavailable("retrieval is not available; retry")
         if self.error:
             raise self.error
         return SearchResult(tuple(tuple(self.rankings[q][:k]) for q in queries), SearchMode.DENSE)

@@ -41,6 +41,7 @@ from shared.generation.told import ChosenEvent, SelectedEvent, TextSpan, TokenEv
 from shared.request import RequestContext
 from shared.search import Filter, FilterOp, SearchMode
 from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever, hit
+from tests.virtual_time import run_virtually, virtual_loop
 
 WHO, WHEN = "Who built the bridge?", "When was the bridge built?"
 HITS = [hit("a", "Orla Venn built it"), hit("b", "It was built in 1874"), hit("c", "Nothing to see")]
@@ -174,6 +175,29 @@ async def test_chunks_of_another_model_are_refused_with_the_remedy() -> None:
     stale = FakeRetriever({WHO: [HITS[0], hit("old", "old text", "old.md", fingerprint="0" * 32)]})
     with pytest.raises(ModelMismatch, match=r"'old.md'.*kvquilt ingest --collection handbook --re-encode"):
         await ask(pipeline(retriever=stale), inquiry())
+
+
+def test_a_question_waits_while_retrieval_changes_its_owner_as_long_as_its_deadline_lets_it() -> None:
+    retriever = FakeRetriever({WHO: HITS}, away_until_s=45.0)
+
+    async def work() -> tuple[list[AnswerEvent], float]:
+        return await ask(pipeline(retriever=retriever), inquiry()), virtual_loop().time()
+
+    events, took_s = run_virtually(work())
+    assert isinstance(events[-1], AnswerDone)
+    assert 45.0 <= took_s < 48.0
+
+
+def test_retrieval_that_stays_away_is_told_shortly_before_the_deadline() -> None:
+    retriever = FakeRetriever({WHO: HITS}, away_until_s=1e9)
+
+    async def work() -> float:
+        with pytest.raises(Unavailable, match="retrieval is not available"):
+            await ask(pipeline(retriever=retriever), inquiry(), RequestContext.create(deadline_ms=60_000))
+        return virtual_loop().time()
+
+    assert 55.0 <= run_virtually(work()) < 60.0
+    assert len(retriever.asked) < 60
 
 
 async def test_a_generator_that_dies_before_its_first_token_is_asked_once_more_unnoticed() -> None:

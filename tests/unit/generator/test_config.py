@@ -52,3 +52,24 @@ def test_what_is_wrong_is_named(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(GeneratorConfig, values)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "num_gpus"),
+    [
+        ({}, 0),
+        ({"engine": {"device": "cuda"}}, 1),
+        ({"engine": {"device": "cuda:0"}}, 1),
+        ({"engine": {"device": "cuda"}, "deployment": {"num_gpus": 0.5}}, 0.5),
+        ({"engine": {"device": "cpu"}, "deployment": {"num_gpus": 2}}, 2),
+    ],
+)
+def test_the_gpus_that_ray_reserves_follow_from_the_device(values: dict[str, Any], num_gpus: float) -> None:
+    config = load(GeneratorConfig, {"model": "m", **values})
+    assert config.deployment.serve_options()["ray_actor_options"]["num_gpus"] == num_gpus
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", ""])
+def test_a_device_that_torch_does_not_know_is_refused_by_name(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.device: .* is not one of cpu, cuda"):
+        load(GeneratorConfig, {"model": "m", "engine": {"device": device}})

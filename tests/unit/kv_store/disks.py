@@ -26,10 +26,6 @@ class TroubledDisk(Disk):
             self._operation()
         super().make_dir(path)
 
-    def write(self, path: Path, data: bytes) -> None:
-        self._operation(lambda: path.write_bytes(data[: len(data) // 2]))
-        super().write(path, data)
-
     def append(self, path: Path, data: bytes) -> None:
         self._operation(lambda: path.write_bytes(data[: len(data) // 2]))
         super().append(path, data)
@@ -88,6 +84,3 @@ class QuickDisk(TroubledDisk):
 
     def __init__(self) -> None:
         super().__init__(-1, Crash)
-
-    def write(self, path: Path, data: bytes) -> None:
-        path.write_bytes(data)

@@ -367,10 +367,10 @@ async def test_the_second_use_brings_a_chunk_to_memory(make: Make, stored: DictB
     tiers = make(stored, memory_bytes=SIZE)
     await whole(tiers)
     while (opened := await open_one(tiers)).tier != "memory":
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     assert verify_chunk(opened.path).header.chunk_id == A
     while not counter(tiers, "promotions"):  # counted when its thread is back
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     assert (counter(tiers, "promotions"), counter(tiers, "memory_hits")) == (1, 1)
     assert bytes_in(tiers) == {"memory": SIZE, "disk": SIZE, "pending": 0}
     assert {c.tier for c in copies_of(tiers).all()} == {"memory", "disk"}
@@ -385,7 +385,7 @@ async def test_a_damaged_copy_in_memory_gives_way_to_that_on_the_disk(make: Make
     tiers = make(stored, memory_bytes=SIZE)
     await whole(tiers)
     while (opened := await open_one(tiers)).tier != "memory":
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     os.truncate(opened.path, SIZE - 1)
     opened = await open_one(tiers)
     assert (opened.tier, Path(opened.path).read_bytes()) == ("disk", large(A))

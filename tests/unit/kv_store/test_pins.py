@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import xxhash
 
 from services.kv_store.blobs.protocol import WHOLE, ByteRange
 from services.kv_store.documents.catalog import Document
@@ -134,6 +135,20 @@ def test_a_damaged_list_is_forgotten_rather_than_believed(catalog: Catalog) -> N
     data = bytearray(blobs.data[BLOB])
     data[-5] ^= 1
     blobs.put(BLOB, bytes(data))
+    assert pins_in(blobs, catalog).of("t") == []
+
+
+def test_a_list_that_an_earlier_version_wrote_is_read_and_written_anew_with_the_next_change(
+    catalog: Catalog,
+) -> None:
+    body = b'[["t","books",""]]'
+    blobs = DictBlobs()
+    blobs.put(BLOB, xxhash.xxh3_64_hexdigest(body).encode() + b"\n" + body + b"\n")
+    pins = pins_in(blobs, catalog)
+    assert pins.of("t") == [Pin("t", "books")]
+    pins.change(Pin("t", "films"), unpin=False)
+    assert pins_in(blobs, catalog).of("t") == [Pin("t", "books"), Pin("t", "films")]
+    blobs.put(BLOB, b"0" * 16 + b"\n" + body + b"\n")
     assert pins_in(blobs, catalog).of("t") == []
 
 

@@ -117,6 +117,31 @@ class TestForms:
         chosen = group(scores, lens, 8 / 14, Grouping.PAPER).chosen_T
         assert np.flatnonzero(chosen).tolist() == [10, 11, 12, 13]
 
+    @pytest.mark.parametrize(
+        ("tail", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (6, 4), (7, 5), (8, 5)]
+    )
+    def test_a_short_tail_is_a_window_of_its_own_that_needs_the_same_share(
+        self, tail: int, needed: int
+    ) -> None:
+        for picked in (needed - 1, needed):
+            scores = array([0.0] * 8 + [1.0] * picked + [0.0] * (tail - picked))
+            chosen = group(scores, [8 + tail], picked / (8 + tail), Grouping.PAPER).chosen_T
+            assert chosen.tolist() == [False] * 8 + [picked == needed] * tail
+
+    def test_a_short_tail_is_no_window_of_the_sliding_form_but_covered_by_the_last_full_one(self) -> None:
+        scores = array([0.0] * 8 + [1.0, 1.0])
+        assert group(scores, [10], 0.2, Grouping.SLIDING).num_chosen == 0  # 2 of the last 8
+        scores = array([0.0] * 5 + [1.0] * 5)
+        assert np.flatnonzero(group(scores, [10], 0.5, Grouping.SLIDING).chosen_T).tolist() == list(
+            range(2, 10)
+        )
+        assert group(array([1.0, 1.0, 0.0]), [3], 2 / 3, Grouping.SLIDING).num_chosen == 3  # a short chunk
+
+    def test_a_short_tail_competes_by_its_mean_for_the_budget(self) -> None:
+        scores = array([0.5] * 8 + [0.9, 0.3])
+        chosen = group(scores, [10], 0.1, Grouping.BUDGET).chosen_T
+        assert np.flatnonzero(chosen).tolist() == [8, 9]
+
     def test_sliding_windows_find_what_lies_across_a_border(self) -> None:
         scores = array([0.0] * 5 + [1.0] * 6 + [0.0] * 5)
         assert group(scores, [16], 6 / 16, Grouping.PAPER).num_chosen == 0

@@ -90,6 +90,15 @@ class TestScores:
         assert_same(scores, ORACLES[reading](oracle_model(family), prefix, chunks, question))
         assert scores.reading is reading
 
+    @pytest.mark.parametrize("reading", READINGS, ids=lambda r: r.value)
+    def test_of_any_layer_are_the_stock_models_of_that_layer(self, reading: Reading) -> None:
+        prefix, chunks, question = ids(5, 0), [ids(n, n) for n in (20, 1, 33)], ids(9, 99)
+        for layer in range(tiny_model("llama3").config.num_hidden_layers):
+            scorer = EngineScorer(_loaded("llama3"), prefix, layer=layer)
+            scores = scorer.score(scorer.encode(chunks), question, reading)
+            expected = ORACLES[reading](oracle_model("llama3"), prefix, chunks, question, layer)
+            assert_same(scores, expected)
+
     @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(
         family=st.sampled_from(("llama3", "qwen2", "phi3_partial")),

@@ -321,4 +321,4 @@ class TestHurry:
 
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.kv_store.node.locks import Locks
+from shared.locks import Locks
 
 
 async def test_one_at_a_time_per_name_and_nothing_is_kept_of_names() -> None:
@@ -21,8 +21,8 @@ async def test_one_at_a_time_per_name_and_nothing_is_kept_of_names() -> None:
     await asyncio.sleep(0)
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert locks.num_names == 0
+    assert len(locks) == 0
     with pytest.raises(ZeroDivisionError):
         async with locks.hold("a"):
             raise ZeroDivisionError
-    assert locks.num_names == 0
+    assert len(locks) == 0

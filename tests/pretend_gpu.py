@@ -1,0 +1,139 @@
+"""A stand-in for a GPU: tensors that were put on ``cuda`` lie in host memory, and are known to be elsewhere.
+
+Whoever mixes them with the host's, or asks for their numbers without bringing them back, fails as on a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+GPU = torch.device("cuda", 0)
+HOST = torch.device("cpu")
+# These take tensors of both: they copy, or look up places that the host knows.
+_CROSS = {"copy_", "__getitem__", "__setitem__", "index_select", "to", "type_as", "set_", "__set__"}
+_TO_HOST = {"cpu", "tolist", "item"}
+_NEEDS_HOST = {"numpy", "__array__"}
+_FOLLOWS = {"__deepcopy__", "detach", "clone", "contiguous"}
+
+
+class PretendGpu(TorchFunctionMode):
+    """``made``: by device, how many numbers were put there by whoever named a device, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = {"cuda": 0, "cpu": 0}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
+        owner = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name == "__get__" and owner == "device":
+            return GPU if is_there(args[0]) else func(*args, **kwargs)
+        if name == "__get__" and owner == "is_cuda":
+            return is_there(args[0])
+        if name in ("_parse_to", "_has_compatible_shallow_copy_type"):
+            return func(*args, **kwargs)
+        if name == "__iter__":
+            return iter(args[0].unbind(0))
+        if name == "__set__" and owner == "data":
+            out = func(*args, **kwargs)
+            _mark(args[0], is_there(args[1]))
+            return out
+        there = [is_there(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if name in _NEEDS_HOST and any(there):
+            raise TypeError(f"{name}: can't convert a tensor on {GPU} to numpy; bring it to the host first")
+        asked, args, kwargs = _without_device(args, kwargs)
+        if name not in _CROSS and asked is None and name not in _TO_HOST:
+            _check_together(name, args, kwargs)
+        out = func(*args, **kwargs)
+        goes = _goes(name, asked, args, there)
+        if not there and isinstance(out, torch.Tensor):
+            self.made["cuda" if goes else "cpu"] += out.numel()
+        if name in ("to", "cuda", "cpu") and isinstance(out, torch.Tensor) and is_there(args[0]) != goes:
+            out = out.clone() if out is args[0] else out  # a copy there, even if it is the same number here
+        return tree_map(lambda x: _mark(x, goes) if isinstance(x, torch.Tensor) else x, out)
+
+
+def is_there(x: object) -> bool:
+    return bool(getattr(x, "_pretended", False))
+
+
+def _mark(x: torch.Tensor, goes: bool) -> torch.Tensor:
+    x._pretended = goes  # type: ignore[attr-defined]
+    return x
+
+
+def _goes(name: str, asked: torch.device | None, args: tuple[Any, ...], there: list[bool]) -> bool:
+    if name in _TO_HOST:
+        return False
+    if name == "cuda":
+        return True
+    if asked is not None:
+        return asked.type == "cuda"
+    if name in _CROSS and args:
+        return is_there(args[0])
+    return any(there)
+
+
+def _without_device(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.device | None, tuple[Any, ...], dict[str, Any]]:
+    """The device that a call names, and the call with the host instead."""
+    asked: torch.device | None = None
+
+    def host(value: Any) -> Any:
+        nonlocal asked
+        if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith(("cuda", "cpu"))):
+            asked = torch.device(value)
+            return HOST
+        return value
+
+    args = tuple(host(value) for value in args)
+    kwargs = {key: host(value) if key == "device" else value for key, value in kwargs.items()}
+    return asked, args, kwargs
+
+
+def _check_together(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    if len({is_there(x) for x in tensors if x.dim() or is_there(x)}) > 1:
+        raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {GPU} and cpu")
+
+
+@contextmanager
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
+    """Also in threads that begin meanwhile."""
+    mode, run = PretendGpu(), threading.Thread.run
+
+    def run_there(self: threading.Thread) -> None:
+        with PretendGpuOf(mode):
+            run(self)
+
+    monkeypatch.setattr(threading.Thread, "run", run_there)
+    fakes: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "mem_get_info": lambda *_: (1 << 34, 1 << 34),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
+    with mode:
+        yield mode
+
+
+class PretendGpuOf(PretendGpu):
+    """The same books, in another thread."""
+
+    def __init__(self, other: PretendGpu) -> None:
+        super().__init__()
+        self.made = other.made
