@@ -33,8 +33,8 @@ from shared.kv_format.frame import (
     Array,
     ChunkSummary,
     Frame,
-    frame_of_tail,
-    summary_of_tail,
+    read_frame,
+    reading_frame,
 )
 from shared.kv_format.header import ChunkHeader
 from shared.kv_format.layout import FORMAT_VERSION, ShortTail
@@ -53,11 +53,11 @@ __all__ = [
     "ProgressReader",
     "ProgressWriter",
     "ShortTail",
-    "frame_of_tail",
     "hashed_pieces",
     "inspect_chunk",
+    "read_frame",
+    "reading_frame",
     "storage_error",
-    "summary_of_tail",
     "verify_chunk",
     "write_chunk",
 ]

@@ -3,7 +3,7 @@ their checksums."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shared.errors import CorruptData
+from shared.errors import CorruptData, NewerFormat
 from shared.kv_buffers import BufferSpec
 from shared.kv_format.header import ChunkHeader, from_metadata
-from shared.kv_format.layout import Seal, padded, seal_of_tail
+from shared.kv_format.layout import Seal, ShortTail, padded, seal_of_tail
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Tail = tuple[int, bytes]
+"""How long a file is, and its last bytes (all of one that is shorter than was asked for)."""
 
 TAIL_GUESS_BYTES = 16 << 10
 """Holds seal and footer of a chunk of 1024 tokens and 64 layers."""
@@ -122,19 +124,40 @@ class Frame:
         return [room(spec) for spec in self.header.buffers]
 
 
-def summary_of_tail(tail: bytes, size_bytes: int) -> ChunkSummary:
-    """What the last bytes of a file of ``size_bytes`` say about it, verified.
+def reading_frame(chunk_id: str = "") -> Generator[int, Tail, tuple[Frame, bytes]]:
+    """Asks for as many of a file's last bytes as it takes, whoever brings them: yields how many it wants next
+    and is sent them. Returns the frame, verified, and the bytes that say it. ``chunk_id``: whose it must be.
 
     Raises:
-        ShortTail, NewerFormat: as ``Frame.of_tail``.
-        CorruptData: not the end of a whole, unchanged file of this format version.
+        NewerFormat: a later version wrote it.
+        CorruptData: not the end of a whole, unchanged file of this format version, or another chunk's.
     """
-    return frame_of_tail(tail, size_bytes).summary
+    length, called = TAIL_GUESS_BYTES, f"chunk {chunk_id}: " if chunk_id else ""
+    while True:
+        size, tail = yield length
+        try:
+            frame = Frame.of_tail(tail, size)
+        except ShortTail as short:
+            if short.needed_bytes <= length:
+                raise CorruptData(f"{called}it ends early") from None
+            length = short.needed_bytes
+        except NewerFormat as error:
+            raise NewerFormat(f"{called}{error.detail}") from None
+        except ValueError as error:
+            raise CorruptData(f"{called}{error}") from None
+        else:
+            if chunk_id and frame.header.chunk_id != chunk_id:
+                raise CorruptData(f"{called}the file holds another chunk")
+            return frame, tail
 
 
-def frame_of_tail(tail: bytes, size_bytes: int) -> Frame:
-    """Raises like ``summary_of_tail``."""
-    try:
-        return Frame.of_tail(tail, size_bytes)
-    except ValueError as error:
-        raise CorruptData(str(error)) from None
+def read_frame(end: Callable[[int], Tail], chunk_id: str = "") -> Frame:
+    """``end``: gives the last so many bytes. Raises like ``reading_frame``, and what ``end`` raises."""
+    steps = reading_frame(chunk_id)
+    length = next(steps)
+    while True:
+        try:
+            length = steps.send(end(length))
+        except StopIteration as done:
+            frame: Frame = done.value[0]
+            return frame

@@ -16,8 +16,7 @@ import xxhash
 
 from shared.errors import CorruptData, NewerFormat, NotFound
 from shared.kv_format.filling import fill_and_hash
-from shared.kv_format.frame import TAIL_GUESS_BYTES, Array, ChunkSummary, Frame
-from shared.kv_format.layout import ShortTail
+from shared.kv_format.frame import Array, ChunkSummary, Frame, read_frame
 from shared.kv_format.progress import ProgressReader
 
 
@@ -37,6 +36,8 @@ class ChunkFile:
             self.header = self._frame.header
         except NewerFormat as error:
             raise NewerFormat(f"chunk {name}: {error.detail}") from None
+        except CorruptData as error:
+            raise CorruptData(f"chunk {name}: {error.detail}") from None
         except (OSError, EOFError, ValueError) as error:
             raise CorruptData(f"chunk {name}: {error}") from None
 
@@ -157,24 +158,15 @@ def _read_frame(fd: int, size: int, whole: bool) -> Frame:
     """From the tail. In a file that is not ``whole`` yet, nothing else may be there.
 
     Raises:
-        NewerFormat, ValueError, EOFError: says what is wrong.
+        NewerFormat, CorruptData, ValueError, EOFError: says what is wrong.
     """
-    frame = _frame_from_end(fd, size)
+    frame = read_frame(lambda length: (size, _pread(fd, min(size, length), max(0, size - length))))
     if (
         whole
         and xxhash.xxh3_64_intdigest(_pread(fd, frame.seal.layout.head_len, 0)) != frame.seal.head_checksum
     ):
         raise ValueError("its head fails its checksum")
     return frame
-
-
-def _frame_from_end(fd: int, size: int) -> Frame:
-    length = min(size, TAIL_GUESS_BYTES)
-    while True:
-        try:
-            return Frame.of_tail(_pread(fd, length, size - length), size)
-        except ShortTail as short:
-            length = short.needed_bytes
 
 
 def _pread(fd: int, length: int, offset: int) -> bytes:

@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs.staging import StagedFile
+from services.kv_store.fetching.allocation import Allocation, allocate
 from services.kv_store.fetching.arriving import ArrivingPart, parts_of, sections_of
 from services.kv_store.fetching.parts import RETRYABLE, TRIES, PartReading
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import Source
-from services.kv_store.tiers.local import LocalTier, Reservation
-from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, StorageFull
-from shared.kv_format import TAIL_GUESS_BYTES, ChunkSummary, Frame, ShortTail, frame_of_tail
+from services.kv_store.tiers.local import LocalTier
+from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
+from shared.kv_format import ChunkSummary, Frame, reading_frame
 from shared.kv_format.progress import ProgressWriter
 from shared.kv_types import OpenedChunk
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
-Allocation = tuple[LocalTier, Reservation, StagedFile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +128,19 @@ class Fetch:
             return False
         frame, tail = found
         summary, size = frame.summary, frame.size_bytes
-        tier, reservation, file = await self._allocated(size, tail)
+        room = await self._allocated(size, tail)
+        tier, file = room.tier, room.file
         try:
             await self._fill(source, tier, file, frame, tail)
             self._room.counters[f"{source.kind}_fetches"] += 1  # before others can see it in the tier
             self._room.counters[f"{source.kind}_bytes"] += size
-            opened = await self._in_thread(self._keep, tier, reservation, file, summary)
+            opened = await self._in_thread(self._keep, room, summary)
             self._check_wanted()
         except BaseException:
             tier.staging.discard(file.path)
             raise
         finally:
-            file.close()
-            reservation.release()
+            room.release()
         if opened.path == str(file.path):
             self._room.homeless(opened)
         if self._framed.done() or opened.path == str(file.path):
@@ -149,60 +149,32 @@ class Fetch:
         return True
 
     async def _allocated(self, size: int, tail: bytes) -> Allocation:
-        """``_allocate``, and nothing is left of it if nobody waits for it any more."""
-        allocating = asyncio.ensure_future(self._in_thread(self._allocate, size, tail))
+        """``allocate``, and nothing is left of it if nobody waits for it any more."""
+        allocating = asyncio.ensure_future(self._in_thread(allocate, self._room.tiers, size, tail))
         try:
             return await asyncio.shield(allocating)
         except asyncio.CancelledError:
             await asyncio.wait([allocating])
-            _discard(allocating)
+            if not allocating.cancelled() and allocating.exception() is None:
+                allocating.result().discard()
             raise
-
-    def _allocate(self, size: int, tail: bytes) -> Allocation:
-        """A file with room for the chunk, its end in place.
-
-        Raises:
-            StorageFull: no tier has room.
-        """
-        for tier in self._room.tiers:
-            reservation = tier.reserve(size)
-            if reservation is not None:
-                try:
-                    file = tier.allocate(size)
-                    file.write(size - len(tail), tail)
-                    return tier, reservation, file
-                except BaseException as error:
-                    reservation.release()
-                    if not isinstance(error, StorageFull):
-                        raise
-        raise StorageFull("no room for a copy in any tier of this node")
 
     async def _end_of(self, source: Source) -> tuple[Frame, bytes] | None:
         """What the frame says, and the bytes that say it; None: the source does not have the chunk."""
-        length = TAIL_GUESS_BYTES
+        steps = reading_frame(self.chunk_id)
+        length = next(steps)
         while True:
             found = await self._patiently(partial(source.end, length))
             if found is None:
                 return None
-            size, tail = found
             try:
-                return self._own(frame_of_tail(tail, size)), tail
-            except ShortTail as error:
-                if error.needed_bytes <= length:
-                    raise CorruptData(f"chunk {self.chunk_id}: its end names more than there is") from None
-                length = error.needed_bytes
+                length = steps.send(found)
+            except StopIteration as done:
+                frame, tail = done.value
+                return frame, tail
             except CorruptData:
                 self._room.damaged(source.kind, self.chunk_id)
                 raise
-
-    def _own(self, frame: Frame) -> Frame:
-        """
-        Raises:
-            CorruptData: it is another chunk's.
-        """
-        if frame.header.chunk_id != self.chunk_id:
-            raise CorruptData(f"chunk {self.chunk_id}: the file holds another chunk")
-        return frame
 
     async def _fill(
         self, source: Source, tier: LocalTier, file: StagedFile, frame: Frame, tail: bytes
@@ -275,15 +247,15 @@ class Fetch:
                     raise
         raise AssertionError("unreachable")
 
-    def _keep(
-        self, tier: LocalTier, reservation: Reservation, file: StagedFile, summary: ChunkSummary
-    ) -> OpenedChunk:
+    def _keep(self, room: Allocation, summary: ChunkSummary) -> OpenedChunk:
         """Where it can be read from now on: in the tier, or, if that has no room any more, in the staged
         file."""
         self._check_wanted()
-        told = self._framed.done()
+        tier, file, told = room.tier, room.file, self._framed.done()
         staged = tier.staging.second_name(file.path) if told else file.path
-        if tier.keep(self.chunk_id, staged, summary, reservation=reservation, unless=lambda: self.unwanted):
+        if tier.keep(
+            self.chunk_id, staged, summary, reservation=room.reservation, unless=lambda: self.unwanted
+        ):
             kept = tier.open(self.chunk_id)
             if kept is not None:
                 return kept
@@ -308,11 +280,3 @@ class Fetch:
 
     async def _in_thread(self, call: Callable[..., ResultT], *args: object) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._room.threads, call, *args)
-
-
-def _discard(allocating: asyncio.Future[Allocation]) -> None:
-    if not allocating.cancelled() and allocating.exception() is None:
-        tier, reservation, file = allocating.result()
-        file.close()
-        reservation.release()
-        tier.staging.discard(file.path)

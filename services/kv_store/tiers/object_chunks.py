@@ -12,15 +12,7 @@ from services.kv_store.blobs.protocol import Blobs, BlobStat, Last, Span
 from services.kv_store.tiers.chunk_names import CHUNKS, blob_of, chunk_of
 from services.kv_store.tiers.files import Copy
 from shared.errors import CorruptData, NewerFormat, NotFound
-from shared.kv_format import (
-    TAIL_GUESS_BYTES,
-    Array,
-    ChunkSummary,
-    Frame,
-    ShortTail,
-    frame_of_tail,
-    hashed_pieces,
-)
+from shared.kv_format import Array, ChunkSummary, Frame, hashed_pieces, read_frame
 
 
 def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> Iterator[BlobStat]:
@@ -125,18 +117,4 @@ def is_newer_object(objects: Blobs, chunk_id: str) -> bool:
 
 
 def _frame_of(objects: Blobs, chunk_id: str) -> Frame:
-    length = TAIL_GUESS_BYTES
-    while True:
-        size, tail = read_tail(objects, chunk_id, length)
-        try:
-            frame = frame_of_tail(tail, size)
-        except ShortTail as error:
-            if error.needed_bytes <= length:
-                raise CorruptData(f"chunk {chunk_id}: it ends early") from None
-            length = error.needed_bytes
-        except CorruptData as error:
-            raise CorruptData(f"chunk {chunk_id}: {error.detail}") from None
-        else:
-            if frame.header.chunk_id != chunk_id:
-                raise CorruptData(f"chunk {chunk_id}: the object holds another chunk")
-            return frame
+    return read_frame(partial(read_tail, objects, chunk_id), chunk_id)

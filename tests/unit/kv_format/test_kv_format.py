@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 
 from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
 from shared.kv_buffers import DTYPES, ENCODINGS
-from shared.kv_format import ChunkFile, ShortTail, inspect_chunk, summary_of_tail, verify_chunk, write_chunk
+from shared.kv_format import ChunkFile, Frame, ShortTail, inspect_chunk, read_frame, verify_chunk, write_chunk
 from shared.kv_format.layout import _mark, seal_of_tail
-from tests.kv_chunks import header_of, kv_of
+from tests.kv_chunks import chunk_id_of, header_of, kv_of
 
 
 @pytest.fixture
@@ -199,10 +200,10 @@ def test_the_tail_alone_says_what_the_file_says(small: Path) -> None:
     for length in range(len(whole) + 1):
         if length < shortest:
             with pytest.raises(ShortTail) as short:
-                summary_of_tail(whole[len(whole) - length :], len(whole))
+                Frame.of_tail(whole[len(whole) - length :], len(whole))
             assert length < short.value.needed_bytes <= shortest
         else:
-            assert summary_of_tail(whole[len(whole) - length :], len(whole)) == inspect_chunk(small)
+            assert Frame.of_tail(whole[len(whole) - length :], len(whole)).summary == inspect_chunk(small)
 
 
 def test_every_flipped_byte_of_a_tail_is_detected(small: Path) -> None:
@@ -211,17 +212,48 @@ def test_every_flipped_byte_of_a_tail_is_detected(small: Path) -> None:
     for position in range(len(whole) - length, len(whole)):
         flipped = bytearray(whole)
         flipped[position] ^= 0x04
-        with pytest.raises((CorruptData, ShortTail)):
-            summary_of_tail(bytes(flipped[-length:]), len(whole))
+        with pytest.raises((ValueError, ShortTail)):
+            Frame.of_tail(bytes(flipped[-length:]), len(whole))
         with pytest.raises(CorruptData):
-            summary_of_tail(bytes(flipped), len(whole))
+            frame_in(bytes(flipped))
 
 
 def test_a_tail_of_another_length_of_file_is_corrupt(small: Path) -> None:
     whole = small.read_bytes()
     for size in (0, 5, len(whole) - 1, len(whole) + 8):
         with pytest.raises(CorruptData):
-            summary_of_tail(whole[-min(size, len(whole)) :] if size else b"", size)
+            frame_in(whole[-min(size, len(whole)) :] if size else b"", size)
+
+
+def test_a_frame_is_asked_for_with_as_few_bytes_as_it_takes_and_must_be_the_chunks_own(small: Path) -> None:
+    whole, asked = small.read_bytes(), []
+    padded = write_bytes_of(small, tokens=9000)
+
+    def end(data: bytes, length: int) -> tuple[int, bytes]:
+        asked.append(length)
+        return len(data), data[-length:]
+
+    chunk_id = inspect_chunk(small).header.chunk_id
+    assert read_frame(partial(end, whole), chunk_id).summary == inspect_chunk(small)
+    assert len(asked) == 1
+    assert read_frame(partial(end, padded)).header.num_tokens == 9000
+    assert len(asked) > 2
+    with pytest.raises(CorruptData, match="another chunk"):
+        read_frame(partial(end, whole), chunk_id_of(99))
+    with pytest.raises(CorruptData, match="ends early"):
+        read_frame(lambda length: (len(padded), padded[-min(length, 20_000) :]))
+
+
+def frame_in(data: bytes, size_bytes: int | None = None) -> Frame:
+    return read_frame(lambda length: (len(data) if size_bytes is None else size_bytes, data[-length:]))
+
+
+def write_bytes_of(beside: Path, tokens: int) -> bytes:
+    """Of a chunk whose frame is longer than the first guess."""
+    header = header_of(layers=1, heads=1, tokens=tokens, head_dim=1)
+    path = beside.with_name("large")
+    write_chunk(path, header, *kv_of(header))
+    return path.read_bytes()
 
 
 def test_a_frame_larger_than_the_guess_is_read_as_well(tmp_path: Path) -> None:

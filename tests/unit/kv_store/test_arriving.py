@@ -7,12 +7,12 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.kv_store.fetching.arriving import ArrivingPart, Section, parts_of, sections_of
 from shared.errors import CorruptData
-from shared.kv_format import frame_of_tail, write_chunk
+from shared.kv_format import Frame, write_chunk
 from tests.kv_chunks import chunk_id_of, header_of, kv_of
 
 CHUNK = chunk_id_of(1)
@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def sections(data: bytes) -> list[Section]:
-    return sections_of(frame_of_tail(data, len(data)))
+    return sections_of(Frame.of_tail(data, len(data)))
 
 
 def feed(part: ArrivingPart, data: bytes, *cuts: int) -> None:
@@ -51,6 +51,7 @@ def test_parts_cover_head_and_layers_once_and_layers_are_never_torn(data: bytes,
     assert list(parts_of([], 10)) == []
 
 
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 1 << 20), max_size=12), per_part=st.integers(1, 3))
 def test_layers_are_marked_once_whatever_the_pieces(data: bytes, cuts: list[int], per_part: int) -> None:
     marked: list[int] = []
@@ -72,6 +73,7 @@ def test_a_layer_is_there_with_its_last_byte_and_not_before(data: bytes) -> None
     assert marked == [0]
 
 
+@settings(deadline=None)
 @given(at=st.integers(0, 1 << 20), bit=st.integers(0, 7), cuts=st.lists(st.integers(0, 1 << 20), max_size=5))
 def test_a_flipped_bit_is_found_before_its_layer_is_marked_and_the_right_bytes_are_taken_then(
     data: bytes, at: int, bit: int, cuts: list[int]
