@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,11 +26,15 @@ _FOLLOWS = {"__deepcopy__", "detach", "clone", "contiguous"}
 
 
 class PretendGpu(TorchFunctionMode):
-    """``made``: by device, how many numbers were put there by whoever named a device, or none."""
+    """``made``: by device, how many numbers of uninitialised three-dimensional tensors it was asked for: KV
+    is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made = {"cuda": 0, "cpu": 0}
+
+    def kv_elements(self, device: str) -> int:
+        return self.made[device]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -56,7 +61,7 @@ class PretendGpu(TorchFunctionMode):
             _check_together(name, args, kwargs)
         out = func(*args, **kwargs)
         goes = _goes(name, asked, args, there)
-        if not there and isinstance(out, torch.Tensor):
+        if name == "empty" and out.dim() == 3:
             self.made["cuda" if goes else "cpu"] += out.numel()
         if name in ("to", "cuda", "cpu") and isinstance(out, torch.Tensor) and is_there(args[0]) != goes:
             out = out.clone() if out is args[0] else out  # a copy there, even if it is the same number here
@@ -123,6 +128,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         "mem_get_info": lambda *_: (1 << 34, 1 << 34),
+        "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=4),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
