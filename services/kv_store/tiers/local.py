@@ -1,9 +1,9 @@
 """One of a node's own tiers: which chunks lie in a directory, how much room they take, and which of them go
 when there is none.
 
-A *primary copy* (``kept``) may be the only one there is: it is durable and never evicted. The others are copies
-of what is whole elsewhere. Long, because index, eviction queue, leases and byte counters change together, under
-one lock, with the names of the files.
+A *primary copy* (``kept``) may be the only one there is: it is durable and never evicted. The others are
+copies of what is whole elsewhere. Long, because index, eviction queue, leases and byte counters change
+together, under one lock, with the names of the files.
 """
 
 from __future__ import annotations
