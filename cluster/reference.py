@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster.config import SECTIONS, QuiltConfig
 from cluster.paths import DEMO_MODEL
+from shared.config import choices_of
 from shared.deployment import DeploymentConfig
 
 HEAD = """# Configuration
@@ -76,8 +77,8 @@ def _prose(schema: type) -> str:
 
 
 def _type(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(f"`{value}`" for value in typing.get_args(hint))
+    if choices := choices_of(hint):
+        return ", ".join(f"`{value}`" for value in choices)
     origin = typing.get_origin(hint)
     names = {
         str: "text",

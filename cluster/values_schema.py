@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import QuiltConfig
+from shared.config import choices_of
 from shared.deployment import DeploymentConfig
 
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -40,11 +41,11 @@ def quilt_schema(schema: Any = QuiltConfig) -> dict[str, Any]:
 
 def _value(hint: Any) -> dict[str, Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if choices := choices_of(hint):
+        return {"enum": list(choices)}
     if origin in (typing.Union, types.UnionType):
         (value,) = (_value(a) for a in args if a is not type(None))
         return value | {"type": [value["type"], "null"]}
-    if origin is typing.Literal:
-        return {"enum": list(args)}
     if origin is dict:
         return {"type": "object", "additionalProperties": _value(args[1])}
     if origin is tuple:

@@ -1,12 +1,21 @@
-"""Answering a question: the values that the gateway and its clients share. Times in milliseconds."""
+"""Answering a question: the values that the gateway and its clients share. Times in seconds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from shared.clients.decoding import Chosen, Margin, MarginToken
-from shared.clients.generation import FinishReason, GeneratedToken, Timings, Usage
-from shared.clients.recompute import Selected
+from shared.generation.asked import Decoding, SamplingParams
+from shared.generation.orders import Reuse
+from shared.generation.told import (
+    ChosenEvent,
+    FinishReason,
+    MarginEvent,
+    MarginTokenEvent,
+    SelectedEvent,
+    Timings,
+    TokenEvent,
+    Usage,
+)
 from shared.search import Filter, SearchHit, SearchMode
 
 
@@ -17,6 +26,22 @@ class RetrievalOptions:
     k: int = 0
     mode: SearchMode = SearchMode.AUTO
     filters: tuple[Filter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """One or more questions over one context of a collection. ``without_prefix``: nothing stands in front of
+    the chunks; ``explain``: it is told by which scores tokens are computed anew, and where they are in the
+    text."""
+
+    collection: str
+    questions: tuple[str, ...]
+    reuse: Reuse = field(default_factory=Reuse)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
+    decoding: Decoding = field(default_factory=Decoding)
+    without_prefix: bool = False
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +78,7 @@ class AnswerText:
 
 @dataclass(frozen=True, slots=True)
 class AnswerUsage:
-    """``retrieve_ms``, ``first_token_ms`` and ``total_ms`` as the gateway measured them from the request's
+    """``retrieve_s``, ``first_token_s`` and ``total_s`` as the gateway measured them from the request's
     arrival, the other stages as the generator did."""
 
     usage: Usage
@@ -69,12 +94,12 @@ class AnswerDone:
 
 AnswerEvent = (
     Retrieved
-    | Selected
-    | GeneratedToken
+    | SelectedEvent
+    | TokenEvent
     | AnswerText
-    | Chosen
-    | MarginToken
-    | Margin
+    | ChosenEvent
+    | MarginTokenEvent
+    | MarginEvent
     | AnswerUsage
     | AnswerDone
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import types
 import typing
 from collections.abc import Mapping
@@ -87,7 +88,19 @@ def _plain(value: Any) -> Any:
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(v) for v in value]
-    return value
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """What a field may be: of a ``Literal`` its values, of an enum or a union of enums the members; of any
+    other type nothing."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return args
+    kinds = args if origin in (typing.Union, types.UnionType) else (hint,)
+    if all(isinstance(kind, enum.EnumMeta) for kind in kinds):
+        return tuple(member for kind in kinds for member in kind)
+    return ()
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,14 +113,15 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if choices := choices_of(hint):
+        for choice in choices:
+            if choice == value:
+                return choice
+        raise ConfigError(f"{path}: {value!r} is not one of {', '.join(map(str, choices))}")
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
         return _convert(next(a for a in args if a is not type(None)), value, path)
-    if origin is typing.Literal:
-        if value not in args:
-            raise ConfigError(f"{path}: {value!r} is not one of {', '.join(map(str, args))}")
-        return value
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{path}: expected a section, got {value!r}")

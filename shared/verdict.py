@@ -10,15 +10,13 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
 
-from shared.clients.generation import Reuse
 from shared.config import load
 from shared.errors import ConfigError
+from shared.generation.modes import GoesBy, ReuseMode
 
 VERDICT_FILE = "quilt.verdict.json"
-BY_RATIO: tuple[Reuse, ...] = ("epic", "random", "query_attention", "cacheblend", "cacheclip")
-_NO_MODES: tuple[Reuse, ...] = ("tokens", "auto")
+BY_RATIO = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Verdict:
     KV.
     """
 
-    mode: Reuse
+    mode: ReuseMode
     tolerance: float
     model: str
     prefix: str
@@ -39,9 +37,9 @@ class Verdict:
     ratio: float | None = None
 
     def __post_init__(self) -> None:
-        if self.mode in _NO_MODES:
-            possible = [mode for mode in get_args(Reuse) if mode not in _NO_MODES]
-            raise ValueError(f"mode: {self.mode!r} is no verdict; it must be one of {', '.join(possible)}")
+        if self.mode.row.goes_by is GoesBy.TOKENS:
+            possible = [mode for mode in ReuseMode if mode.row.goes_by is not GoesBy.TOKENS]
+            raise ValueError(f"mode: '{self.mode}' is no verdict; it must be one of {', '.join(possible)}")
         if self.ratio is not None and self.mode not in BY_RATIO:
             raise ValueError(f"ratio: mode {self.mode} does not go by a ratio; leave it out")
         if self.ratio is not None and not 0 <= self.ratio <= 1:  # True for NaN

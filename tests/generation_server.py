@@ -4,7 +4,7 @@ files."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,14 @@ from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
 from services.generator.selecting import Selector
 from services.generator.serving import Generator
-from shared.clients.exploring import ForestClient
-from shared.clients.generation import APPLICATION, SERVICE, GenerationClient
+from shared.clients.generation import APPLICATION, SERVICE, ForestClient, GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.config import load
 from shared.errors import KvquiltError
+from shared.generation.modes import Ape, Recompute
+from shared.generation.orders import ASKED_MODES, GenerationOrder, Reuse
+from shared.generation.pieces import Piece
+from shared.generation.selection import Grouping, Reading
 from shared.kv_stores import NodeFiles
 from shared.request import RequestContext
 
@@ -64,6 +67,26 @@ async def serving(
 
 def context(deadline_ms: int = 60_000, tenant: str = "") -> RequestContext:
     return RequestContext.create(tenant=tenant, deadline_ms=deadline_ms)
+
+
+def reuse_of(mode: str | None, **options: Any) -> Reuse:
+    return Reuse(next((m for m in ASKED_MODES if m == mode), None), **options)
+
+
+def order_of(
+    chunks: Sequence[Piece],
+    questions: Sequence[Piece],
+    reuse: str | None = None,
+    recompute: Recompute | None = None,
+    ape: Ape | None = None,
+    grouping: Grouping | None = None,
+    reading: Reading | None = None,
+    **options: Any,
+) -> GenerationOrder:
+    how = reuse_of(
+        reuse, recompute=recompute or Recompute(), ape=ape or Ape(), grouping=grouping, reading=reading
+    )
+    return GenerationOrder(tuple(chunks), tuple(questions), reuse=how, **options)
 
 
 def save_byte_tokenizer(directory: Path) -> None:

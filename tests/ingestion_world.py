@@ -14,10 +14,11 @@ from services.ingestion.config import IngestionConfig
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
-from shared.clients.generation import ChunkRef, ModelDescription, PrefilledChunk
-from shared.clients.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.documents import SourceDocument, Stage, UpsertProgress
 from shared.errors import FailedPrecondition, KvquiltError, NotFound
+from shared.generation.described import ModelDescription, PrefilledChunk
+from shared.generation.pieces import Piece
+from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestPage
 from shared.prompt import PromptTemplate
@@ -132,7 +133,7 @@ class World:
         )
 
     async def prefill(
-        self, ctx: RequestContext, chunks: Sequence[ChunkRef], *, encoding: str = ""
+        self, ctx: RequestContext, chunks: Sequence[Piece], *, encoding: str = ""
     ) -> AsyncGenerator[PrefilledChunk, None]:
         for i, chunk in enumerate(chunks):
             self._effect("prefill")

@@ -14,11 +14,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFa
 
 from services.selector.config import SelectorConfig
 from services.selector.selecting import SelectorService
-from shared.clients.selection import EncodedChunk, Grouping, Reading, SelectedTokens, SelectionChunk
+from shared.generation.selection import EncodedChunk, Grouping, Reading, SelectedTokens, SelectionChunk
 from shared.prompt import PromptTemplate, PromptTokenizer
 from shared.request import RequestContext
-from shared.selection import grouping as groupings
-from shared.selection import scoring
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.selector import Selector
 from shared.selection.spans import SpanTokenizer
@@ -83,16 +81,27 @@ def chunks_of(texts: Sequence[str]) -> list[SelectionChunk]:
     return [SelectionChunk(text, spans.tokenize(text).token_ids) for text in texts]
 
 
-async def select(
+async def select_each(
     service: SelectorService,
     texts: Sequence[str] = tuple(PASSAGES),
     questions: Sequence[str] = (QUESTION,),
     ratio: float = 0.2,
-    grouping: Grouping = "budget",
-    reading: Reading = "stitched",
+    grouping: Grouping = Grouping.BUDGET,
+    reading: Reading = Reading.STITCHED,
+    ctx: RequestContext | None = None,
+) -> tuple[SelectedTokens, ...]:
+    return await service.select(ctx or context(), chunks_of(texts), questions, ratio, grouping, reading)
+
+
+async def select(
+    service: SelectorService,
+    texts: Sequence[str] = tuple(PASSAGES),
+    ratio: float = 0.2,
     ctx: RequestContext | None = None,
 ) -> SelectedTokens:
-    return await service.select(ctx or context(), chunks_of(texts), questions, ratio, grouping, reading)
+    """For one question."""
+    (selected,) = await select_each(service, texts, ratio=ratio, ctx=ctx)
+    return selected
 
 
 async def encode(
@@ -104,24 +113,22 @@ async def encode(
 def by_the_library(
     auxiliary: Auxiliary,
     texts: Sequence[str],
-    questions: Sequence[str],
+    question: str,
     ratio: float,
     grouping: Grouping,
     reading: Reading,
 ) -> tuple[Any, ...]:
-    """``told`` of the same request, with every chunk computed by itself, as the service does."""
+    """``told`` of the same question, with every chunk computed by itself, as the service does."""
     selector = Selector(auxiliary, SpanTokenizer(tokenizer_of(PRIMARY), PRIMARY))
     paired = [selector.pair(text) for text in texts]
     segments = [selector.encode([chunk])[0] for chunk in paired]
-    selection = selector.select(
-        paired, segments, questions, ratio, groupings.Grouping(grouping), scoring.Reading(reading)
-    )
+    selection = selector.select(paired, segments, question, ratio, grouping, reading)
     chosen = np.concatenate([np.zeros(0, dtype=bool), *selection.chosen])
     scores = np.concatenate([np.zeros(0, dtype=np.float32), *selection.scores])
     return (
         tuple(np.flatnonzero(chosen).tolist()),
         tuple(scores.tolist()),
-        selection.reading.value if selection.reading else None,
+        selection.reading,
         selection.num_picked,
         selection.num_grouped,
     )

@@ -16,8 +16,8 @@ from rich.console import Console
 from cluster.archive.tar import MANIFESTS, Archive, ArchiveWriter, Head, storing
 from cluster.cli.store_upkeep import scrub_bar
 from services.kv_store.documents.manifest_json import decode, encode
-from shared.clients.generation import ModelDescription
 from shared.errors import CorruptData, FailedPrecondition, ModelMismatch, NotFound
+from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import verify_chunk
 from shared.kv_format.renaming import rename_chunk

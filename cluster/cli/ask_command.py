@@ -6,15 +6,20 @@ from typing import Any
 
 import click
 
-from cluster.cli.reuse_options import ape_of, recompute_of, reuse_options
+from cluster.cli.reuse_options import reuse_of, reuse_options
 from cluster.cli.session import Session, run
-from shared.clients.decoding import Beams, Choice, Decoding, Margins
-from shared.clients.generation import Sampling
 from shared.errors import InvalidRequest
+from shared.generation.asked import (
+    Beams,
+    Choice,
+    ChoiceRule,
+    Decoding,
+    EarlyStopping,
+    Margins,
+    SamplingParams,
+)
 
 SEARCH_MODES = ("auto", "dense", "bm25", "hybrid")
-STOPPINGS = ("first", "estimate", "never")
-RULES = ("mean-logprob", "majority")
 THOUGHT_TEMPERATURE = 0.7
 
 
@@ -54,7 +59,7 @@ THOUGHT_TEMPERATURE = 0.7
 )
 @click.option(
     "--early-stopping",
-    type=click.Choice(STOPPINGS),
+    type=click.Choice([stopping.value for stopping in EarlyStopping]),
     default=None,
     help="Of beams, once there are as many whole answers as beams: stop at once (first), when no beam "
     "looks better (estimate), or "
@@ -68,7 +73,7 @@ THOUGHT_TEMPERATURE = 0.7
 )
 @click.option(
     "--choose",
-    type=click.Choice(RULES),
+    type=click.Choice([rule.value for rule in ChoiceRule]),
     default=None,
     help=(
         "Of thoughts: the one the model finds most likely (default), or one whose final answer most "
@@ -113,7 +118,7 @@ def ask(
     """
     from cluster.cli.asking import collect, show, show_json
     from cluster.cli.remote import rag_client
-    from shared.answer import RetrievalOptions
+    from shared.answer import Inquiry, RetrievalOptions
     from shared.search import SearchMode
 
     asked = ([question] if question is not None else []) + list(questions)
@@ -121,19 +126,23 @@ def ask(
         raise InvalidRequest("give a QUESTION, or several by -q")
     if options["margins"] and len(asked) > 1:
         raise InvalidRequest("--margins are written for one question; ask one at a time")
-    sampling, decoding = sampling_of(options), decoding_of(options)
+    sampling = sampling_of(options)
+    inquiry = Inquiry(
+        collection,
+        tuple(asked),
+        reuse_of(options),
+        sampling,
+        RetrievalOptions(options["k"] or 0, SearchMode(options["search"])),
+        decoding_of(options),
+        options["no_prefix"],
+        options["explain"],
+    )
     if hint := equal_samples_hint(options):
         session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)
-    retrieval = RetrievalOptions(options["k"] or 0, SearchMode(options["search"]))
-    anew = recompute_of(options), ape_of(options), options["no_prefix"], options["explain"]
-    rest = (options["reuse"], sampling, retrieval, decoding, *anew)
 
     async def go() -> None:
         async with rag_client(session.target) as client:
-            if len(asked) == 1:
-                events = client.answer(session.context(), collection, asked[0], *rest)
-            else:
-                events = client.answer_many(session.context(), collection, asked, *rest)
+            events = client.answer(session.context(), inquiry)
             if options["as_json"]:
                 click.echo(show_json(await collect(events), asked))
             else:
@@ -142,7 +151,7 @@ def ask(
     run(go())
 
 
-def sampling_of(options: dict[str, Any]) -> Sampling:
+def sampling_of(options: dict[str, Any]) -> SamplingParams:
     """
     Raises:
         InvalidRequest: thoughts and samples.
@@ -150,8 +159,8 @@ def sampling_of(options: dict[str, Any]) -> Sampling:
     if options["thoughts"] and options["samples"]:
         raise InvalidRequest("--thoughts and --samples both say how many answers to sample; give one")
     usual = THOUGHT_TEMPERATURE if options["thoughts"] else 0.0
-    return Sampling(
-        max_tokens=options["max_tokens"] or 0,
+    return SamplingParams(
+        max_tokens=options["max_tokens"],
         temperature=usual if options["temperature"] is None else options["temperature"],
         seed=options["seed"],
         n=options["thoughts"] or options["samples"] or 1,
@@ -184,11 +193,9 @@ def decoding_of(options: dict[str, Any]) -> Decoding:
     margins = Margins() if options["margins"] else None
     if options["beams"]:
         penalty = 1.0 if options["length_penalty"] is None else options["length_penalty"]
-        return Decoding(
-            beams=Beams(options["beams"], penalty, options["early_stopping"] or "estimate"), margins=margins
-        )
+        stopping = EarlyStopping(options["early_stopping"] or EarlyStopping.ESTIMATE)
+        return Decoding(beams=Beams(options["beams"], penalty, stopping), margins=margins)
     if options["thoughts"]:
-        return Decoding(
-            choose=Choice(options["choose"] or "mean-logprob", options["marker"]), margins=margins
-        )
+        rule = ChoiceRule(options["choose"] or ChoiceRule.MEAN_LOGPROB)
+        return Decoding(choose=Choice(rule, options["marker"]), margins=margins)
     return Decoding(margins=margins)

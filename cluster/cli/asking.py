@@ -13,12 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.cli.console import citation_line, timings_table, usage_line
-from cluster.cli.explaining import hidden_line, selection_json, show_context
+from cluster.cli.explaining import hidden_line, in_ms, selection_json, show_context
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Retrieved
-from shared.clients.decoding import Chosen, Margin
-from shared.clients.generation import GeneratedToken
-from shared.clients.recompute import Selected
 from shared.errors import Unavailable
+from shared.generation.told import ChosenEvent, MarginEvent, SelectedEvent, TokenEvent
 
 
 @dataclass(slots=True)
@@ -26,10 +24,10 @@ class WholeAnswer:
     """Everything a stream said, once it is complete."""
 
     hits: Retrieved | None = None
-    selections: list[Selected] = field(default_factory=list)
+    selections: list[SelectedEvent] = field(default_factory=list)
     texts: list[AnswerText] = field(default_factory=list)
-    chosen: dict[int, Chosen] = field(default_factory=dict)
-    margins: list[Margin] = field(default_factory=list)
+    chosen: dict[int, ChosenEvent] = field(default_factory=dict)
+    margins: list[MarginEvent] = field(default_factory=list)
     usage: AnswerUsage | None = None
     request_id: str = ""
 
@@ -37,13 +35,13 @@ class WholeAnswer:
         match event:
             case Retrieved():
                 self.hits = event
-            case Selected():
+            case SelectedEvent():
                 self.selections.append(event)
             case AnswerText():
                 self.texts.append(event)
-            case Chosen():
+            case ChosenEvent():
                 self.chosen[event.question] = event
-            case Margin():
+            case MarginEvent():
                 self.margins.append(event)
             case AnswerUsage():
                 self.usage = event
@@ -88,9 +86,7 @@ class WholeAnswer:
                 else {}
             ),
             "usage": dataclasses.asdict(self.usage.usage),
-            "timings_ms": {
-                k.removesuffix("_ms"): round(v, 3) for k, v in dataclasses.asdict(self.usage.timings).items()
-            },
+            "timings_ms": in_ms(self.usage.timings),
         }
 
     def _choice_of(self, text: AnswerText) -> dict[str, Any]:
@@ -131,14 +127,14 @@ async def show(
     async with aclosing(events):
         async for event in events:
             answer.add(event)
-            if isinstance(event, GeneratedToken) and live:
+            if isinstance(event, TokenEvent) and live:
                 told += event.text
                 console.print(Text(event.text if told.strip() else ""), end="", soft_wrap=True)
             elif isinstance(event, AnswerText):
                 _show_text(console, event, "" if live else _heading(event, questions, per_question), told)
-            elif isinstance(event, Margin) and answer.hits is not None:
+            elif isinstance(event, MarginEvent) and answer.hits is not None:
                 _show_margin(console, event, answer.hits)
-            elif isinstance(event, Chosen):
+            elif isinstance(event, ChosenEvent):
                 _show_chosen(console, event, answer.text(event.question, event.sample))
     usage, hits = _checked(answer).usage, answer.hits
     assert usage is not None
@@ -148,7 +144,7 @@ async def show(
     console.print()
     for line in filter(None, (usage.usage.note, hidden_line(usage.timings))):
         console.print(Text(line, "yellow" if line == usage.usage.note else "dim"), soft_wrap=True)
-    console.print(usage_line(usage), style="dim")
+    console.print(usage_line(usage.usage), style="dim")
     console.print(timings_table(usage))
 
 
@@ -162,7 +158,7 @@ def _heading(text: AnswerText, questions: Sequence[str], per_question: int) -> s
     return f"{asked} {which}".strip()
 
 
-def _show_margin(console: Console, margin: Margin, hits: Retrieved) -> None:
+def _show_margin(console: Console, margin: MarginEvent, hits: Retrieved) -> None:
     where = hits.hits[margin.chunk].document_id
     console.print(
         Text(f"margin on {where}, {'kept' if margin.kept else 'left out'}: {margin.text.strip()}", "dim"),
@@ -170,7 +166,7 @@ def _show_margin(console: Console, margin: Margin, hits: Retrieved) -> None:
     )
 
 
-def _show_chosen(console: Console, chosen: Chosen, text: AnswerText) -> None:
+def _show_chosen(console: Console, chosen: ChosenEvent, text: AnswerText) -> None:
     why = (
         f"{chosen.votes} say “{chosen.answer}”"
         if chosen.votes

@@ -9,19 +9,21 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.answer import AnswerUsage, Citation
-from shared.clients.generation import Timings
 from shared.clients.health import ServiceHealth
+
+# Name and seconds.
 from shared.documents import DocumentInfo
+from shared.generation.told import Timings, Usage
 
 _WIDEST = 100_000
 STAGES: tuple[tuple[str, Callable[[Timings], float]], ...] = (
-    ("retrieve", lambda t: t.retrieve_ms),
-    ("queue", lambda t: t.queue_ms),
-    ("load", lambda t: t.load_ms),
-    ("prefill", lambda t: t.prefill_ms),
-    ("first token", lambda t: t.first_token_ms),
-    ("decode", lambda t: t.decode_ms),
-    ("total", lambda t: t.total_ms),
+    ("retrieve", lambda t: t.retrieve_s),
+    ("queue", lambda t: t.queue_s),
+    ("load", lambda t: t.load_s),
+    ("prefill", lambda t: t.prefill_s),
+    ("first token", lambda t: t.first_token_s),
+    ("decode", lambda t: t.decode_s),
+    ("total", lambda t: t.total_s),
 )
 
 
@@ -59,8 +61,7 @@ def timings_table(usage: AnswerUsage) -> Table:
     return table
 
 
-def usage_line(usage: AnswerUsage) -> str:
-    u = usage.usage
+def usage_line(u: Usage) -> str:
     chosen = f", {u.selected_tokens} of them chosen by {u.reuse}" if u.selected_tokens else ""
     return (
         f"{u.prompt_tokens} prompt tokens: {u.reused_tokens} reused, {u.recomputed_tokens} computed{chosen}; "
@@ -88,5 +89,5 @@ def stages_table(*counts: str) -> Table:
 
 def stage_cells(timings: Timings) -> list[str]:
     """Milliseconds, without the unit."""
-    values = [of(timings) for _, of in STAGES]
+    values = [of(timings) * 1000 for _, of in STAGES]
     return [f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.1f}" for value in values]

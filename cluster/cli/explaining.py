@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.text import Text
 
 from shared.answer import Retrieved
-from shared.clients.generation import Timings
-from shared.clients.recompute import Selected, TextSpan
+from shared.generation.selection import SelectionTimings
+from shared.generation.told import SelectedEvent, TextSpan, Timings
 from shared.search import SearchHit
 
 _ANEW = "black on yellow"
 
 
 def show_context(
-    console: Console, hits: Retrieved, selections: Sequence[Selected], questions: Sequence[str]
+    console: Console, hits: Retrieved, selections: Sequence[SelectedEvent], questions: Sequence[str]
 ) -> None:
     """Once for every selection; without one, the chunks alone."""
-    for selected in selections or (Selected(()),):
+    for selected in selections or (SelectedEvent(()),):
         asked = (
             f" for “{questions[selected.question]}”"
             if selected.question is not None and len(questions) > 1
@@ -44,38 +44,42 @@ def show_context(
         console.print(Text(line, "dim"), soft_wrap=True)
 
 
-def selection_lines(selections: Sequence[Selected]) -> Iterator[str]:
+def selection_lines(selections: Sequence[SelectedEvent]) -> Iterator[str]:
     """Of a selector: how it read, what it picked, where its time went."""
     for selected in selections:
         if selected.timings is not None:
             read = f", read {selected.reading}" if selected.reading else ""
-            t = selected.timings
+            stages = ", ".join(f"{name} {ms:.1f}" for name, ms in in_ms(selected.timings).items())
             yield (
                 f"selector: {selected.num_picked} of its tokens picked, {selected.num_grouped} in "
-                f"groups{read}; "
-                f"load {t.load_ms:.1f}, encode {t.encode_ms:.1f}, score {t.score_ms:.1f}, total "
-                f"{t.total_ms:.1f} ms"
+                f"groups{read}; {stages} ms"
             )
 
 
 def hidden_line(timings: Timings) -> str:
     """How much of the choosing nobody had to wait for; empty if nobody was asked."""
-    if not timings.select_ms:
+    if not timings.select_s:
         return ""
-    waited = min(timings.select_wait_ms, timings.select_ms)
-    hidden = timings.select_ms - waited
+    waited_ms = min(timings.select_wait_s, timings.select_s) * 1000
+    took_ms = timings.select_s * 1000
     return (
-        f"choosing took {timings.select_ms:.1f} ms: {hidden:.1f} hidden behind loading, "
-        f"{waited:.1f} waited for"
+        f"choosing took {took_ms:.1f} ms: {took_ms - waited_ms:.1f} hidden behind loading, "
+        f"{waited_ms:.1f} waited for"
     )
 
 
-def selection_json(selected: Selected, hits: Retrieved) -> dict[str, Any]:
+def in_ms(timings: Timings | SelectionTimings) -> dict[str, float]:
+    """Milliseconds by stage."""
+    seconds = dataclasses.asdict(timings)
+    return {name.removesuffix("_s"): round(value * 1000, 3) for name, value in seconds.items()}
+
+
+def selection_json(selected: SelectedEvent, hits: Retrieved) -> dict[str, Any]:
     """Times in milliseconds; every span with its text."""
     values = dataclasses.asdict(selected)
-    timings = values.pop("timings")
-    if timings is not None:
-        values["timings_ms"] = {name.removesuffix("_ms"): value for name, value in timings.items()}
+    del values["timings"]
+    if selected.timings is not None:
+        values["timings_ms"] = in_ms(selected.timings)
     values["chunks"] = [
         [dataclasses.asdict(span) | {"text": hit.chunk.text[span.start : span.end]} for span in spans]
         for hit, spans in zip(hits.hits, selected.chunks, strict=False)
@@ -83,7 +87,7 @@ def selection_json(selected: Selected, hits: Retrieved) -> dict[str, Any]:
     return values
 
 
-def _counts(selected: Selected, hits: Sequence[SearchHit]) -> str:
+def _counts(selected: SelectedEvent, hits: Sequence[SearchHit]) -> str:
     num_tokens = sum(len(hit.chunk.token_ids) for hit in hits)
     layers = f", by layer {', '.join(map(str, selected.layers))}" if selected.layers else ""
     return f"{len(selected.tokens)} of {num_tokens} tokens{layers}"

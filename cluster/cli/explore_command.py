@@ -6,10 +6,12 @@ import sys
 
 import click
 
-from cluster.cli.reuse_options import FOREST_MODES
+from cluster.cli.reuse_options import FOREST_MODES, asked_mode
 from cluster.cli.session import Session, run
-from shared.clients.generation import ChunkRef, Reuse, Sampling
 from shared.errors import ModelMismatch, NotFound
+from shared.generation.asked import SamplingParams
+from shared.generation.orders import ForestOrder, Reuse
+from shared.generation.pieces import Tokenized
 from shared.request import RequestContext
 
 DEADLINE_MS = 3_600_000
@@ -28,7 +30,7 @@ def explore(
     session: Session,
     topic: str,
     collection: str,
-    reuse: Reuse | None,
+    reuse: str | None,
     k: int | None,
     temperature: float,
     seed: int,
@@ -55,7 +57,7 @@ def explore(
     from cluster.cli.exploring import COMMANDS, Conversation, Lines, lines_of
     from cluster.cli.remote import forest_client
 
-    sampling = Sampling(max_tokens=max_tokens or 0, temperature=temperature, seed=seed)
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
 
     async def go() -> int:
         ctx = session.context(DEADLINE_MS)
@@ -65,7 +67,8 @@ def explore(
             session.err.print(f"{COMMANDS}; end with Ctrl-D", style="dim", soft_wrap=True)
         async with forest_client(session.target) as client:
             commands = conversation.commands(lines_of(sys.stdin))
-            await conversation.show(client.explore(ctx, chunks, commands, reuse))
+            order = ForestOrder(chunks, reuse=Reuse(asked_mode(reuse)))
+            await conversation.show(client.explore(ctx, order, commands))
         return conversation.num_refused
 
     if run(go()):
@@ -74,7 +77,7 @@ def explore(
 
 async def _context(
     session: Session, ctx: RequestContext, collection: str, topic: str, k: int
-) -> list[ChunkRef]:
+) -> tuple[Tokenized, ...]:
     """
     Raises:
         NotFound: nothing matches.
@@ -94,4 +97,4 @@ async def _context(
         )
     for number, hit in enumerate(hits):
         session.out.print(f"[{number + 1}] {hit.document_id}", style="dim", markup=False, soft_wrap=True)
-    return [ChunkRef(hit.chunk.chunk_id, hit.chunk.token_ids) for hit in hits]
+    return tuple(Tokenized(hit.chunk.token_ids, hit.chunk.text) for hit in hits)

@@ -14,25 +14,18 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.cli.console import usage_line
-from shared.answer import AnswerUsage
-from shared.clients.exploring import (
-    Append,
-    Applied,
-    ForestCommand,
-    ForestEvent,
-    Fork,
-    Grow,
-    Grown,
-    Merge,
-    Prune,
-    Refused,
-    Rested,
-    Rewind,
-    Start,
-)
-from shared.clients.generation import GenerationDone, Sampling
-from shared.clients.recompute import Selected
 from shared.errors import InvalidRequest
+from shared.generation.asked import SamplingParams
+from shared.generation.forest import Append, Edit, Fork, Grow, Merge, Prune, Rewind, Start
+from shared.generation.told import (
+    AppliedEvent,
+    DoneEvent,
+    ExploringEvent,
+    GrownEvent,
+    RefusedEvent,
+    RestedEvent,
+    SelectedEvent,
+)
 
 COMMANDS = (
     "start NEW QUESTION, grow BRANCH [TOKENS], fork NEW BRANCH [LENGTH], rewind BRANCH TOKENS, append "
@@ -44,14 +37,14 @@ COMMANDS = (
 class Lines:
     """Branches have names here and numbers in the forest; a name stays the same number."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling
         self._names: list[str] = []
 
     def name(self, branch: int) -> str:
         return self._names[branch]
 
-    def command(self, line: str) -> ForestCommand:
+    def command(self, line: str) -> Edit:
         """
         Raises:
             InvalidRequest: it is none.
@@ -100,12 +93,12 @@ class Conversation:
         self._console = console
         self._lines = lines
         self._news = asyncio.Condition()
-        self._said: list[tuple[str, ForestCommand]] = []
+        self._said: list[tuple[str, Edit]] = []
         self._num_answered = 0
         self._growing: set[int] = set()
         self._texts: defaultdict[int, str] = defaultdict(str)
 
-    async def commands(self, lines: AsyncIterator[str]) -> AsyncIterator[ForestCommand]:
+    async def commands(self, lines: AsyncIterator[str]) -> AsyncIterator[Edit]:
         async for line in lines:
             if not line.strip():
                 continue
@@ -120,19 +113,17 @@ class Conversation:
                 self._growing.add(command.branch)
             yield command
 
-    async def show(self, events: AsyncGenerator[ForestEvent | GenerationDone, None]) -> None:
+    async def show(self, events: AsyncGenerator[ExploringEvent, None]) -> None:
         async with aclosing(events):
             async for event in events:
-                if isinstance(event, GenerationDone):
-                    self._console.print(
-                        Text(usage_line(AnswerUsage(event.usage, event.timings)), "dim"), soft_wrap=True
-                    )
+                if isinstance(event, DoneEvent):
+                    self._console.print(Text(usage_line(event.usage), "dim"), soft_wrap=True)
                     return
                 async with self._news:
                     self._show(event)
                     self._news.notify_all()
 
-    async def _ready_for(self, command: ForestCommand) -> None:
+    async def _ready_for(self, command: Edit) -> None:
         match command:
             case Append(branch) | Grow(branch):
                 to_rest = {branch}
@@ -145,9 +136,9 @@ class Conversation:
                 lambda: self._num_answered == len(self._said) and not to_rest & self._growing
             )
 
-    def _show(self, event: ForestEvent) -> None:
+    def _show(self, event: ExploringEvent) -> None:
         match event:
-            case Applied():
+            case AppliedEvent():
                 self._num_answered += 1
                 _, command = self._said[event.command]
                 if isinstance(command, Rewind | Prune):
@@ -156,20 +147,20 @@ class Conversation:
                 self._tell(
                     command.branch, f"{what}{', an approximation' if event.approximate else ''}", "dim"
                 )
-            case Refused():
+            case RefusedEvent():
                 self._num_answered += 1
                 line, command = self._said[event.command]
                 if isinstance(command, Grow):
                     self._growing.discard(command.branch)
                 self._refuse(line, event.error.detail)
-            case Selected():
+            case SelectedEvent():
                 self._console.print(
                     Text(f"{len(event.tokens)} tokens of the context are computed anew", "dim"),
                     soft_wrap=True,
                 )
-            case Grown():
+            case GrownEvent():
                 self._texts[event.branch] += event.text
-            case Rested():
+            case RestedEvent():
                 self._texts[event.branch] += event.text
                 self._stop(event.branch, f"{event.finish_reason}, {event.num_tokens} tokens")
 

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from shared.clients import generation, ingest, kv_store, rag, retrieval
-from shared.clients.exploring import ForestClient
-from shared.clients.generation import GenerationClient
+from shared.clients.generation import ForestClient, GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, RETRY_PAUSES_S, GrpcTransport
 from shared.clients.ingest import IngestClient
 from shared.clients.kv_store import KvStoreClient

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import click
 
-from shared.clients.generation import Reuse
-from shared.clients.recompute import Ape, Recompute
-from shared.clients.selection import Grouping, Reading
 from shared.errors import InvalidRequest
+from shared.generation.modes import Ape, GoesBy, Recompute, ReuseMode
+from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
+from shared.generation.selection import Grouping, Reading
 
-REUSE_MODES: tuple[Reuse, ...] = get_args(Reuse)
-FOREST_MODES = tuple(mode for mode in REUSE_MODES if mode not in ("tokens", "query_attention", "cacheclip"))
+FOREST_MODES = tuple(
+    mode.value
+    for mode in ASKED_MODES
+    if isinstance(mode, Auto) or not (mode.needs_question or mode.row.goes_by is GoesBy.TOKENS)
+)
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
         "--reuse",
-        type=click.Choice(REUSE_MODES),
+        type=click.Choice([mode.value for mode in ASKED_MODES]),
         help="What is done with the chunks' stored KV. Nothing: full. Placed as it is: reordered (at "
         "its place in the request), "
         "composite (right after the prefix), ape (likewise, weighed). Placed, with a part of the "
@@ -43,7 +46,7 @@ _OPTIONS = (
     ),
     click.option(
         "--grouping",
-        type=click.Choice(get_args(Grouping)),
+        type=click.Choice([grouping.value for grouping in Grouping]),
         default=None,
         help="Of cacheclip: how single tokens become runs. Windows of 8, best first, until the ratio "
         "is met (budget); those with 5 "
@@ -51,7 +54,7 @@ _OPTIONS = (
     ),
     click.option(
         "--reading",
-        type=click.Choice(get_args(Reading)),
+        type=click.Choice([reading.value for reading in Reading]),
         default=None,
         help="Of cacheclip: the small model sees all chunks at once (stitched), or one at a time (each).",
     ),
@@ -83,21 +86,32 @@ def reuse_options(command: CommandT) -> CommandT:
     return command
 
 
-def recompute_of(options: dict[str, Any]) -> Recompute:
+def reuse_of(options: dict[str, Any]) -> Reuse:
     """
     Raises:
-        InvalidRequest: tokens that are no numbers, or for another mode.
+        InvalidRequest: tokens that are no numbers, or for another mode; a number out of its range.
     """
-    listed = options["recompute_tokens"]
-    if listed and options["reuse"] != "tokens":
+    mode = asked_mode(options["reuse"])
+    listed, usual = options["recompute_tokens"], Ape()
+    row = mode.row if isinstance(mode, ReuseMode) else None
+    if listed and (row is None or row.goes_by is not GoesBy.TOKENS):
         raise InvalidRequest("--recompute-tokens belongs to --reuse tokens; give that too")
     try:
         tokens = tuple(int(part) for part in listed.split(",")) if listed else ()
     except ValueError:
         raise InvalidRequest(f"--recompute-tokens: {listed!r} is no list of numbers such as 1,5,9") from None
-    seed = options["seed"] if options["reuse"] == "random" else 0
-    return Recompute(options["recompute_ratio"], tokens, seed, options["grouping"], options["reading"])
+    temperature, scale = options["ape_temperature"], options["ape_scale"]
+    seed = options["seed"] if row is not None and row.seeded else 0
+    return Reuse(
+        mode,
+        Recompute(options["recompute_ratio"], tokens, seed),
+        Ape(
+            usual.temperature if temperature is None else temperature, usual.scale if scale is None else scale
+        ),
+        Grouping(options["grouping"]) if options["grouping"] else None,
+        Reading(options["reading"]) if options["reading"] else None,
+    )
 
 
-def ape_of(options: dict[str, Any]) -> Ape:
-    return Ape(options["ape_temperature"], options["ape_scale"])
+def asked_mode(name: str | None) -> AskedMode | None:
+    return next((mode for mode in ASKED_MODES if mode == name), None)

@@ -27,16 +27,17 @@ from cluster.cli.starting import start_progress
 from cluster.config import QuiltConfig, load_quilt
 from cluster.local import launcher
 from cluster.paths import DEMO_ASSETS
-from shared.answer import RetrievalOptions
-from shared.clients.generation import Reuse, Sampling
+from shared.answer import Inquiry, RetrievalOptions
 from shared.errors import InternalError
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import Reuse
 from shared.measuring.report import Measurement, write_report
 from shared.request import RequestContext
 
 DATA_DIR = Path("build/demo")
 COLLECTION = "demo"
 SHOWN = 3
-MODES: tuple[Reuse, ...] = ("full", "reordered", "cacheclip")
+MODES = (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.CACHECLIP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,9 @@ class Asked:
     """One question, answered with every reuse mode."""
 
     question: Question
-    answers: Mapping[Reuse, WholeAnswer]
+    answers: Mapping[ReuseMode, WholeAnswer]
 
-    def is_correct(self, mode: Reuse) -> bool:
+    def is_correct(self, mode: ReuseMode) -> bool:
         return normalized(self.question.answer) in normalized(self.answers[mode].text().text)
 
 
@@ -96,24 +97,23 @@ async def _use(
     console: Console, target: str, questions: Sequence[Question]
 ) -> tuple[list[Asked], WholeAnswer]:
     await _ingest(console, target)
-    sampling, retrieval = Sampling(), RetrievalOptions()
     async with rag_client(target) as client:
 
-        async def answer(question: str, mode: Reuse) -> WholeAnswer:
+        async def answer(question: str, mode: ReuseMode) -> WholeAnswer:
             return await collect(
-                client.answer(RequestContext.create(), COLLECTION, question, mode, sampling, retrieval)
+                client.answer(RequestContext.create(), Inquiry(COLLECTION, (question,), Reuse(mode)))
             )
 
         # the first request pays for first uses: it is not shown
-        await answer(questions[0].question, "reordered")
+        await answer(questions[0].question, ReuseMode.REORDERED)
         asked = [
             Asked(q, {mode: await answer(q.question, mode) for mode in MODES})
             for q in track(questions, "asking", console=console, transient=True)
         ]
-        texts = [q.question for q in questions[:SHOWN]]
+        texts = tuple(q.question for q in questions[:SHOWN])
         shared = RetrievalOptions(k=5)  # several questions need more passages between them than one
         many = await collect(
-            client.answer_many(RequestContext.create(), COLLECTION, texts, None, sampling, shared)
+            client.answer(RequestContext.create(), Inquiry(COLLECTION, texts, retrieval=shared))
         )
     return asked, many
 
@@ -159,7 +159,7 @@ def show_many(console: Console, many: WholeAnswer, questions: Sequence[Question]
         console.print(
             Text.assemble((questions[text.question].question, "bold"), "  ", answer), soft_wrap=True
         )
-    console.print(usage_line(many.usage), style="dim")
+    console.print(usage_line(many.usage.usage), style="dim")
 
 
 def show_correct(console: Console, asked: Sequence[Asked]) -> None:
@@ -167,10 +167,10 @@ def show_correct(console: Console, asked: Sequence[Asked]) -> None:
     console.print(f"\ncorrect answers to {len(asked)} questions: {told}")
 
 
-def measure_answers(asked: Sequence[Asked], mode: Reuse) -> Measurement:
+def measure_answers(asked: Sequence[Asked], mode: ReuseMode) -> Measurement:
     """Fraction of all questions whose answer holds the expected one; the baseline is ``full``."""
-    correct, full = fraction_correct(asked, mode), fraction_correct(asked, "full")
-    name = "answers_correct" if mode == "reordered" else f"answers_correct_{mode}"
+    correct, full = fraction_correct(asked, mode), fraction_correct(asked, ReuseMode.FULL)
+    name = "answers_correct" if not mode.recomputes else f"answers_correct_{mode}"
     ratio = correct / full if full else None
     return Measurement(
         name,
@@ -184,7 +184,7 @@ def measure_answers(asked: Sequence[Asked], mode: Reuse) -> Measurement:
     )
 
 
-def fraction_correct(asked: Sequence[Asked], mode: Reuse) -> float:
+def fraction_correct(asked: Sequence[Asked], mode: ReuseMode) -> float:
     return sum(a.is_correct(mode) for a in asked) / len(asked)
 
 

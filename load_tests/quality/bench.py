@@ -153,7 +153,7 @@ class Bench:
                 reuse, recompute = ReuseMode.TOKENS, Recompute(tokens=_tokens(prepared.chosen[mode][i]))
             else:
                 ratio = prepared.chosen[self.clips[0]][i].num_chosen / prepared.num_tokens
-                if mode is ReuseMode.CACHEBLEND:  # as many in its later layers, the first two besides
+                if mode.row.surveys_all:  # as many in its later layers, the first two besides
                     num_layers = self.engine.model.spec.num_layers
                     ratio = (2 + ratio * (num_layers - 2)) / num_layers
                 reuse, recompute = mode, Recompute(ratio, seed=prepared.trial.number * 1000 + i)

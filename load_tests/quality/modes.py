@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import Reading
+from shared.generation.selection import Grouping, Reading
 
 CACHECLIP = "cacheclip"
 BASELINES = (ReuseMode.FULL, ReuseMode.REORDERED)

@@ -30,11 +30,10 @@ from load_tests.engine.__main__ import line
 from load_tests.engine.case import CHUNK_LEN, Case
 from load_tests.engine.plot import write_plot
 from load_tests.recompute.measuring import Plan, measure
+from shared.generation.selection import Grouping, Reading
 from shared.measuring.rates import Rates, measure_rates
 from shared.measuring.report import write_report
 from shared.measuring.shapes import SHAPES
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import Reading
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,11 +18,11 @@ from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.spec import ModelSpec
+from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
 from shared.prompt import PromptTemplate, PromptTokenizer
 from shared.selection.auxiliary import Auxiliary
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import EngineScorer, Reading, Scorer, Scores
+from shared.selection.scoring import EngineScorer, Scorer, Scores
 from shared.selection.selector import Selection, Selector, is_open
 from shared.selection.spans import SpanTokenizer
 

@@ -19,11 +19,10 @@ from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
 from shared.engine.modes.random import at_random
 from shared.generation.modes import ReuseMode
+from shared.generation.selection import Grouping, Reading
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
 from shared.measuring.shapes import Shape, build_model
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import Reading
 
 Progress = Callable[[str], None]
 # times the slowest selection is what the loading takes that shall hide it: beside others it takes longer

@@ -16,27 +16,24 @@ from typing import Protocol
 
 from load_tests.service.driver import OnToken
 from load_tests.service.sample import Reply
-from shared.answer import AnswerDone, AnswerUsage, RetrievalOptions
-from shared.clients.generation import (
-    ChunkRef,
-    GeneratedToken,
-    GenerationClient,
-    GenerationDone,
-    PrefilledChunk,
-    Reuse,
-    Sampling,
-)
+from shared.answer import AnswerDone, AnswerUsage, Inquiry, RetrievalOptions
+from shared.clients.generation import GenerationClient
 from shared.clients.rag import RagClient
 from shared.errors import Unavailable
+from shared.generation.asked import SamplingParams
+from shared.generation.described import PrefilledChunk
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import AskedMode, GenerationOrder, Reuse
+from shared.generation.told import DoneEvent, TokenEvent
 from shared.request import RequestContext
 
 Ids = tuple[int, ...]
-FULL: Reuse = "full"
+FULL = ReuseMode.FULL
 NewContext = Callable[[], RequestContext]
 
 
 class Load(Protocol):
-    async def ask(self, number: int, reuse: Reuse, on_token: OnToken) -> Reply:
+    async def ask(self, number: int, reuse: AskedMode, on_token: OnToken) -> Reply:
         """Sends request ``number`` and calls back per token.
 
         Raises:
@@ -95,11 +92,10 @@ class TokenLoad:
         self._plan = plan
         self._new_context = new_context
         self._corpus = Corpus(plan)
-        self._refs = [ChunkRef("", ids) for ids in self._corpus.chunks]
 
     async def prepare(self, on_chunk: Callable[[PrefilledChunk], None], at_once: int = 8) -> None:
         """Prefills the corpus, ``at_once`` chunks per call."""
-        refs = iter(self._refs)
+        refs = iter(self._corpus.chunks)
         while group := list(itertools.islice(refs, at_once)):
             async with aclosing(
                 self._client.prefill(self._new_context(), group, self._corpus.prefix)
@@ -107,22 +103,25 @@ class TokenLoad:
                 async for chunk in prefilled:
                     on_chunk(chunk)
 
-    async def ask(self, number: int, reuse: Reuse, on_token: OnToken) -> Reply:
+    async def ask(self, number: int, reuse: AskedMode, on_token: OnToken) -> Reply:
         return await self.generate(number, reuse, on_token, self._plan.num_generated)
 
-    async def generate(self, number: int, reuse: Reuse, on_token: OnToken, num_generated: int) -> Reply:
-        chunks = [self._refs[i] for i in self._corpus.context(number)]
-        sampling = Sampling(max_tokens=num_generated, ignore_eos=True)
-        stream = self._client.generate(
-            self._new_context(), chunks, self._corpus.questions(number), reuse, sampling, self._corpus.prefix
+    async def generate(self, number: int, reuse: AskedMode, on_token: OnToken, num_generated: int) -> Reply:
+        order = GenerationOrder(
+            chunks=tuple(self._corpus.chunks[i] for i in self._corpus.context(number)),
+            questions=tuple(self._corpus.questions(number)),
+            prefix=self._corpus.prefix,
+            reuse=Reuse(reuse),
+            sampling=SamplingParams(max_tokens=num_generated, ignore_eos=True),
         )
+        stream = self._client.generate(self._new_context(), order)
         tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         async with aclosing(stream):
             async for event in stream:
-                if isinstance(event, GeneratedToken):
+                if isinstance(event, TokenEvent):
                     on_token((event.question, event.sample))
                     tokens[event.question, event.sample].append(event.token_id)
-                elif isinstance(event, GenerationDone):
+                elif isinstance(event, DoneEvent):
                     return Reply(event.usage, event.timings, _in_order(tokens))
         raise Unavailable("the stream ended before the answer was whole; retry")
 
@@ -142,7 +141,7 @@ class QuestionPlan:
 
 
 class QuestionLoad:
-    """``Rag.Answer`` (``AnswerMany`` for several questions per request)."""
+    """``Rag.Answer``, with one or several questions per request."""
 
     def __init__(self, client: RagClient, plan: QuestionPlan, new_context: NewContext) -> None:
         self._client = client
@@ -154,21 +153,21 @@ class QuestionLoad:
         draw = random.Random(f"{self._plan.seed} question {number}")
         return draw.choices(self._plan.questions, self._weights, k=self._plan.num_questions)
 
-    async def ask(self, number: int, reuse: Reuse, on_token: OnToken) -> Reply:
-        questions, ctx = self.questions(number), self._new_context()
-        sampling, retrieval = Sampling(max_tokens=self._plan.num_generated), RetrievalOptions(k=self._plan.k)
-        if len(questions) == 1:
-            stream = self._client.answer(ctx, self._plan.collection, questions[0], reuse, sampling, retrieval)
-        else:
-            stream = self._client.answer_many(
-                ctx, self._plan.collection, questions, reuse, sampling, retrieval
-            )
+    async def ask(self, number: int, reuse: AskedMode, on_token: OnToken) -> Reply:
+        inquiry = Inquiry(
+            self._plan.collection,
+            tuple(self.questions(number)),
+            Reuse(reuse),
+            SamplingParams(max_tokens=self._plan.num_generated or None),
+            RetrievalOptions(k=self._plan.k),
+        )
+        stream = self._client.answer(self._new_context(), inquiry)
         tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         cost: AnswerUsage | None = None
         async with aclosing(stream):
             async for event in stream:
                 match event:
-                    case GeneratedToken():
+                    case TokenEvent():
                         on_token((event.question, event.sample))
                         tokens[event.question, event.sample].append(event.token_id)
                     case AnswerUsage():

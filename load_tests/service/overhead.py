@@ -35,7 +35,7 @@ async def added_per_token_ms(ask: Ask, numbers: Sequence[int]) -> float:
     wall_ms = (loop.time() - started_s) * MS
     replies = [sample.reply for sample in samples if sample.reply is not None]
     num_tokens = sum(reply.usage.generated_tokens for reply in replies)
-    return (wall_ms - max(reply.timings.total_ms for reply in replies)) / num_tokens
+    return (wall_ms - max(reply.timings.total_s for reply in replies) * MS) / num_tokens
 
 
 async def _timed(ask: Ask, number: int) -> Sample:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 from load_tests.service.slo import Slo
-from shared.clients.generation import Reuse
 from shared.errors import InvalidRequest
-
-MODES: tuple[Reuse, ...] = get_args(Reuse)
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import ASKED_MODES, AskedMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class Plan:
     """
 
     slo: Slo
-    reuse: tuple[Reuse, ...] = ("reordered",)
+    reuse: tuple[AskedMode, ...] = (ReuseMode.REORDERED,)
     rates: tuple[float, ...] = ()
     trace: tuple[float, ...] = ()
     duration_s: float = 30.0
@@ -42,9 +40,9 @@ class Plan:
     seed: int = 0
 
     @property
-    def unloaded_modes(self) -> tuple[Reuse, ...]:
+    def unloaded_modes(self) -> tuple[AskedMode, ...]:
         """``full`` first where the SLO is relative to it."""
-        first: tuple[Reuse, ...] = ("full",) if self.slo.needs_baseline else ()
+        first: tuple[AskedMode, ...] = (ReuseMode.FULL,) if self.slo.needs_baseline else ()
         return tuple(dict.fromkeys(first + self.reuse))
 
     def span_s(self, rate: float, limits_ms: dict[str, float]) -> float:
@@ -75,13 +73,13 @@ def parse_rates(text: str) -> tuple[float, ...]:
     return rates
 
 
-def parse_reuse(text: str) -> tuple[Reuse, ...]:
+def parse_reuse(text: str) -> tuple[AskedMode, ...]:
     """
     Raises:
         InvalidRequest: names what is no mode.
     """
     chosen = [part.strip() for part in text.split(",")]
     for name in chosen:
-        if name not in MODES:
-            raise InvalidRequest(f"--reuse: {name!r} is not one of {', '.join(MODES)}")
-    return tuple(mode for name in dict.fromkeys(chosen) for mode in MODES if mode == name)
+        if name not in ASKED_MODES:
+            raise InvalidRequest(f"--reuse: {name!r} is not one of {', '.join(ASKED_MODES)}")
+    return tuple(mode for name in dict.fromkeys(chosen) for mode in ASKED_MODES if mode == name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from load_tests.service.sample import OK, Sample, percentile
 from load_tests.service.slo import METRICS, is_good
-from shared.clients.generation import Usage
+from shared.generation.told import Usage
 
 STAGES = ("retrieve_ms", "queue_ms", "load_ms", "prefill_ms", "decode_ms")
 
@@ -126,16 +126,15 @@ def rate_result(
 def stages_ms(samples: Sequence[Sample]) -> dict[str, float]:
     """Median per stage, of samples that succeeded."""
     timings = [sample.reply.timings for sample in samples if sample.reply]
-    return {
-        stage: statistics.median(getattr(t, stage) for t in timings) if timings else 0.0 for stage in STAGES
-    }
+    seconds = {stage: [getattr(t, stage.replace("_ms", "_s")) for t in timings] for stage in STAGES}
+    return {stage: statistics.median(values) * 1000 if values else 0.0 for stage, values in seconds.items()}
 
 
 def overhead_ms(sample: Sample) -> float:
     """What of the client's TTFT the engine did not spend: wire, proxies, queueing, loading, retrieval."""
     assert sample.reply is not None
     ttft_ms = sample.metric_ms("ttft")
-    return 0.0 if ttft_ms is None else ttft_ms - sample.reply.timings.engine_ttft_ms
+    return 0.0 if ttft_ms is None else ttft_ms - sample.reply.timings.engine_ttft_s * 1000
 
 
 def count_tokens(usages: Iterable[Usage]) -> Tokens:

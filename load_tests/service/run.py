@@ -19,7 +19,8 @@ from load_tests.service.result import Count, RateResult, overhead_ms, rate_resul
 from load_tests.service.sample import Reply, Sample
 from load_tests.service.slo import METRICS, is_good
 from load_tests.service.sweep import highest_rate
-from shared.clients.generation import Reuse
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import AskedMode, may_reuse
 
 WARMING = 2
 
@@ -59,7 +60,8 @@ class Run:
         for mode in plan.unloaded_modes:
             # What reuses KV is asked all that is timed next, so that loading is no part of it; ``full`` has
             # nothing to load.
-            await one_by_one(self._ask(mode), range(-(WARMING if mode == "full" else plan.num_unloaded), 0))
+            num_warming = plan.num_unloaded if may_reuse(mode) else WARMING
+            await one_by_one(self._ask(mode), range(-num_warming, 0))
         unloaded = [await self._unloaded(mode) for mode in plan.unloaded_modes]
         per_token = await self._token_overhead()
         limits_ms = plan.slo.limits_ms(_medians(unloaded[0]))
@@ -71,7 +73,7 @@ class Run:
                 )
         return Findings(limits_ms, tuple(unloaded), per_token, tuple(rates), await self._quality())
 
-    async def _unloaded(self, mode: Reuse) -> Unloaded:
+    async def _unloaded(self, mode: AskedMode) -> Unloaded:
         self._watcher.doing(f"{mode}, one request at a time")
         samples = await one_by_one(self._ask(mode), range(-self._plan.num_unloaded, 0))
         times = {
@@ -96,17 +98,17 @@ class Run:
         )
 
     async def _quality(self) -> tuple[Agreement, ...]:
-        others = [mode for mode in self._plan.reuse if mode != "full"]
+        others = [mode for mode in self._plan.reuse if may_reuse(mode)]
         if not others or not self._plan.num_quality:
             return ()
         self._watcher.doing("comparing answers with full")
         numbers = range(self._plan.num_quality)
-        references = await one_by_one(self._ask("full"), numbers)
+        references = await one_by_one(self._ask(ReuseMode.FULL), numbers)
         return tuple(
             [agreement(mode, await one_by_one(self._ask(mode), numbers), references) for mode in others]
         )
 
-    def _ask(self, mode: Reuse) -> Ask:
+    def _ask(self, mode: AskedMode) -> Ask:
         async def ask(number: int, on_token: OnToken) -> Reply:
             return await self._load.ask(number, mode, on_token)
 
@@ -117,7 +119,7 @@ class _Mode:
     """All rates of one reuse mode."""
 
     def __init__(
-        self, ask: Ask, mode: Reuse, plan: Plan, limits_ms: dict[str, float], watcher: Watcher
+        self, ask: Ask, mode: AskedMode, plan: Plan, limits_ms: dict[str, float], watcher: Watcher
     ) -> None:
         self._ask = ask
         self._mode = mode

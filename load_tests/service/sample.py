@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.clients.generation import Timings, Usage
+from shared.generation.told import Timings, Usage
 
 OK = "OK"
 NOT_SENT = "NOT_SENT"  # too many were in flight: the client's own safety limit

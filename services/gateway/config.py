@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.clients.generation import Reuse
 from shared.deployment import DeploymentConfig
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import AskedMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class GatewayConfig:
     k: int = 8
     max_k: int = 64
     max_questions: int = 32
-    reuse: Reuse = "reordered"
+    reuse: AskedMode = ReuseMode.REORDERED
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
     kv_store: str = "kv_store"

@@ -6,16 +6,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, rag_pb2
-from services.gateway.pipeline import Inquiry, Pipeline
+from services.gateway.pipeline import Pipeline
 from services.gateway.ports import HealthSource
 from services.gateway.status import system_status
-from shared.clients.decoding import decoding_of
-from shared.clients.generation import reuse_of
 from shared.clients.health import ServiceHealth, health_to_pb
-from shared.clients.rag import event_to_pb, retrieval_of, sampling_of
-from shared.clients.recompute import ape_of, recompute_of
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
+from shared.wire.answer import answer_to_pb, inquiry_of
 
 SERVICE = "gateway"
 
@@ -34,19 +31,9 @@ class GatewayHandlers:
     async def Answer(
         self, request: rag_pb2.AnswerRequest, ctx: RequestContext
     ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
-        async with aclosing(self._pipeline.answer(ctx, _inquiry(request, (request.question,)))) as events:
+        async with aclosing(self._pipeline.answer(ctx, inquiry_of(request))) as events:
             async for event in events:
-                yield event_to_pb(event)
-
-    @server_stream
-    async def AnswerMany(
-        self, request: rag_pb2.AnswerManyRequest, ctx: RequestContext
-    ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
-        async with aclosing(
-            self._pipeline.answer(ctx, _inquiry(request, tuple(request.questions)))
-        ) as events:
-            async for event in events:
-                yield event_to_pb(event)
+                yield answer_to_pb(event)
 
     @unary(rag_pb2.StatusResponse)
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
@@ -62,20 +49,3 @@ class GatewayHandlers:
         """The gateway is ready when it answers: whether it can do its work depends on services that
         ``Status`` reports."""
         return health_to_pb(ServiceHealth(SERVICE, ready=True))
-
-
-def _inquiry(
-    request: rag_pb2.AnswerRequest | rag_pb2.AnswerManyRequest, questions: tuple[str, ...]
-) -> Inquiry:
-    return Inquiry(
-        request.collection,
-        questions,
-        reuse_of(request.reuse),
-        sampling_of(request.sampling),
-        retrieval_of(request.retrieval),
-        decoding_of(request.decoding),
-        recompute_of(request.recompute),
-        ape_of(request.ape),
-        request.without_prefix,
-        request.explain,
-    )

@@ -1,6 +1,6 @@
 """The life of a request at the gateway: retrieve, then generate over what was retrieved.
 
-    questions ──► search ──► fuse ──► [Retrieved] ──► generate ──► [AnswerToken …] [AnswerText …] ──►
+    questions ──► search ──► fuse ──► [Retrieved] ──► generate ──► [TokenEvent …] [AnswerText …] ──►
                   [AnswerUsage] [AnswerDone] describe ──┘ (meanwhile)
                               └► prefetch of the chunks' KV (told, not waited for)
 
@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 from services.gateway.citations import cite
 from services.gateway.config import GatewayConfig
@@ -23,40 +22,23 @@ from services.gateway.fusion import fuse
 from services.gateway.ports import Generator, Retriever
 from services.gateway.prefetching import Prefetching
 from services.gateway.regeneration import generate_with_retry
-from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
-from shared.clients.decoding import Chosen, Decoding, Margin, MarginToken
-from shared.clients.generation import (
-    BranchDone,
-    ChunkRef,
-    GeneratedToken,
-    GenerationDone,
-    GenerationEvent,
-    ModelDescription,
-    Reuse,
-    Sampling,
-)
-from shared.clients.recompute import Ape, Recompute, Selected
+from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.errors import InvalidRequest, ModelMismatch, NotFound
+from shared.generation.described import ModelDescription
+from shared.generation.orders import GenerationOrder, may_reuse
+from shared.generation.pieces import Tokenized
+from shared.generation.told import (
+    BranchDoneEvent,
+    ChosenEvent,
+    DoneEvent,
+    GenerationEvent,
+    MarginEvent,
+    MarginTokenEvent,
+    SelectedEvent,
+    TokenEvent,
+)
 from shared.patience import patiently
 from shared.request import RequestContext, check_name
-
-
-@dataclass(frozen=True, slots=True)
-class Inquiry:
-    """One or more questions over one context. ``reuse`` None: the service's default. ``without_prefix``:
-    nothing stands in front of the chunks; ``explain``: it is told by which scores tokens are computed anew,
-    and where they are in the text."""
-
-    collection: str
-    questions: tuple[str, ...]
-    reuse: Reuse | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    retrieval: RetrievalOptions = field(default_factory=RetrievalOptions)
-    decoding: Decoding = field(default_factory=Decoding)
-    recompute: Recompute = field(default_factory=Recompute)
-    ape: Ape = field(default_factory=Ape)
-    without_prefix: bool = False
-    explain: bool = False
 
 
 class Pipeline:
@@ -85,26 +67,26 @@ class Pipeline:
         arrived = self._clock()
         self._check(inquiry)
         retrieved = await self._retrieve(ctx, inquiry)
-        retrieve_ms = self._ms_since(arrived)
+        retrieve_s = self._since(arrived)
         yield retrieved
-        first_token_ms = 0.0
+        first_token_s = 0.0
         texts: defaultdict[tuple[int, int], str] = defaultdict(str)
         async with aclosing(self._generate(ctx, inquiry, retrieved)) as events:
             async for event in events:
                 match event:
-                    case GeneratedToken():
-                        first_token_ms = first_token_ms or self._ms_since(arrived)
+                    case TokenEvent():
+                        first_token_s = first_token_s or self._since(arrived)
                         texts[event.question, event.sample] += event.text
                         yield event
-                    case BranchDone():
+                    case BranchDoneEvent():
                         yield _text(event, texts.pop((event.question, event.sample), ""), inquiry, retrieved)
-                    case Selected() | Chosen() | MarginToken() | Margin():
+                    case SelectedEvent() | ChosenEvent() | MarginTokenEvent() | MarginEvent():
                         yield event
-                    case GenerationDone():
+                    case DoneEvent():
                         measured = {
-                            "retrieve_ms": retrieve_ms,
-                            "first_token_ms": first_token_ms,
-                            "total_ms": self._ms_since(arrived),
+                            "retrieve_s": retrieve_s,
+                            "first_token_s": first_token_s,
+                            "total_s": self._since(arrived),
                         }
                         yield AnswerUsage(event.usage, dataclasses.replace(event.timings, **measured))
                         yield AnswerDone(ctx.request_id)
@@ -151,28 +133,28 @@ class Pipeline:
             ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
         )
         hits = fuse(result.rankings, k, self._config.rrf_constant)
-        if (
-            inquiry.reuse or self._config.reuse
-        ) != "full" and not inquiry.without_prefix:  # their KV without it is another
+        mode = inquiry.reuse.mode or self._config.reuse
+        if may_reuse(mode) and not inquiry.without_prefix:  # their KV without it is another
             self._prefetching.begin(ctx, [hit.chunk.chunk_id for hit in hits])
         return Retrieved(hits, result.mode)
 
     def _generate(
         self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved
     ) -> AsyncGenerator[GenerationEvent, None]:
-        chunks = [ChunkRef(hit.chunk.chunk_id, hit.chunk.token_ids, hit.chunk.text) for hit in retrieved.hits]
-        reuse, prefix = inquiry.reuse or self._config.reuse, () if inquiry.without_prefix else None
+        mode = inquiry.reuse.mode or self._config.reuse
+        order = GenerationOrder(
+            chunks=tuple(Tokenized(hit.chunk.token_ids, hit.chunk.text) for hit in retrieved.hits),
+            questions=inquiry.questions,
+            prefix=() if inquiry.without_prefix else None,
+            reuse=dataclasses.replace(inquiry.reuse, mode=mode),
+            sampling=inquiry.sampling,
+            decoding=inquiry.decoding,
+            explain=inquiry.explain,
+        )
+        return generate_with_retry(lambda: self._generator.generate(ctx, order), ctx)
 
-        def start() -> AsyncGenerator[GenerationEvent, None]:
-            asked = inquiry.questions, reuse, inquiry.sampling, prefix, inquiry.decoding
-            return self._generator.generate(
-                ctx, chunks, *asked, inquiry.recompute, inquiry.ape, inquiry.explain
-            )
-
-        return generate_with_retry(start, ctx)
-
-    def _ms_since(self, instant: float) -> float:
-        return (self._clock() - instant) * 1000
+    def _since(self, instant: float) -> float:
+        return self._clock() - instant
 
 
 async def _both(
@@ -187,7 +169,7 @@ async def _both(
     return retrieved, model
 
 
-def _text(end: BranchDone, text: str, inquiry: Inquiry, retrieved: Retrieved) -> AnswerText:
+def _text(end: BranchDoneEvent, text: str, inquiry: Inquiry, retrieved: Retrieved) -> AnswerText:
     whole = text + end.text
     citations = cite(whole, inquiry.questions[end.question], retrieved.hits)
     return AnswerText(end.question, end.sample, whole, end.finish_reason, citations, end.score)

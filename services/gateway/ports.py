@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from shared.clients.decoding import Decoding
-from shared.clients.generation import ChunkRef, GenerationEvent, ModelDescription, Piece, Reuse, Sampling
 from shared.clients.health import ServiceHealth
-from shared.clients.recompute import Ape, Recompute
+from shared.generation.described import ModelDescription
+from shared.generation.orders import GenerationOrder
+from shared.generation.told import GenerationEvent
 from shared.request import RequestContext
 from shared.search import Filter, SearchMode, SearchResult
 
@@ -33,20 +33,8 @@ class Retriever(Protocol):
 class Generator(Protocol):
     async def describe(self, ctx: RequestContext) -> ModelDescription: ...
 
-    def generate(
-        self,
-        ctx: RequestContext,
-        chunks: Sequence[ChunkRef],
-        questions: Sequence[str],
-        reuse: Reuse | None,
-        sampling: Sampling | None,
-        prefix: Piece | None,
-        decoding: Decoding | None,
-        recompute: Recompute | None,
-        ape: Ape | None,
-        explain: bool,
-    ) -> AsyncGenerator[GenerationEvent, None]:
-        """Tokens and finished branches, then one ``GenerationDone``. Closing the generator stops the
+    def generate(self, ctx: RequestContext, order: GenerationOrder) -> AsyncGenerator[GenerationEvent, None]:
+        """Tokens and finished branches, then one ``DoneEvent``. Closing the generator stops the
         branches.
 
         Raises:

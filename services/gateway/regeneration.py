@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from shared.clients.generation import GenerationEvent
 from shared.errors import Unavailable
+from shared.generation.told import GenerationEvent
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)

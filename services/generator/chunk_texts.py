@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from services.generator.prompts import Piece, TextPiece
-from shared.clients.recompute import TextSpan
 from shared.errors import ModelUnsupported
+from shared.generation.pieces import Piece, ids_of, text_of
+from shared.generation.told import TextSpan
 from shared.prompt import PromptTokenizer
 from shared.selection.spans import SpanTokenizer, TokenSpans
 
@@ -42,10 +42,10 @@ class ChunkReader:
         """None: its text is not known, or does not give these ids."""
         if self._tokenizer is None or self._spans is None:
             return None
-        if piece.text:
+        if text := text_of(piece):
             before, after = self._tokenizer.template.chunk.split("{text}")
-            begin, end = len(before), len(before) + len(piece.text)
-            whole = before + piece.text + after
+            begin, end = len(before), len(before) + len(text)
+            whole = before + text + after
         else:
             whole = self._tokenizer.decode(token_ids)
             begin, end = 0, len(whole)
@@ -63,11 +63,11 @@ class ChunkReader:
 
     def question(self, piece: Piece) -> str | None:
         """As it was asked, without a template if it came as text. None: its ids are no text."""
-        if piece.text or isinstance(piece, TextPiece) or self._tokenizer is None:
-            return piece.text or None
-        text = self._tokenizer.decode(piece.token_ids)
+        if text_of(piece) or isinstance(piece, str) or self._tokenizer is None:
+            return text_of(piece) or None
+        text = self._tokenizer.decode(ids_of(piece))
         tokens = self._read(text)
-        return text if text.strip() and tokens is not None and tokens.token_ids == piece.token_ids else None
+        return text if text.strip() and tokens is not None and tokens.token_ids == ids_of(piece) else None
 
     def _read(self, text: str) -> TokenSpans | None:
         return None if self._spans is None else self._spans.tokenize(text)

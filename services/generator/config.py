@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from shared.clients.generation import Reuse
-from shared.clients.selection import Grouping, Reading
 from shared.deployment import DeploymentConfig
 from shared.engine_config import EngineConfig
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import AskedMode
+from shared.generation.selection import Grouping, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,19 @@ class SelectorConfig:
 
     application: str = ""
     fallback: Literal[
-        "full", "reordered", "composite", "epic", "random", "query_attention", "cacheblend", "ape"
-    ] = "epic"
+        ReuseMode.FULL,
+        ReuseMode.REORDERED,
+        ReuseMode.COMPOSITE,
+        ReuseMode.EPIC,
+        ReuseMode.RANDOM,
+        ReuseMode.QUERY_ATTENTION,
+        ReuseMode.CACHEBLEND,
+        ReuseMode.APE,
+    ] = ReuseMode.EPIC
     deadline_share: float = 0.25
     timeout_s: float = 5.0
-    grouping: Grouping = "budget"
-    reading: Reading = "stitched"
+    grouping: Grouping = Grouping.BUDGET
+    reading: Reading = Reading.STITCHED
 
     def __post_init__(self) -> None:
         if not 0 < self.deadline_share <= 1:  # True for NaN
@@ -53,7 +61,7 @@ class GeneratorConfig:
 
     model: str
     engine: EngineConfig = field(default_factory=EngineConfig)
-    reuse: Reuse = "reordered"
+    reuse: AskedMode = ReuseMode.REORDERED
     max_tokens: int = 256
     max_tokens_limit: int = 8192
     max_chunks: int = 1024
@@ -76,7 +84,7 @@ class GeneratorConfig:
             raise ValueError(
                 f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})"
             )
-        if self.reuse == "cacheclip" and not self.selector.application:
+        if isinstance(self.reuse, ReuseMode) and self.reuse.deferred and not self.selector.application:
             raise ValueError(
                 "reuse: cacheclip needs a selector; name its application in selector.application"
             )

@@ -6,24 +6,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
-from services.generator.margins import MarginEvent, MarginTokenEvent, MarginWriter
-from services.generator.messages import (
-    chunks_of,
-    command_of,
-    explored_to_pb,
-    margins_of,
-    order_of,
-    piece_of,
-    response_of,
-    reuse_order_of,
-)
+from services.generator.margins import MarginWriter
 from services.generator.serving import Generator
-from services.generator.telling import Told
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.errors import InvalidRequest, KvquiltError, Unavailable
-from shared.generation.forest import Command
+from shared.generation.told import Event, GenerationEvent
 from shared.request import RequestContext
 from shared.rpc import both_streams, context_of, server_stream, unary
+from shared.wire.asked import forest_of, order_of, pieces_of, prefix_of
+from shared.wire.forest import command_of, explored_to_pb
+from shared.wire.told import model_to_pb, prefilled_to_pb, response_to_pb
 
 
 class GenerationServicer:
@@ -37,32 +29,26 @@ class GenerationServicer:
     async def Prefill(
         self, request: generation_pb2.PrefillRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.PrefillResponse]:
-        prefix = piece_of(request.prefix, "prefix") if request.HasField("prefix") else None
-        prefilled = self._generator.prefill(ctx, prefix, chunks_of(request.chunks), request.encoding)
+        chunks = pieces_of(request.chunks, "chunks")
+        prefilled = self._generator.prefill(ctx, prefix_of(request), chunks, request.encoding)
         async with aclosing(prefilled):
             async for done in prefilled:
-                yield generation_pb2.PrefillResponse(
-                    index=done.index,
-                    chunk_id=done.chunk.chunk_id,
-                    num_tokens=len(done.chunk.token_ids),
-                    existed=done.existed,
-                    token_ids=done.chunk.token_ids,
-                )
+                yield prefilled_to_pb(done)
 
     @server_stream
     async def Generate(
         self, request: generation_pb2.GenerateRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        generator, order, margins = self._generator, order_of(request), margins_of(request.decoding)
-        planned = generator.plan(ctx, order)
-        events: AsyncGenerator[Told | MarginTokenEvent | MarginEvent, None]
+        generator, order = self._generator, order_of(request)
+        planned, margins = generator.plan(ctx, order), order.decoding.margins
+        events: AsyncGenerator[GenerationEvent | Event, None]
         if margins is None:
             events = generator.generate(ctx, planned)
         else:
             events = MarginWriter(generator, ctx, planned, margins).answer()
         async with aclosing(events):
             async for event in events:
-                yield response_of(event)
+                yield response_to_pb(event)
 
     @both_streams
     async def Explore(
@@ -71,17 +57,9 @@ class GenerationServicer:
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("command") != "open":
             raise InvalidRequest("open: must be the first message")
-        generator, opened = self._generator, first.open
-
-        async def commands() -> AsyncIterator[Command]:
-            async for request in requests:
-                yield command_of(request, generator.prompts, generator.config)
-
-        prefix = piece_of(opened.prefix, "prefix") if opened.HasField("prefix") else None
-        chunks, reuse = chunks_of(opened.chunks), reuse_order_of(opened)
-        async with aclosing(
-            generator.explore(context_of(opened.meta), prefix, chunks, reuse, commands())
-        ) as events:
+        commands = (command_of(request) async for request in requests)
+        events = self._generator.explore(context_of(first.open.meta), forest_of(first.open), commands)
+        async with aclosing(events):
             async for event in events:
                 yield explored_to_pb(event)
 
@@ -89,22 +67,7 @@ class GenerationServicer:
     async def DescribeModel(
         self, request: generation_pb2.DescribeModelRequest, ctx: RequestContext
     ) -> generation_pb2.DescribeModelResponse:
-        generator = self._generator
-        spec, tokenizer = generator.model.spec, generator.tokenizer
-        return generation_pb2.DescribeModelResponse(
-            model=generator.config.model,
-            fingerprint=generator.model.fingerprint,
-            tokenizer_hash=tokenizer.hash if tokenizer else "",
-            prefix_ids=generator.prompts.default_prefix_ids,
-            chunk_template=tokenizer.template.chunk if tokenizer else "",
-            question_template=tokenizer.template.question if tokenizer else "",
-            max_positions=spec.max_positions,
-            dtype=spec.dtype_name,
-            kv_bytes_per_token=spec.kv_bytes_per_token,
-            device=str(spec.device),
-            eos_ids=sorted(spec.eos_ids),
-            kv_encoding=generator.config.kv_encoding,
-        )
+        return model_to_pb(self._generator.describe())
 
     @unary(common_pb2.HealthResponse)
     async def Health(

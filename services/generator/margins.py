@@ -18,63 +18,32 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from services.generator.prompts import IdsPiece, TextPiece
-from services.generator.reusing import ReuseOrder
-from services.generator.serving import GenerationOrder, Generator, Plan
-from services.generator.telling import EndEvent, Told
+from services.generator.serving import Generator, Plan
 from shared.errors import InvalidRequest
-from shared.generation.asked import SamplingParams
+from shared.generation.asked import Margins, SamplingParams
 from shared.generation.modes import ReuseMode
-from shared.generation.told import BranchDoneEvent, DoneEvent, TokenEvent, Usage
+from shared.generation.orders import GenerationOrder, Reuse
+from shared.generation.pieces import Tokenized
+from shared.generation.told import (
+    BranchDoneEvent,
+    DoneEvent,
+    Event,
+    GenerationEvent,
+    MarginEvent,
+    MarginTokenEvent,
+    TokenEvent,
+    Usage,
+)
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 
-INSTRUCTION = "Note what the text says that helps to answer: {question}"
-RELEVANCE = "Does the note “{margin}” help to answer “{question}”? Say yes or no."
-YES, NO = " yes", " no"
-MAX_TOKENS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class MarginsOrder:
-    """``{question}`` and, in ``relevance``, ``{margin}`` are replaced; both texts go through the model's
-    question template."""
-
-    instruction: str = INSTRUCTION
-    relevance: str = RELEVANCE
-    yes: str = YES
-    no: str = NO
-    max_tokens: int = MAX_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class MarginTokenEvent:
-    """A token of the margin on the context's chunk ``chunk``."""
-
-    chunk: int
-    token_id: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class MarginEvent:
-    """A margin is complete and judged. An empty one is never kept; its log-probabilities are 0."""
-
-    chunk: int
-    text: str
-    kept: bool
-    yes_logprob: float = 0.0
-    no_logprob: float = 0.0
-
 
 class MarginWriter:
-    """Answers one order whose ``question`` is text."""
+    """Answers one order whose question is text, with margins."""
 
-    def __init__(
-        self, generator: Generator, ctx: RequestContext, planned: Plan, margins: MarginsOrder
-    ) -> None:
+    def __init__(self, generator: Generator, ctx: RequestContext, planned: Plan, margins: Margins) -> None:
         """``planned``: the answer as it would be without margins.
 
         Raises:
@@ -83,7 +52,7 @@ class MarginWriter:
         order = planned.order
         if generator.tokenizer is None:
             raise InvalidRequest("decoding.margins: margins are text, and this model has no tokenizer")
-        if len(order.questions) != 1 or not isinstance(order.questions[0], TextPiece):
+        if len(order.questions) != 1 or not isinstance(order.questions[0], str):
             raise InvalidRequest("decoding.margins: give one question, as text")
         if not order.chunks:
             raise InvalidRequest("decoding.margins: there are no chunks to write margins on")
@@ -104,17 +73,15 @@ class MarginWriter:
         self._order = order
         # A chunk alone behind the prefix is stored as ``full`` would compute it: nothing is worth computing
         # anew.
-        self._reuse_alone = (
-            ReuseOrder(ReuseMode.REORDERED) if planned.request.reuse.recomputes else order.reuse
-        )
+        self._reuse_alone = Reuse(ReuseMode.REORDERED) if planned.request.reuse.recomputes else order.reuse
         self._margins = margins
-        self._question = order.questions[0].text
+        self._question = order.questions[0]
         self._shared_ids, self._yes_id, self._no_id = _first_difference(
             self._tokenizer, margins.yes, margins.no
         )
         self._usage = Usage(0, 0, 0, 0)
 
-    async def answer(self) -> AsyncGenerator[Told | MarginTokenEvent | MarginEvent, None]:
+    async def answer(self) -> AsyncGenerator[GenerationEvent | Event, None]:
         """Margins as they come, then the answer's events. Usage is that of everything, times are the
         answer's, its first token and its end from the beginning of the margins."""
         begun = time.monotonic()
@@ -128,19 +95,19 @@ class MarginWriter:
         final = self._generator.plan(self._ctx, replace(self._order, questions=(self._annotated(notes),)))
         async with aclosing(self._generator.generate(self._ctx, final)) as answer:
             async for told in answer:
-                if isinstance(told, EndEvent):
-                    times = told.done.timings
+                if isinstance(told, DoneEvent):
+                    times = told.timings
                     timings = replace(
                         times, first_token_s=times.first_token_s + before, total_s=times.total_s + before
                     )
-                    yield replace(told, done=DoneEvent(_sum(self._usage, told.done.usage), timings))
+                    yield replace(told, usage=_sum(told.usage, self._usage), timings=timings)
                 else:
                     yield told
 
-    def _annotated(self, notes: Sequence[MarginEvent]) -> IdsPiece:
+    def _annotated(self, notes: Sequence[MarginEvent]) -> Tokenized:
         ordered = sorted(notes, key=lambda note: note.chunk)
         noted = [token for note in ordered for token in self._tokenizer.encode_chunk(note.text.strip())]
-        return IdsPiece((*noted, *self._tokenizer.encode_question(self._question)), self._question)
+        return Tokenized((*noted, *self._tokenizer.encode_question(self._question)), self._question)
 
     async def _margin(self, chunk: int) -> AsyncGenerator[MarginTokenEvent | MarginEvent, None]:
         text = ""
@@ -172,21 +139,16 @@ class MarginWriter:
 
     async def _ask(
         self, chunk: int, question_ids: tuple[int, ...], sampling: SamplingParams
-    ) -> AsyncGenerator[Told, None]:
+    ) -> AsyncGenerator[Event, None]:
         order = GenerationOrder(
-            self._order.prefix,
-            (self._order.chunks[chunk],),
-            (IdsPiece(question_ids),),
-            self._reuse_alone,
-            sampling.max_tokens,
-            sampling,
+            (self._order.chunks[chunk],), (question_ids,), self._order.prefix, self._reuse_alone, sampling
         )
         async with aclosing(
             self._generator.generate(self._ctx, self._generator.plan(self._ctx, order))
         ) as events:
             async for event in events:
-                if isinstance(event, EndEvent):
-                    self._usage = _sum(self._usage, event.done.usage)
+                if isinstance(event, DoneEvent):
+                    self._usage = _sum(self._usage, event.usage)
                 yield event
 
 
@@ -203,14 +165,10 @@ def _first_difference(tokenizer: PromptTokenizer, yes: str, no: str) -> tuple[tu
 
 
 def _sum(a: Usage, b: Usage) -> Usage:
-    return Usage(
-        a.prompt_tokens + b.prompt_tokens,
-        a.reused_tokens + b.reused_tokens,
-        a.recomputed_tokens + b.recomputed_tokens,
-        a.generated_tokens + b.generated_tokens,
-        a.loaded_tokens + b.loaded_tokens,
-        a.selected_tokens + b.selected_tokens,
-    )
+    """Counts of both; of the selector's model, the mode and the note ``a``'s."""
+    counts = ("prompt", "reused", "recomputed", "generated", "loaded", "selected")
+    sums = {name: getattr(a, name) + getattr(b, name) for name in (f"{count}_tokens" for count in counts)}
+    return replace(a, **sums)
 
 
 async def _merged(

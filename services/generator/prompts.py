@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
+from shared.generation.pieces import Piece, ids_of
 from shared.prompt import PromptTokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class IdsPiece:
-    """``text``: what they were made of, without the template; empty: not known."""
-
-    token_ids: tuple[int, ...]
-    text: str = ""
-
-
-Piece = TextPiece | IdsPiece
 
 
 class Prompts:
@@ -43,7 +27,7 @@ class Prompts:
         return self._ids("prefix", piece, lambda tokenizer, text: tokenizer.encode_prefix(text))
 
     def chunks(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
-        return tuple(self._chunk(f"chunks[{i}].piece", piece) for i, piece in enumerate(pieces))
+        return tuple(self._chunk(f"chunks[{i}]", piece) for i, piece in enumerate(pieces))
 
     def questions(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
         if not pieces:
@@ -67,20 +51,21 @@ class Prompts:
     def _ids(
         self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]
     ) -> tuple[int, ...]:
-        if isinstance(piece, TextPiece):
+        if isinstance(piece, str):
             if self._tokenizer is None:
                 raise InvalidRequest(f"{field}.text: this model has no tokenizer; send token_ids")
-            return encode(self._tokenizer, piece.text)
-        for i, token in enumerate(piece.token_ids):
+            return encode(self._tokenizer, piece)
+        token_ids = ids_of(piece)
+        for i, token in enumerate(token_ids):
             if not 0 <= token < self._vocab_size:
                 raise InvalidRequest(
                     f"{field}.token_ids[{i}]: {token} is outside the model's vocabulary (0 to "
                     f"{self._vocab_size - 1})"
                 )
-        return piece.token_ids
+        return token_ids
 
 
 def _not_empty(field: str, piece: Piece) -> Piece:
-    if not (piece.text.strip() if isinstance(piece, TextPiece) else piece.token_ids):
+    if not (piece.strip() if isinstance(piece, str) else ids_of(piece)):
         raise InvalidRequest(f"{field}: is empty")
     return piece

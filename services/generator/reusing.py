@@ -3,33 +3,20 @@ says."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from services.generator.config import GeneratorConfig
-from shared.clients.selection import Grouping, Reading
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.orders import Auto, Reuse
+from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
 from shared.verdict import VERDICT_FILE, Verdict
-
-Mode = ReuseMode | Literal["auto"]
-
-
-@dataclass(frozen=True, slots=True)
-class ReuseOrder:
-    """What a caller asks for. ``mode``, ``grouping``, ``reading`` None: the configured ones."""
-
-    mode: Mode | None = None
-    recompute: Recompute = field(default_factory=Recompute)
-    ape: Ape = field(default_factory=Ape)
-    grouping: Grouping | None = None
-    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
-    """What becomes of it. ``note``: why it is not what was asked for."""
+    """What becomes of ``Reuse``. ``note``: why it is not what was asked for."""
 
     mode: ReuseMode
     recompute: Recompute
@@ -50,14 +37,14 @@ class Modes:
         self._verdict = verdict
         self._has_selector = has_selector
 
-    def settle(self, order: ReuseOrder, prefix_ids: tuple[int, ...], has_question: bool = True) -> Reusing:
+    def settle(self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool = True) -> Reusing:
         """
         Raises:
             InvalidRequest: an option that the mode does not go by; names the field.
             FailedPrecondition: ``cacheclip`` without a selector.
         """
-        mode = order.mode or mode_of(self._config.reuse)
-        if mode == "auto":
+        mode = order.mode or self._config.reuse
+        if isinstance(mode, Auto):
             return self._by_verdict(order, prefix_ids, has_question)
         if not mode.deferred:
             for name, value in (("grouping", order.grouping), ("reading", order.reading)):
@@ -72,7 +59,7 @@ class Modes:
             )
         return self._reusing(mode, order, order.recompute)
 
-    def _by_verdict(self, order: ReuseOrder, prefix_ids: tuple[int, ...], has_question: bool) -> Reusing:
+    def _by_verdict(self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool) -> Reusing:
         if (order.recompute, order.ape, order.grouping, order.reading) != (Recompute(), Ape(), None, None):
             raise InvalidRequest(
                 "recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode"
@@ -80,7 +67,7 @@ class Modes:
         verdict, why = self._verdict, self._why_not(prefix_ids, has_question)
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
-        return self._reusing(ReuseMode(verdict.mode), order, Recompute(verdict.ratio))
+        return self._reusing(verdict.mode, order, Recompute(verdict.ratio))
 
     def _why_not(self, prefix_ids: tuple[int, ...], has_question: bool) -> str:
         """Empty: the verdict holds."""
@@ -90,7 +77,7 @@ class Modes:
         misfit = verdict.misfit(self._model, ids_hash(prefix_ids), self._config.kv_encoding)
         if misfit:
             return f"the verdict was made for another {misfit}"
-        mode = ReuseMode(verdict.mode)
+        mode = verdict.mode
         if not has_question and mode.needs_question:
             return (
                 f"the verdict's mode, {mode.value}, goes by the question, and a forest is opened without one"
@@ -102,12 +89,8 @@ class Modes:
             )
         return ""
 
-    def _reusing(self, mode: ReuseMode, order: ReuseOrder, recompute: Recompute) -> Reusing:
+    def _reusing(self, mode: ReuseMode, order: Reuse, recompute: Recompute) -> Reusing:
         selector = self._config.selector
         return Reusing(
             mode, recompute, order.ape, order.grouping or selector.grouping, order.reading or selector.reading
         )
-
-
-def mode_of(name: str) -> Mode:
-    return "auto" if name == "auto" else ReuseMode(name)

@@ -13,13 +13,14 @@ from typing import Protocol
 
 from services.generator.chunk_texts import ChunkReader
 from services.generator.config import SelectorConfig
-from services.generator.prompts import Piece
 from services.generator.reusing import Reusing
-from shared.clients.selection import Grouping, Reading, SelectedTokens, SelectionChunk
 from shared.engine.modes.selecting import DEFAULT_RATIO
 from shared.errors import KvquiltError
 from shared.generation.asked import Chunk
 from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.orders import GenerationOrder
+from shared.generation.pieces import Piece
+from shared.generation.selection import Grouping, Reading, SelectedTokens, SelectionChunk
 from shared.request import RequestContext
 from shared.verdict import BY_RATIO
 
@@ -37,18 +38,18 @@ class Selector(Protocol):
         ratio: float,
         grouping: Grouping,
         reading: Reading,
-    ) -> SelectedTokens: ...
+    ) -> tuple[SelectedTokens, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How the engine goes on. ``selected`` None: the selector did not say, and ``note`` says why. ``took_s``:
-    to come to it."""
+    """How the engine goes on. ``selected``: for each question; empty: the selector did not say, and ``note``
+    says why. ``took_s``: to come to it."""
 
     mode: ReuseMode
     recompute: Recompute
     took_s: float
-    selected: SelectedTokens | None = None
+    selected: tuple[SelectedTokens, ...] = ()
     note: str = ""
 
 
@@ -66,17 +67,16 @@ class Choosing:
         self,
         ctx: RequestContext,
         chunks: Sequence[Chunk],
-        pieces: Sequence[Piece],
-        questions: Sequence[Piece],
+        order: GenerationOrder,
         reusing: Reusing,
     ) -> Decision:
-        """``pieces``: those that ``chunks`` were made of. Raises nothing but cancellation."""
+        """``chunks``: what those of ``order`` became. Raises nothing but cancellation."""
         begun = time.monotonic()
         patience_s = min(self._config.timeout_s, self._config.deadline_share * ctx.remaining_s)
         try:
             async with asyncio.timeout(patience_s):
                 selected = await self._ask(
-                    replace(ctx, deadline_s=begun + patience_s), chunks, pieces, questions, reusing
+                    replace(ctx, deadline_s=begun + patience_s), chunks, order, reusing
                 )
         except _NotAskedError as reason:
             why = str(reason)
@@ -89,7 +89,8 @@ class Choosing:
             why = "the selector failed; the generator's log has the reason"
         else:
             took_s = time.monotonic() - begun
-            return Decision(ReuseMode.TOKENS, Recompute(tokens=selected.tokens), took_s, selected)
+            recompute = Recompute(by_question=tuple(one.tokens for one in selected))
+            return Decision(ReuseMode.TOKENS, recompute, took_s, selected)
         log.warning("request %s goes on with %s: %s", ctx.request_id, self._config.fallback, why)
         return self._fallback(reusing.recompute, time.monotonic() - begun, why)
 
@@ -97,19 +98,21 @@ class Choosing:
         self,
         ctx: RequestContext,
         chunks: Sequence[Chunk],
-        pieces: Sequence[Piece],
-        questions: Sequence[Piece],
+        order: GenerationOrder,
         reusing: Reusing,
-    ) -> SelectedTokens:
+    ) -> tuple[SelectedTokens, ...]:
         ids = [chunk.token_ids for chunk in chunks]
-        texts, asked = await asyncio.to_thread(self._read, pieces, ids, questions)
+        texts, asked = await asyncio.to_thread(self._read, order.chunks, ids, order.questions)
         context = [SelectionChunk(text, token_ids) for text, token_ids in zip(texts, ids, strict=True)]
         ratio = DEFAULT_RATIO if reusing.recompute.ratio is None else reusing.recompute.ratio
         selected = await self._selector.select(ctx, context, asked, ratio, reusing.grouping, reusing.reading)
         num_tokens = sum(map(len, ids))
-        in_order = all(a < b for a, b in pairwise((-1, *selected.tokens, num_tokens)))
-        if not in_order or len(selected.scores) not in (0, num_tokens):
-            raise _NotAskedError("the selector chose tokens that the context does not have")
+        if len(selected) != len(asked):
+            raise _NotAskedError(f"the selector chose for {len(selected)} of {len(asked)} questions")
+        for one in selected:
+            in_order = all(a < b for a, b in pairwise((-1, *one.tokens, num_tokens)))
+            if not in_order or len(one.scores) not in (0, num_tokens):
+                raise _NotAskedError("the selector chose tokens that the context does not have")
         return selected
 
     def _read(
@@ -121,12 +124,8 @@ class Choosing:
         )
 
     def _fallback(self, recompute: Recompute, took_s: float, why: str) -> Decision:
-        mode = ReuseMode(self._config.fallback)
-        by_ratio = (
-            Recompute(recompute.ratio, seed=recompute.seed)
-            if self._config.fallback in BY_RATIO
-            else Recompute()
-        )
+        mode = self._config.fallback
+        by_ratio = Recompute(recompute.ratio, seed=recompute.seed) if mode in BY_RATIO else Recompute()
         return Decision(mode, by_ratio, took_s, note=f"cacheclip became {mode.value}: {why}")
 
 

@@ -8,50 +8,26 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from services.generator.chunk_texts import ChunkReader, ChunkText, spans_of
+from services.generator.chunk_texts import ChunkReader, ChunkText
 from services.generator.config import GeneratorConfig
 from services.generator.engine_thread import EngineThread
-from services.generator.prompts import Piece, Prompts
-from services.generator.reusing import Modes, ReuseOrder, Reusing
+from services.generator.prompts import Prompts
+from services.generator.reusing import Modes, Reusing
 from services.generator.selecting import Choosing, Decision, Selector
-from services.generator.telling import SelectionEvent, Told, end_of
+from services.generator.telling import end_of, selected_of
 from shared.engine import Engine
 from shared.errors import InvalidRequest
-from shared.generation.asked import (
-    Beams,
-    Choice,
-    Chunk,
-    GenerateRequest,
-    PrefillRequest,
-    SamplingParams,
-    total_len,
-)
-from shared.generation.forest import Command, ForestRequest
-from shared.generation.told import ChunkStoredEvent, DoneEvent, SelectedEvent
+from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, total_len
+from shared.generation.described import ModelDescription, PrefilledChunk
+from shared.generation.forest import Append, Edit, ForestRequest, Grow, Start
+from shared.generation.orders import ForestOrder, GenerationOrder
+from shared.generation.pieces import Piece
+from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
 from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.verdict import Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationOrder:
-    """What a caller asks for. ``prefix``, ``max_tokens`` None: the model's, the configured one. ``explain``:
-    scores and places in the text are told of what is selected.
-
-    ``sampling.max_tokens`` is overruled by ``max_tokens``.
-    """
-
-    prefix: Piece | None
-    chunks: tuple[Piece, ...]
-    questions: tuple[Piece, ...]
-    reuse: ReuseOrder
-    max_tokens: int | None
-    sampling: SamplingParams
-    beams: Beams | None = None
-    choose: Choice | None = None
-    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +37,6 @@ class Plan:
     order: GenerationOrder
     request: GenerateRequest
     reusing: Reusing
-
-
-@dataclass(frozen=True, slots=True)
-class PrefilledChunk:
-    index: int
-    chunk: Chunk
-    existed: bool
 
 
 class Generator:
@@ -118,7 +87,8 @@ class Generator:
                 if isinstance(event, ChunkStoredEvent):
                     stored[unique[event.index]] = event.existed
                 while next_index < len(chunks) and chunks[next_index] in stored:
-                    yield PrefilledChunk(next_index, chunks[next_index], stored[chunks[next_index]])
+                    chunk = chunks[next_index]
+                    yield PrefilledChunk(next_index, chunk.chunk_id, chunk.token_ids, stored[chunk])
                     next_index += 1
 
     def plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
@@ -145,14 +115,16 @@ class Generator:
             reuse=reusing.mode,
             recompute=reusing.recompute,
             ape=reusing.ape,
-            sampling=replace(order.sampling, max_tokens=self._max_tokens(order.max_tokens, prompt_len)),
-            beams=order.beams,
-            choose=order.choose,
+            sampling=replace(
+                order.sampling, max_tokens=self._max_tokens(order.sampling.max_tokens, prompt_len)
+            ),
+            beams=order.decoding.beams,
+            choose=order.decoding.choose,
         )
         return Plan(order, request, reusing)
 
-    async def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Told, None]:
-        """What happens to a planned request; the last event is ``EndEvent``. Closing it early cancels the
+    async def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Event, None]:
+        """What happens to a planned request; the last event is ``DoneEvent``. Closing it early cancels the
         work."""
         choosing = asyncio.create_task(self._choose(ctx, plan)) if plan.request.reuse.deferred else None
         reading = (
@@ -165,9 +137,8 @@ class Generator:
                 async for event in events:
                     decision = choosing.result() if choosing is not None else None
                     if isinstance(event, SelectedEvent):
-                        yield _selection(
-                            event, decision, plan, await reading if reading is not None else None
-                        )
+                        texts = await reading if reading is not None else None
+                        yield selected_of(event, plan.request.chunks, decision, texts)
                     elif isinstance(event, DoneEvent):
                         yield end_of(event, plan.request.chunks, plan.reusing, decision)
                     else:
@@ -179,28 +150,57 @@ class Generator:
             await asyncio.gather(*beside, return_exceptions=True)
 
     async def explore(
-        self,
-        ctx: RequestContext,
-        prefix: Piece | None,
-        pieces: Sequence[Piece],
-        reuse: ReuseOrder,
-        commands: AsyncIterator[Command],
-    ) -> AsyncGenerator[Told, None]:
+        self, ctx: RequestContext, order: ForestOrder, commands: AsyncIterator[Edit]
+    ) -> AsyncGenerator[Event, None]:
         """What happens in a live forest. It is closed when ``commands`` end."""
-        prefix_ids, chunks = self._context(ctx, prefix, pieces)
-        reusing = self._modes.settle(reuse, prefix_ids, has_question=False)
+        prefix_ids, chunks = self._context(ctx, order.prefix, order.chunks)
+        reusing = self._modes.settle(order.reuse, prefix_ids, has_question=False)
         request = ForestRequest(
             ctx.request_id, prefix_ids, chunks, reusing.mode, recompute=reusing.recompute, ape=reusing.ape
         )
-        async with aclosing(self._thread.stream(request, ctx, commands)) as events:
+        edits = (self._settled(command) async for command in commands)
+        async with aclosing(self._thread.stream(request, ctx, edits)) as events:
             async for event in events:
-                match event:
-                    case SelectedEvent():
-                        yield SelectionEvent(event)
-                    case DoneEvent():
-                        yield end_of(event, chunks, reusing, None)
-                    case _:
-                        yield event
+                if isinstance(event, SelectedEvent):
+                    yield selected_of(event, chunks, None, None)
+                elif isinstance(event, DoneEvent):
+                    yield end_of(event, chunks, reusing)
+                else:
+                    yield event
+
+    def _settled(self, command: Edit) -> Edit:
+        """``command`` as the engine is told it: pieces are ids, and growth has a limit."""
+        match command:
+            case Start(branch, piece):
+                return Start(branch, self.prompts.question("start.piece", piece))
+            case Append(branch, piece):
+                return Append(branch, self.prompts.plain("append.piece", piece))
+            case Grow(branch, sampling):
+                asked, limit = sampling.max_tokens or self.config.max_tokens, self.config.max_tokens_limit
+                if asked > limit:
+                    raise InvalidRequest(
+                        f"grow.sampling.max_tokens: {asked} is more than the {limit} allowed"
+                    )
+                return Grow(branch, replace(sampling, max_tokens=asked))
+            case _:
+                return command
+
+    def describe(self) -> ModelDescription:
+        spec, tokenizer = self.model.spec, self.tokenizer
+        return ModelDescription(
+            model=self.config.model,
+            fingerprint=self.model.fingerprint,
+            tokenizer_hash=tokenizer.hash if tokenizer else "",
+            prefix_ids=self.prompts.default_prefix_ids,
+            chunk_template=tokenizer.template.chunk if tokenizer else "",
+            question_template=tokenizer.template.question if tokenizer else "",
+            max_positions=spec.max_positions,
+            dtype=spec.dtype_name,
+            kv_bytes_per_token=spec.kv_bytes_per_token,
+            device=str(spec.device),
+            eos_ids=tuple(sorted(spec.eos_ids)),
+            kv_encoding=self.config.kv_encoding,
+        )
 
     def facts(self) -> dict[str, str]:
         """For an operator."""
@@ -223,9 +223,7 @@ class Generator:
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
-        return await self._choosing.choose(
-            ctx, plan.request.chunks, plan.order.chunks, plan.order.questions, plan.reusing
-        )
+        return await self._choosing.choose(ctx, plan.request.chunks, plan.order, plan.reusing)
 
     async def _read(self, plan: Plan) -> list[ChunkText | None]:
         ids = [chunk.token_ids for chunk in plan.request.chunks]
@@ -256,15 +254,3 @@ class Generator:
         if asked > limit:
             raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
         return asked
-
-
-def _selection(
-    event: SelectedEvent, decision: Decision | None, plan: Plan, texts: list[ChunkText | None] | None
-) -> SelectionEvent:
-    """``texts`` of the chunks; None: no explanation was asked for."""
-    answer = decision.selected if decision is not None else None
-    if texts is None:
-        return SelectionEvent(replace(event, scores=()), answer)
-    scores = event.scores if answer is None else answer.scores
-    lens = [len(chunk.token_ids) for chunk in plan.request.chunks]
-    return SelectionEvent(replace(event, scores=scores), answer, spans_of(texts, lens, event.tokens, scores))

@@ -1,50 +1,54 @@
-"""What callers are told of a request beyond the engine's own events: what was chosen and why, and what it
-really ran as."""
+"""What callers are told beyond the engine's own events: what was chosen and why, and what a request really
+ran as."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
+from services.generator.chunk_texts import ChunkText, spans_of
 from services.generator.reusing import Reusing
 from services.generator.selecting import Decision
-from shared.clients.recompute import TextSpan
-from shared.clients.selection import SelectedTokens
 from shared.generation.asked import Chunk
-from shared.generation.modes import ReuseMode
-from shared.generation.told import DoneEvent, Event, SelectedEvent
+from shared.generation.told import DoneEvent, SelectedEvent
 
 
-@dataclass(frozen=True, slots=True)
-class SelectionEvent:
-    """``selected`` with the scores that the selector gave, if one was asked and an explanation is wanted;
-    ``chunks``: where in the text of each chunk the tokens are."""
-
-    selected: SelectedEvent
-    answer: SelectedTokens | None = None
-    chunks: tuple[tuple[TextSpan, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EndEvent:
-    """The request is complete. ``mode``: what it really ran as; ``note``: why that is not what was asked for;
-    ``chunk_ids``: of its chunks, in order."""
-
-    done: DoneEvent
-    chunk_ids: tuple[str, ...]
-    mode: ReuseMode
-    note: str = ""
-    answer: SelectedTokens | None = None
-    select_s: float = 0.0
-
-
-Told = Event | SelectionEvent | EndEvent
-
-
-def end_of(done: DoneEvent, chunks: Sequence[Chunk], reusing: Reusing, decision: Decision | None) -> EndEvent:
+def end_of(
+    done: DoneEvent, chunks: Sequence[Chunk], reusing: Reusing, decision: Decision | None = None
+) -> DoneEvent:
     """``decision``: of a request that was to be ``cacheclip``."""
-    chunk_ids = tuple(chunk.chunk_id for chunk in chunks)
-    if decision is None:
-        return EndEvent(done, chunk_ids, reusing.mode, reusing.note)
-    mode = decision.mode if decision.selected is None else reusing.mode
-    return EndEvent(done, chunk_ids, mode, decision.note, decision.selected, decision.took_s)
+    usage = replace(done.usage, reuse=reusing.mode, note=reusing.note)
+    timings = done.timings
+    if decision is not None:
+        timings = replace(timings, select_s=decision.took_s)
+        usage = replace(usage, note=decision.note)
+        if not decision.selected:
+            usage = replace(usage, reuse=decision.mode)
+        else:
+            picked = sum(one.num_picked for one in decision.selected)
+            grouped = sum(one.num_grouped for one in decision.selected)
+            usage = replace(usage, picked_tokens=picked, grouped_tokens=grouped)
+    return replace(done, usage=usage, timings=timings, chunk_ids=tuple(chunk.chunk_id for chunk in chunks))
+
+
+def selected_of(
+    event: SelectedEvent,
+    chunks: Sequence[Chunk],
+    decision: Decision | None,
+    texts: Sequence[ChunkText | None] | None,
+) -> SelectedEvent:
+    """``texts`` of the chunks; None: no explanation was asked for."""
+    if decision is not None and decision.selected:
+        answer = decision.selected[event.question or 0]
+        event = replace(
+            event,
+            scores=answer.scores,
+            reading=answer.reading,
+            num_picked=answer.num_picked,
+            num_grouped=answer.num_grouped,
+            timings=answer.timings,
+        )
+    if texts is None:
+        return replace(event, scores=())
+    lens = [len(chunk.token_ids) for chunk in chunks]
+    return replace(event, chunks=spans_of(texts, lens, event.tokens, event.scores))

@@ -13,9 +13,9 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from services.ingestion.ports import Selector
-from shared.clients.generation import ModelDescription
-from shared.clients.selection import EncodedChunk, SelectionChunk
 from shared.errors import DeadlineExceeded, KvquiltError, Unavailable
+from shared.generation.described import ModelDescription
+from shared.generation.selection import EncodedChunk, SelectionChunk
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
 

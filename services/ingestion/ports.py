@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from shared.clients.generation import ChunkRef, ModelDescription, PrefilledChunk
-from shared.clients.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
+from shared.generation.described import ModelDescription, PrefilledChunk
+from shared.generation.pieces import Piece
+from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.kv_types import Manifest, ManifestPage
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
@@ -17,7 +18,7 @@ class Generator(Protocol):
     async def describe(self, ctx: RequestContext) -> ModelDescription: ...
 
     def prefill(
-        self, ctx: RequestContext, chunks: Sequence[ChunkRef], *, encoding: str = ""
+        self, ctx: RequestContext, chunks: Sequence[Piece], *, encoding: str = ""
     ) -> AsyncGenerator[PrefilledChunk, None]:
         """One value per chunk, in order, each once its KV is durable, and in ``encoding`` unless that is
         empty."""

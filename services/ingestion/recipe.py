@@ -10,9 +10,9 @@ from typing import Protocol
 
 from services.ingestion.chunker import CHUNKER_VERSION, Chunker, TextChunk
 from services.ingestion.formats.parse import PARSERS_VERSION, media_type_of, parse
-from shared.clients.generation import ModelDescription
 from shared.documents import SourceDocument
 from shared.errors import ModelMismatch
+from shared.generation.described import ModelDescription
 from shared.kv_types import Manifest
 from shared.prompt import PromptTemplate
 

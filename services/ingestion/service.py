@@ -14,7 +14,6 @@ from services.ingestion.recipe import Recipe, is_current
 from services.ingestion.run import run_documents
 from services.ingestion.upkeep import Upkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
-from shared.clients.generation import ModelDescription
 from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, UpsertProgress
 from shared.errors import (
     FailedPrecondition,
@@ -24,6 +23,7 @@ from shared.errors import (
     NotFound,
     UnreadableDocument,
 )
+from shared.generation.described import ModelDescription
 from shared.kv_types import Manifest
 from shared.locks import Locks
 from shared.request import RequestContext, check_name

@@ -23,9 +23,9 @@ from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
 from services.ingestion.ports import Generator, Index, Manifests, Selector
 from services.ingestion.recipe import Draft
-from shared.clients.generation import ChunkRef, ModelDescription
 from shared.documents import Stage, UpsertProgress
 from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
+from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
@@ -189,8 +189,8 @@ class DocumentStore:
             async def call(
                 c: RequestContext, begin: int = begin, batch: tuple[ManifestChunk, ...] = batch
             ) -> None:
-                refs = [ChunkRef(x.chunk_id, x.token_ids) for x in batch]
-                async with aclosing(self.generator.prefill(c, refs, encoding=encoding)) as answers:
+                ids = [x.token_ids for x in batch]
+                async with aclosing(self.generator.prefill(c, ids, encoding=encoding)) as answers:
                     async for answer in answers:
                         if answer.chunk_id != batch[answer.index].chunk_id:
                             raise ModelMismatch(

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from protos.kvquilt.v1 import common_pb2, retrieval_pb2
 from services.retrieval.service import RetrievalService
 from shared.clients.health import ServiceHealth, health_to_pb
-from shared.clients.retrieval import document_of, filter_of, hit_to_pb, mode_of, mode_to_pb
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
+from shared.wire.retrieval import document_of, filter_of, hit_to_pb, mode_of, mode_to_pb
 
 _IDS_PER_MESSAGE = 1000
 

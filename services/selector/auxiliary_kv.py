@@ -33,8 +33,8 @@ class Found:
     """``segments`` of the chunks asked for, in their order."""
 
     segments: list[Segment]
-    load_ms: float
-    encode_ms: float
+    load_s: float
+    encode_s: float
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class AuxiliaryKv:
         ids_of = {key: ids for key, ids in zip(keys, chunks, strict=True) if key}
         found = self._at_hand(ids_of)
         self.counts.resident += len(found)
-        load_ms = encode_ms = 0.0
+        load_s = encode_s = 0.0
         if missing := sorted(ids_of.keys() - found):
             async with AsyncExitStack() as held:
                 for (
@@ -128,18 +128,16 @@ class AuxiliaryKv:
                 began = time.monotonic()
                 loaded = await self._load({key: len(ids_of[key]) for key in missing if key not in found})
                 loaded_s = time.monotonic()
-                load_ms = (loaded_s - began) * 1000
+                load_s = loaded_s - began
                 found |= {one.key: one.segment for one in loaded if one.segment is not None}
                 for one in loaded:
                     if one.segment is None:
                         index = keys.index(one.key)
                         found[one.key] = await self._encode(ctx, Turn.QUESTION, ids_of[one.key], index)
-                        encode_ms = (time.monotonic() - loaded_s) * 1000
+                        encode_s = time.monotonic() - loaded_s
                         self._write_behind(one, ids_of[one.key], found[one.key])
                     self.resident.put(one.key, found[one.key])
-        return Found(
-            [found[key] if key else Segment(self._scorer.spec, 0) for key in keys], load_ms, encode_ms
-        )
+        return Found([found[key] if key else Segment(self._scorer.spec, 0) for key in keys], load_s, encode_s)
 
     async def keep(self, ctx: RequestContext, token_ids: Ids, index: int) -> bool:
         """Makes the KV of a chunk durable; returns whether it was so before. Memory is left to those who ask

@@ -9,10 +9,12 @@ from protos.kvquilt.v1 import common_pb2
 from protos.kvquilt.v1 import selection_pb2 as pb
 from services.selector.selecting import SelectorService
 from shared.clients.health import ServiceHealth, health_to_pb
-from shared.clients.selection import chunk_of, description_to_pb, grouping_of, reading_of, selected_to_pb
 from shared.errors import KvquiltError
+from shared.generation.selection import Grouping, Reading
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
+from shared.wire.enums import GROUPINGS, READINGS
+from shared.wire.selection import chunk_of, description_to_pb, encoded_to_pb, selected_to_pb
 
 SERVICE = "selector"
 
@@ -31,8 +33,8 @@ class SelectionServicer:
             [chunk_of(chunk) for chunk in request.chunks],
             list(request.questions),
             request.ratio,
-            grouping_of(request.grouping),
-            reading_of(request.reading) or "stitched",
+            GROUPINGS.known(request.grouping) or Grouping.BUDGET,
+            READINGS.known(request.reading) or Reading.STITCHED,
         )
         return selected_to_pb(selected)
 
@@ -44,12 +46,7 @@ class SelectionServicer:
             self._service.encode(ctx, [chunk_of(chunk) for chunk in request.chunks])
         ) as encoded:
             async for one in encoded:
-                yield pb.EncodeResponse(
-                    index=one.index,
-                    auxiliary_id=one.auxiliary_id,
-                    num_tokens=one.num_tokens,
-                    existed=one.existed,
-                )
+                yield encoded_to_pb(one)
 
     @unary(pb.DescribeAuxiliaryResponse)
     async def DescribeAuxiliary(

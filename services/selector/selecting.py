@@ -14,7 +14,9 @@ import numpy as np
 from services.selector.auxiliary_kv import AuxiliaryKv
 from services.selector.config import SelectorConfig
 from services.selector.worker_thread import Turn, WorkerThread
-from shared.clients.selection import (
+from shared.engine.kv.source import SegmentSource
+from shared.errors import DeadlineExceeded, InvalidRequest
+from shared.generation.selection import (
     AuxiliaryDescription,
     EncodedChunk,
     Grouping,
@@ -23,12 +25,8 @@ from shared.clients.selection import (
     SelectionChunk,
     SelectionTimings,
 )
-from shared.engine.kv.source import SegmentSource
-from shared.errors import DeadlineExceeded, InvalidRequest
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
-from shared.selection import grouping as groupings
-from shared.selection import scoring
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.grouping import num_asked
 from shared.selection.selector import PairedChunk, Selection, Selector, is_open
@@ -67,7 +65,7 @@ class SelectorService:
         ratio: float,
         grouping: Grouping,
         reading: Reading,
-    ) -> SelectedTokens:
+    ) -> tuple[SelectedTokens, ...]:
         """See ``shared.clients.selection.SelectionClient.select``."""
         began = time.monotonic()
         self._check(chunks, questions, ratio)
@@ -79,20 +77,18 @@ class SelectorService:
             found = await self.kv.segments(ctx, needed)
             asked = time.monotonic()
             choose = functools.partial(
-                self._selector.select,
+                self._selector.select_each,
                 paired,
                 found.segments,
                 questions,
                 ratio,
-                groupings.Grouping(grouping),
-                scoring.Reading(reading),
+                grouping,
+                reading,
             )
-            selection = await self._model.run(ctx, Turn.QUESTION, choose)
+            selections = await self._model.run(ctx, Turn.QUESTION, choose)
         ended = time.monotonic()
-        timings = SelectionTimings(
-            found.load_ms, found.encode_ms, (ended - asked) * 1000, (ended - began) * 1000
-        )
-        return _selected(selection, timings)
+        timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
+        return tuple(_selected(selection, timings) for selection in selections)
 
     async def encode(
         self, ctx: RequestContext, chunks: Sequence[SelectionChunk]
@@ -183,7 +179,7 @@ def _selected(selection: Selection, timings: SelectionTimings) -> SelectedTokens
     return SelectedTokens(
         tokens=tuple(np.flatnonzero(np.concatenate([empty, *selection.chosen])).tolist()),
         scores=tuple(np.concatenate([empty, *selection.scores]).tolist()),
-        reading=None if selection.reading is None else selection.reading.value,
+        reading=selection.reading,
         num_picked=selection.num_picked,
         num_grouped=selection.num_grouped,
         timings=timings,

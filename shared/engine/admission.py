@@ -61,7 +61,7 @@ def check(
 
 def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:
     """What cannot fit whatever the chunks are is not blamed on them."""
-    longest, max_tokens = max(map(len, request.questions)), request.sampling.max_tokens
+    longest, max_tokens = max(map(len, request.questions)), request.sampling.limit
     without_chunks = len(request.prefix_ids) + longest
     prompt = without_chunks + sum(len(c.token_ids) for c in request.chunks)
     # The last generated token is never fed back, so it needs no position.

@@ -12,12 +12,9 @@ from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.ranges import check_range
 
 MAX_TOP_LOGPROBS = 64
-
-
 MAX_SAMPLES = 64
-
-
 MAX_LENGTH_PENALTY = 10.0
+DEFAULT_MAX_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +28,14 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a branch continues. Ranges are checked here, so that every caller gets the same answer.
-    ``watch_ids``: tokens whose log-probabilities are told at every step, whether they are chosen or not.
+    ``max_tokens`` None: the service's own, of the engine alone ``DEFAULT_MAX_TOKENS``. ``watch_ids``: tokens
+    whose log-probabilities are told at every step, whether they are chosen or not; they do not travel.
 
     Raises:
         InvalidRequest: names the field and its range.
     """
 
-    max_tokens: int = 64
+    max_tokens: int | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -49,7 +47,7 @@ class SamplingParams:
     watch_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_range("sampling.max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        check_range("sampling.max_tokens", self.max_tokens, self.limit >= 1, "at least 1")
         check_range(
             "sampling.temperature",
             self.temperature,
@@ -69,8 +67,13 @@ class SamplingParams:
         if any(not s for s in self.stop):
             raise InvalidRequest("sampling.stop: a stop string is empty")
 
+    @property
+    def limit(self) -> int:
+        """Most tokens to generate."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
-class EarlyStopping(enum.Enum):
+
+class EarlyStopping(enum.StrEnum):
     """When a beam search ends once it has ``width`` hypotheses; see ``shared.engine.decoding.beams``."""
 
     FIRST = "first"
@@ -102,7 +105,7 @@ class Beams:
         )
 
 
-class ChoiceRule(enum.Enum):
+class ChoiceRule(enum.StrEnum):
     MEAN_LOGPROB = "mean-logprob"
     MAJORITY = "majority"
 
@@ -115,6 +118,39 @@ class Choice:
 
     rule: ChoiceRule
     marker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Writing in the Margins (arXiv 2408.14906). ``{question}`` and, in ``relevance``, ``{margin}`` are
+    replaced; both texts go through the model's question template. A margin is kept if ``yes`` is likelier
+    than ``no``. ``max_tokens``: of each margin."""
+
+    instruction: str = "Note what the text says that helps to answer: {question}"
+    relevance: str = "Does the note “{margin}” help to answer “{question}”? Say yes or no."
+    yes: str = " yes"
+    no: str = " no"
+    max_tokens: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """At most one of ``beams`` and ``choose``; neither: ``SamplingParams`` says it all. ``margins`` are
+    written before either.
+
+    Raises:
+        InvalidRequest: both beams and a choice.
+    """
+
+    beams: Beams | None = None
+    choose: Choice | None = None
+    margins: Margins | None = None
+
+    def __post_init__(self) -> None:
+        if self.beams is not None and self.choose is not None:
+            raise InvalidRequest(
+                "choose: beams are ranked by their scores already; give beams or choose, not both"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.generation.asked import Chunk, SamplingParams
 from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.pieces import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,11 @@ class ForestRequest:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A new branch on the context. Ids of branches are the caller's choice."""
+    """A new branch on the context. Ids of branches are the caller's choice. A ``piece`` of text goes through
+    the model's template, as a question."""
 
     branch: int
-    token_ids: tuple[int, ...]
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class Prune:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Continues a resting branch with these tokens."""
+    """Continues a resting branch with these tokens. A ``piece`` of text is tokenized as it is."""
 
     branch: int
-    token_ids: tuple[int, ...]
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Grow:
     branch)."""
 
     branch: int
-    sampling: SamplingParams
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,5 @@ class Close:
 
 
 Edit = Start | Fork | Rewind | Prune | Append | Grow | Merge
-
 
 Command = Edit | Close

@@ -1,4 +1,4 @@
-"""What the engine tells: tokens, ends of branches, usage, timings."""
+"""What is told of a generation: tokens, ends of branches, usage, timings. Times in seconds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import enum
 from dataclasses import dataclass
 
 from shared.errors import KvquiltError
+from shared.generation.modes import ReuseMode
+from shared.generation.selection import Reading, SelectionTimings
 
 
-class FinishReason(enum.Enum):
+class FinishReason(enum.StrEnum):
     STOP = "stop"
     LENGTH = "length"
 
@@ -17,7 +19,10 @@ class FinishReason(enum.Enum):
 class Usage:
     """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored,
     but not resident; ``selected_tokens``: those recomputed ones that the mode chose, for any question. What
-    is recomputed in some layers counts by their share."""
+    is recomputed in some layers counts by their share.
+
+    ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
+    ``note``: why it is not the one that was asked for. The service knows both, the engine does not."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -25,13 +30,18 @@ class Usage:
     generated_tokens: int
     loaded_tokens: int = 0
     selected_tokens: int = 0
+    picked_tokens: int = 0
+    grouped_tokens: int = 0
+    reuse: ReuseMode | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Seconds. ``engine_ttft_s`` runs from placements known to the first token: all KV is resident then, or
     arriving in the order in which it is needed; ``load_s`` is what passed before, without ``select_wait_s``,
-    in which all KV was resident and somebody else still chose the tokens to compute anew."""
+    in which all KV was resident and somebody else still chose the tokens to compute anew. ``retrieve_s``:
+    the gateway's; ``select_s``: the generator's, until a selector had chosen."""
 
     queue_s: float = 0.0
     load_s: float = 0.0
@@ -41,6 +51,17 @@ class Timings:
     total_s: float = 0.0
     engine_ttft_s: float = 0.0
     select_wait_s: float = 0.0
+    retrieve_s: float = 0.0
+    select_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpan:
+    """Characters [start, end) of a chunk's text, and the mean score of their tokens."""
+
+    start: int
+    end: int
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +72,27 @@ class SelectedEvent:
     ``question``: for this one; None: for all. ``scores``: what every token was judged by, if the mode judges.
     ``layers``: how many are computed in each layer, if that differs; ``tokens`` are then those of the first
     layer that does not compute all.
+
+    The service adds ``chunks``, the spans of each chunk's text, if an explanation was asked for, and
+    ``reading``, ``num_picked``, ``num_grouped``, ``timings`` of a selector.
     """
 
     tokens: tuple[int, ...]
     question: int | None = None
     scores: tuple[float, ...] = ()
     layers: tuple[int, ...] = ()
+    chunks: tuple[tuple[TextSpan, ...], ...] = ()
+    reading: Reading | None = None
+    num_picked: int = 0
+    num_grouped: int = 0
+    timings: SelectionTimings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
+    """``text``: what can be read now; may be empty. ``watched``: of ``SamplingParams.watch_ids``, for callers
+    in the engine's process alone."""
+
     question: int
     sample: int
     token_id: int
@@ -72,15 +104,15 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class BranchDoneEvent:
-    """``score``: mean log-probability of the generated tokens, the end mark included; of a beam the score it
-    was ranked by."""
+    """``text``: what was held back as the possible beginning of a stop string and was none. ``score``: mean
+    log-probability of the generated tokens, the end mark included; of a beam the score it was ranked by."""
 
     question: int
     sample: int
     finish_reason: FinishReason
     text: str
     generated_tokens: int
-    score: float
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +124,27 @@ class ChosenEvent:
     sample: int
     answer: str = ""
     votes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MarginTokenEvent:
+    """A token of the margin on the context's chunk ``chunk``."""
+
+    chunk: int
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarginEvent:
+    """A margin is complete and judged; ``kept``: it stands in the answer's context. An empty one is never
+    kept; its log-probabilities are 0."""
+
+    chunk: int
+    text: str
+    kept: bool
+    yes_logprob: float = 0.0
+    no_logprob: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +203,12 @@ ForestEvent = AppliedEvent | RefusedEvent | GrownEvent | RestedEvent
 
 @dataclass(frozen=True, slots=True)
 class DoneEvent:
-    """The request is complete. No event follows."""
+    """The request is complete. No event follows. ``chunk_ids``: of its chunks, in order; the service adds
+    them."""
 
     usage: Usage
     timings: Timings
+    chunk_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +228,11 @@ Event = (
     | DoneEvent
     | FailedEvent
 )
+
+
+GenerationEvent = (
+    SelectedEvent | TokenEvent | BranchDoneEvent | ChosenEvent | MarginTokenEvent | MarginEvent | DoneEvent
+)
+"""What a caller of the service is told of ``Generate``; of ``Explore``: ``ExploringEvent``."""
+
+ExploringEvent = SelectedEvent | ForestEvent | DoneEvent

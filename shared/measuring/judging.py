@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
+from shared.generation.modes import ReuseMode
 from shared.verdict import BY_RATIO, Verdict
 
 
@@ -44,9 +45,10 @@ def judge(
         if all(score.loss_at_most <= tolerance for score in of_mode)
     }
     by_ratio = [mode for mode in BY_RATIO if mode in fitting]
-    if "reordered" in fitting:
-        return Verdict("reordered", tolerance, model, prefix, encoding)
+    cheapest = ReuseMode.REORDERED
+    if cheapest in fitting:
+        return Verdict(cheapest, tolerance, model, prefix, encoding)
     if by_ratio:
         best = max(by_ratio, key=lambda mode: fitting[mode])
         return Verdict(best, tolerance, model, prefix, encoding, ratio)
-    return Verdict("full", tolerance, model, prefix, encoding)
+    return Verdict(ReuseMode.FULL, tolerance, model, prefix, encoding)

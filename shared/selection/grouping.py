@@ -16,7 +16,6 @@ last. Shapes: T tokens, C chunks, W windows.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from shared.engine.modes.selecting import num_selected
 from shared.errors import InvalidRequest
+from shared.generation.selection import Grouping
 
 Scores = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -32,12 +32,6 @@ Ranks = NDArray[np.int64]
 
 WINDOW = 8
 THRESHOLD = 5
-
-
-class Grouping(enum.Enum):
-    PAPER = "paper"
-    SLIDING = "sliding"
-    BUDGET = "budget"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

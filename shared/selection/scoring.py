@@ -12,7 +12,6 @@ The paper leaves open over which context; both readings are here::
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,13 +27,9 @@ from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
+from shared.generation.selection import Reading
 from shared.selection.limits import Limits
 from shared.selection.watching import Watcher, run_watched
-
-
-class Reading(enum.Enum):
-    EACH = "each"
-    STITCHED = "stitched"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from shared.engine.kv.segment import Segment
 from shared.errors import InvalidRequest, ModelMismatch
+from shared.generation.selection import Grouping, Reading
 from shared.selection.auxiliary import Auxiliary
-from shared.selection.grouping import Grouping, Mask, group, num_asked, until, window_ranks
+from shared.selection.grouping import Mask, group, num_asked, until, window_ranks
 from shared.selection.mapping import carry_picks, carry_ranks, carry_scores
-from shared.selection.scoring import Reading, Scores
 from shared.selection.spans import SpanTokenizer, TokenSpans
 
 ItemT = TypeVar("ItemT", bound=np.generic)
@@ -99,23 +99,20 @@ class Selector:
         self,
         chunks: Sequence[PairedChunk],
         segments: Sequence[Segment],
-        questions: str | Sequence[str],
+        question: str,
         ratio: float,
         grouping: Grouping = Grouping.BUDGET,
         reading: Reading = Reading.STITCHED,
     ) -> Selection:
-        """One selection for one question, or for several by the mean of their scores. ``segments``: the
-        auxiliary's KV of the chunks, one each; none are needed where ``is_open`` says so.
+        """``segments``: the auxiliary's KV of the chunks, one each; none are needed where ``is_open`` says
+        so.
 
         Raises:
-            InvalidRequest: the ratio is no number from 0 to 1, there is no question or an empty one, or a
-                segment is not that of its chunk.
-            ContextTooLong: a single chunk with a question is longer than the auxiliary model can read.
+            InvalidRequest: the ratio is no number from 0 to 1, the question is empty, or a segment is not
+                that of its chunk.
+            ContextTooLong: a single chunk with the question is longer than the auxiliary model can read.
         """
-        asked = [questions] if isinstance(questions, str) else questions
-        if not asked:
-            raise InvalidRequest("questions: there is none")
-        questions_ids = [self.auxiliary.prompts.encode_question(question) for question in asked]
+        question_ids = self.auxiliary.prompts.encode_question(question)
         lens = [len(chunk.auxiliary) for chunk in chunks]
         num_picked = num_asked(ratio, sum(lens))
         if not is_open(chunks, ratio):
@@ -125,7 +122,7 @@ class Selector:
                 raise InvalidRequest(
                     f"segments[{index}]: holds {segment.length} tokens, but the chunk has {length}"
                 )
-        scores = self._scores(segments, questions_ids, reading)
+        scores = self.auxiliary.scorer.score(segments, question_ids, reading)
         scores_T = np.concatenate(scores.chunks)
         if grouping is Grouping.BUDGET:
             chosen, grouped_T = _within_budget(chunks, window_ranks(scores_T, lens), ratio)
@@ -146,20 +143,17 @@ class Selector:
             int(grouped_T.sum()),
         )
 
-    def _scores(
-        self, segments: Sequence[Segment], questions_ids: Sequence[Sequence[int]], reading: Reading
-    ) -> Scores:
-        """The mean over the questions, which all see the context in the same way: if it is too long for one
-        of them to be read at once, all read it chunk by chunk."""
-        score = self.auxiliary.scorer.score
-        per_question = [score(segments, ids, reading) for ids in questions_ids]
-        if len({scores.reading for scores in per_question}) > 1:
-            per_question = [score(segments, ids, Reading.EACH) for ids in questions_ids]
-        of_chunks = zip(*(scores.chunks for scores in per_question), strict=True)
-        return Scores(
-            tuple(np.mean(of_chunk, axis=0, dtype=np.float32) for of_chunk in of_chunks),
-            per_question[0].reading,
-        )
+    def select_each(
+        self,
+        chunks: Sequence[PairedChunk],
+        segments: Sequence[Segment],
+        questions: Sequence[str],
+        ratio: float,
+        grouping: Grouping = Grouping.BUDGET,
+        reading: Reading = Reading.STITCHED,
+    ) -> list[Selection]:
+        """``select`` for each question. See there for what it raises."""
+        return [self.select(chunks, segments, one, ratio, grouping, reading) for one in questions]
 
     def _unread(self, chunks: Sequence[PairedChunk], everything: bool, num_picked: int) -> Selection:
         chosen = tuple(np.full(len(chunk.primary), everything) for chunk in chunks)

@@ -24,8 +24,9 @@ from shared.engine.model.model import fingerprint_of
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.spec import ModelSpec
 from shared.errors import InvalidRequest, ModelUnsupported
+from shared.generation.selection import Reading
 from shared.selection.limits import Limits
-from shared.selection.scoring import Reading, Scores
+from shared.selection.scoring import Scores
 
 _NO_LIMIT = 1 << 30
 _NOT_IN_KV = ("transformers_version", "architectures", "dtype", "use_cache", "output_attentions")

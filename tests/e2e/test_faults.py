@@ -12,9 +12,10 @@ import pytest
 
 from cluster.cli.remote import ingest_client, rag_client
 from cluster.paths import DEMO_ASSETS
-from shared.answer import AnswerDone, AnswerEvent, RetrievalOptions
-from shared.clients.generation import GeneratedToken, Sampling
+from shared.answer import AnswerDone, AnswerEvent, Inquiry, RetrievalOptions
 from shared.errors import InternalError, KvquiltError, NotFound, Unavailable
+from shared.generation.asked import SamplingParams
+from shared.generation.told import TokenEvent
 from shared.request import RequestContext
 from tests.e2e.conftest import COLLECTION
 from tests.e2e.stack import Stack, command, environment
@@ -27,13 +28,13 @@ RECOVERY_S = 90.0
 async def ask(stack: Stack, max_tokens: int, on_token: object = None) -> list[AnswerEvent]:
     seen: list[AnswerEvent] = []
     async with rag_client(stack.target) as client:
-        sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         ctx = RequestContext.create(deadline_ms=60_000)
         async for event in client.answer(
-            ctx, COLLECTION, QUESTION, sampling=sampling, retrieval=RetrievalOptions(k=3)
+            ctx, Inquiry(COLLECTION, (QUESTION,), sampling=sampling, retrieval=RetrievalOptions(k=3))
         ):
             seen.append(event)
-            if isinstance(event, GeneratedToken) and callable(on_token):
+            if isinstance(event, TokenEvent) and callable(on_token):
                 on_token()
                 on_token = None
     return seen

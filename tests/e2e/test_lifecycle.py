@@ -19,8 +19,9 @@ from cluster.local import launcher
 from cluster.local.processes import session_members
 from cluster.local.state import RunDirectory
 from cluster.paths import DEMO_MODEL
-from shared.answer import AnswerDone, AnswerEvent
-from shared.clients.generation import GeneratedToken, Sampling
+from shared.answer import AnswerDone, AnswerEvent, Inquiry
+from shared.generation.asked import SamplingParams
+from shared.generation.told import TokenEvent
 from shared.request import RequestContext
 from tests.e2e import stack as stacks
 from tests.e2e.stack import wait_for
@@ -85,13 +86,13 @@ def test_an_answer_on_its_way_is_finished_before_the_services_end(tmp_path: Path
 
         async def answer() -> list[AnswerEvent]:
             """Of many tokens; at the first one everything is told to stop."""
-            sampling = Sampling(max_tokens=LONG_ANSWER, ignore_eos=True)
+            sampling = SamplingParams(max_tokens=LONG_ANSWER, ignore_eos=True)
             events = []
             async with rag_client(running.target) as client:
                 ctx = RequestContext.create(deadline_ms=120_000)
-                async for event in client.answer(ctx, "towns", "Who?", sampling=sampling):
+                async for event in client.answer(ctx, Inquiry("towns", ("Who?",), sampling=sampling)):
                     events.append(event)
-                    if isinstance(event, GeneratedToken) and not down:
+                    if isinstance(event, TokenEvent) and not down:
                         down.append(subprocess.Popen(stacks.command(data, "down"), env=stacks.environment()))
             return events
 

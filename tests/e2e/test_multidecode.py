@@ -11,11 +11,12 @@ from contextlib import aclosing
 import pytest
 
 from cluster.cli.remote import forest_client, rag_client
-from shared.answer import AnswerDone, AnswerEvent, AnswerText, RetrievalOptions
-from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins
-from shared.clients.exploring import Applied, ForestCommand, Fork, Grow, Grown, Refused, Rewind, Start
-from shared.clients.generation import GenerationDone, Sampling
+from shared.answer import AnswerDone, AnswerEvent, AnswerText, Inquiry, RetrievalOptions
 from shared.errors import InvalidRequest
+from shared.generation.asked import Beams, Choice, ChoiceRule, Decoding, Margins, SamplingParams
+from shared.generation.forest import Edit, Fork, Grow, Rewind, Start
+from shared.generation.orders import ForestOrder
+from shared.generation.told import AppliedEvent, ChosenEvent, DoneEvent, GrownEvent, MarginEvent, RefusedEvent
 from shared.request import RequestContext
 from tests.e2e.conftest import COLLECTION
 from tests.e2e.stack import Stack
@@ -24,18 +25,22 @@ pytestmark = pytest.mark.e2e
 QUESTION = "Which day is market day in Tambach?"
 
 
-async def ask(stack: Stack, decoding: Decoding, sampling: Sampling) -> list[AnswerEvent]:
+async def ask(stack: Stack, decoding: Decoding, sampling: SamplingParams) -> list[AnswerEvent]:
     async with rag_client(stack.target) as client:
-        ctx = RequestContext.create()
-        events = client.answer(
-            ctx, COLLECTION, QUESTION, sampling=sampling, retrieval=RetrievalOptions(k=3), decoding=decoding
+        inquiry = Inquiry(
+            COLLECTION,
+            (QUESTION,),
+            sampling=sampling,
+            retrieval=RetrievalOptions(k=3),
+            decoding=decoding,
         )
+        events = client.answer(RequestContext.create(), inquiry)
         async with aclosing(events):
             return [event async for event in events]
 
 
 async def test_beams_come_ranked_with_sources(stack: Stack) -> None:
-    events = await ask(stack, Decoding(beams=Beams(4)), Sampling(8, n=3))
+    events = await ask(stack, Decoding(beams=Beams(4)), SamplingParams(8, n=3))
     texts = [e for e in events if isinstance(e, AnswerText)]
     assert [t.sample for t in texts] == [0, 1, 2]
     assert [t.score for t in texts] == sorted((t.score for t in texts), reverse=True)
@@ -43,34 +48,35 @@ async def test_beams_come_ranked_with_sources(stack: Stack) -> None:
 
 
 async def test_thoughts_and_margins(stack: Stack) -> None:
-    decoding = Decoding(choose=Choice("majority"), margins=Margins(max_tokens=6))
-    events = await ask(stack, decoding, Sampling(8, temperature=0.5, n=3))
-    assert sorted(e.chunk for e in events if isinstance(e, Margin)) == [0, 1, 2]
-    assert sum(isinstance(e, Chosen) for e in events) == 1
+    decoding = Decoding(choose=Choice(ChoiceRule.MAJORITY), margins=Margins(max_tokens=6))
+    events = await ask(stack, decoding, SamplingParams(8, temperature=0.5, n=3))
+    assert sorted(e.chunk for e in events if isinstance(e, MarginEvent)) == [0, 1, 2]
+    assert sum(isinstance(e, ChosenEvent) for e in events) == 1
     assert isinstance(events[-1], AnswerDone)
     with pytest.raises(InvalidRequest, match=r"sampling\.n"):
-        await ask(stack, decoding, Sampling(8))
+        await ask(stack, decoding, SamplingParams(8))
 
 
 async def test_a_live_forest_through_the_proxy(stack: Stack) -> None:
-    async def commands() -> AsyncIterator[ForestCommand]:
+    async def commands() -> AsyncIterator[Edit]:
         for command in (
             Start(0, QUESTION),
             Fork(1, 0, 4),
             Rewind(0, 500),
-            Grow(0, Sampling(3, ignore_eos=True)),
+            Grow(0, SamplingParams(3, ignore_eos=True)),
         ):
             yield command
 
     async with forest_client(stack.target) as client:
-        stream = client.explore(RequestContext.create(), ["Market day in Tambach is Monday."], commands())
+        order = ForestOrder(("Market day in Tambach is Monday.",))
+        stream = client.explore(RequestContext.create(), order, commands())
         async with aclosing(stream):
             events = [event async for event in stream]
-    assert [e.command for e in events if isinstance(e, Applied)] == [0, 1, 3]
-    (refused,) = (e for e in events if isinstance(e, Refused))
+    assert [e.command for e in events if isinstance(e, AppliedEvent)] == [0, 1, 3]
+    (refused,) = (e for e in events if isinstance(e, RefusedEvent))
     assert refused.error.detail.startswith("rewind.num_tokens: 500 is out of range")
-    assert sum(isinstance(e, Grown) for e in events) == 3
-    assert isinstance(events[-1], GenerationDone)
+    assert sum(isinstance(e, GrownEvent) for e in events) == 3
+    assert isinstance(events[-1], DoneEvent)
 
 
 def test_the_command_line(stack: Stack) -> None:

@@ -12,11 +12,22 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from cluster.cli.remote import ingest_client, rag_client
 from cluster.compose import APPLICATIONS
 from protos.kvquilt.v1 import common_pb2, rag_pb2, rag_pb2_grpc
-from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
-from shared.clients.generation import GeneratedToken, Sampling
+from shared.answer import (
+    AnswerDone,
+    AnswerEvent,
+    AnswerText,
+    AnswerUsage,
+    Inquiry,
+    RetrievalOptions,
+    Retrieved,
+)
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.health import ServiceHealth, health
 from shared.errors import ContextTooLong, InvalidRequest, NotFound
+from shared.generation.asked import SamplingParams
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import Reuse
+from shared.generation.told import TokenEvent
 from shared.request import RequestContext
 from tests.e2e.conftest import COLLECTION
 from tests.e2e.stack import Stack
@@ -33,17 +44,11 @@ SERVICES = dict(
 SHORT = RetrievalOptions(k=3)
 
 
-async def ask(stack: Stack, question: str = QUESTION, **options: object) -> list[AnswerEvent]:
-    sampling = Sampling(max_tokens=8, ignore_eos=True)
+async def ask(stack: Stack, question: str = QUESTION, reuse: ReuseMode | None = None) -> list[AnswerEvent]:
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
     async with rag_client(stack.target) as client:
-        events = client.answer(
-            RequestContext.create("req-1"),
-            COLLECTION,
-            question,
-            sampling=sampling,
-            retrieval=SHORT,
-            **options,
-        )  # type: ignore[arg-type]
+        inquiry = Inquiry(COLLECTION, (question,), Reuse(reuse), sampling, SHORT)
+        events = client.answer(RequestContext.create("req-1"), inquiry)
         async with aclosing(events):
             return [event async for event in events]
 
@@ -69,7 +74,7 @@ def test_reflection_lists_every_service(stack: Stack) -> None:
 
 def test_a_plain_grpcio_client_gets_a_whole_answer(stack: Stack) -> None:
     request = rag_pb2.AnswerRequest(
-        collection=COLLECTION, question=QUESTION, sampling=common_pb2.Sampling(max_tokens=4)
+        collection=COLLECTION, questions=[QUESTION], sampling=common_pb2.Sampling(max_tokens=4)
     )
     with grpc.insecure_channel(stack.target) as channel:
         events = list(rag_pb2_grpc.RagStub(channel).Answer(request, metadata=(("application", "gateway"),)))
@@ -81,20 +86,20 @@ async def test_an_answer_streams_context_tokens_text_cost_and_end(stack: Stack) 
     events = await ask(stack)
     assert isinstance(events[0], Retrieved)
     assert events[-1] == AnswerDone("req-1")
-    tokens = [e for e in events if isinstance(e, GeneratedToken)]
+    tokens = [e for e in events if isinstance(e, TokenEvent)]
     (text,) = [e for e in events if isinstance(e, AnswerText)]
     assert len(tokens) == 8
     assert text.finish_reason == "length"
     (cost,) = [e for e in events if isinstance(e, AnswerUsage)]
     assert cost.usage.prompt_tokens == cost.usage.reused_tokens + cost.usage.recomputed_tokens
     assert cost.usage.generated_tokens == 8
-    assert 0 < cost.timings.retrieve_ms < cost.timings.first_token_ms <= cost.timings.total_ms
+    assert 0 < cost.timings.retrieve_s < cost.timings.first_token_s <= cost.timings.total_s
 
 
 async def test_full_computes_what_reordered_reuses(stack: Stack) -> None:
     full, reordered = [
         next(e.usage for e in await ask(stack, reuse=reuse) if isinstance(e, AnswerUsage))
-        for reuse in ("full", "reordered")
+        for reuse in (ReuseMode.FULL, ReuseMode.REORDERED)
     ]
     assert full.prompt_tokens == reordered.prompt_tokens
     assert reordered.reused_tokens > reordered.recomputed_tokens
@@ -102,11 +107,10 @@ async def test_full_computes_what_reordered_reuses(stack: Stack) -> None:
 
 
 async def test_several_questions_share_one_context(stack: Stack) -> None:
-    questions = [QUESTION, "Who is the mayor of Almwick?"]
+    questions = (QUESTION, "Who is the mayor of Almwick?")
     async with rag_client(stack.target) as client:
-        events = client.answer_many(
-            RequestContext.create(), COLLECTION, questions, None, Sampling(max_tokens=6), SHORT
-        )
+        inquiry = Inquiry(COLLECTION, questions, sampling=SamplingParams(max_tokens=6), retrieval=SHORT)
+        events = client.answer(RequestContext.create(), inquiry)
         collected = [event async for event in events]
     assert sum(isinstance(e, Retrieved) for e in collected) == 1
     assert {e.question for e in collected if isinstance(e, AnswerText)} == {0, 1}
@@ -126,14 +130,15 @@ async def test_bad_requests_raise_what_the_service_raised(
 ) -> None:
     async with rag_client(stack.target) as client:
         with pytest.raises(error, match=says):
-            async for _ in client.answer(RequestContext.create(), collection, question):
+            async for _ in client.answer(RequestContext.create(), Inquiry(collection, (question,))):
                 pass
 
 
 async def test_an_error_names_its_reason_and_leaks_nothing(stack: Stack) -> None:
     async with grpc.aio.insecure_channel(stack.target) as channel:
         call = rag_pb2_grpc.RagStub(channel).Answer(
-            rag_pb2.AnswerRequest(collection="nowhere", question="x"), metadata=(("application", "gateway"),)
+            rag_pb2.AnswerRequest(collection="nowhere", questions=["x"]),
+            metadata=(("application", "gateway"),),
         )
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await call.read()
@@ -145,12 +150,12 @@ async def test_an_error_names_its_reason_and_leaks_nothing(stack: Stack) -> None
 
 async def test_a_client_that_leaves_in_mid_answer_frees_the_generator(stack: Stack) -> None:
     async with rag_client(stack.target) as client:
-        endless = Sampling(max_tokens=400, ignore_eos=True)
+        endless = SamplingParams(max_tokens=400, ignore_eos=True)
         events = client.answer(
-            RequestContext.create(), COLLECTION, QUESTION, sampling=endless, retrieval=SHORT
+            RequestContext.create(), Inquiry(COLLECTION, (QUESTION,), sampling=endless, retrieval=SHORT)
         )
         async for event in events:
-            if isinstance(event, GeneratedToken):
+            if isinstance(event, TokenEvent):
                 break
         await events.aclose()
     async with asyncio.timeout(20):
@@ -165,5 +170,7 @@ async def test_tenants_do_not_see_each_others_documents(stack: Stack) -> None:
     assert (len(other), len(ours) > 0) == (0, True)
     async with rag_client(stack.target) as client:
         with pytest.raises(NotFound):
-            async for _ in client.answer(RequestContext.create(tenant="other"), COLLECTION, QUESTION):
+            async for _ in client.answer(
+                RequestContext.create(tenant="other"), Inquiry(COLLECTION, (QUESTION,))
+            ):
                 pass

@@ -4,7 +4,7 @@ answer."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from shared.clients.decoding import Decoding, Margins
-from shared.clients.generation import ChunkRef, GeneratedToken, GenerationDone, GenerationEvent, Sampling
-from shared.clients.recompute import Recompute, Selected
-from shared.clients.selection import Grouping, Reading, SelectedTokens, SelectionChunk, SelectionTimings
 from shared.errors import InvalidRequest, KvquiltError, Overloaded, Unavailable
+from shared.generation.asked import Decoding, Margins, SamplingParams
+from shared.generation.modes import Recompute
+from shared.generation.pieces import Tokenized
+from shared.generation.selection import Grouping, Reading, SelectedTokens, SelectionChunk, SelectionTimings
+from shared.generation.told import DoneEvent, GenerationEvent, SelectedEvent, TokenEvent
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
-from tests.generation_server import Served, context, save_byte_tokenizer, serving
+from tests.generation_server import Served, context, order_of, save_byte_tokenizer, serving
 from tests.kv_directory import DirectoryStore
 from tests.oracles import tiny_model
 
@@ -51,9 +52,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class FakeSelector:
-    """Chooses ``tokens``, when ``may_answer`` is set. ``failure`` is raised instead."""
+    """Chooses ``tokens``, or what is in ``by_question``, when ``may_answer`` is set. ``failure`` is raised
+    instead."""
 
     tokens: tuple[int, ...] = TOKENS
+    by_question: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     failure: Exception | None = None
     may_answer: asyncio.Event | None = None
     scores: Callable[[int], tuple[float, ...]] = lambda num_tokens: tuple(
@@ -73,7 +76,7 @@ class FakeSelector:
         ratio: float,
         grouping: Grouping,
         reading: Reading,
-    ) -> SelectedTokens:
+    ) -> tuple[SelectedTokens, ...]:
         self.asked.append((tuple(chunks), tuple(questions), ratio, grouping, reading))
         self.contexts.append(ctx)
         try:
@@ -85,30 +88,34 @@ class FakeSelector:
         if self.failure is not None:
             raise self.failure
         scores = self.scores(sum(len(chunk.token_ids) for chunk in chunks))
-        return SelectedTokens(self.tokens, scores, reading, 6, 9, SelectionTimings(1.0, 2.0, 3.0, 6.0))
+        timings = SelectionTimings(0.001, 0.002, 0.003, 0.006)
+        return tuple(
+            SelectedTokens(self.by_question.get(question, self.tokens), scores, reading, 6, 9, timings)
+            for question in questions
+        )
 
 
 async def generate(served: Served, chunks: Sequence[Any] = TEXTS, **options: Any) -> list[GenerationEvent]:
     options = {"reuse": "cacheclip", "questions": [QUESTION], "deadline_ms": 60_000} | options
     ctx, questions = context(options.pop("deadline_ms")), options.pop("questions")
-    sampling = Sampling(max_tokens=MAX_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     async with aclosing(
-        served.client.generate(ctx, chunks, questions, sampling=sampling, **options)
+        served.client.generate(ctx, order_of(chunks, questions, sampling=sampling, **options))
     ) as stream:
         return [event async for event in stream]
 
 
-def end_of(events: Sequence[GenerationEvent]) -> GenerationDone:
-    assert isinstance(events[-1], GenerationDone)
+def end_of(events: Sequence[GenerationEvent]) -> DoneEvent:
+    assert isinstance(events[-1], DoneEvent)
     return events[-1]
 
 
 def told(events: Sequence[GenerationEvent]) -> list[tuple[int, int, float]]:
-    return [(e.question, e.token_id, e.logprob) for e in events if isinstance(e, GeneratedToken)]
+    return [(e.question, e.token_id, e.logprob) for e in events if isinstance(e, TokenEvent)]
 
 
-def selected_of(events: Sequence[GenerationEvent]) -> Selected:
-    (selected,) = (event for event in events if isinstance(event, Selected))
+def selected_of(events: Sequence[GenerationEvent]) -> SelectedEvent:
+    (selected,) = (event for event in events if isinstance(event, SelectedEvent))
     return selected
 
 
@@ -126,7 +133,7 @@ class TestChosen:
         async with serving_with(model, selector) as served:
             await generate(served, reuse="reordered")  # brings the chunks' KV
             events = await generate(
-                served, recompute=Recompute(0.3, grouping="paper", reading="each"), explain=True
+                served, recompute=Recompute(0.3), grouping=Grouping.PAPER, reading=Reading.EACH, explain=True
             )
             listed = await generate(served, reuse="tokens", recompute=Recompute(tokens=TOKENS))
         assert told(events) == told(listed)
@@ -134,12 +141,12 @@ class TestChosen:
         assert (usage.reuse, usage.note) == ("cacheclip", "")
         assert (usage.selected_tokens, usage.picked_tokens, usage.grouped_tokens) == (5, 6, 9)
         assert usage.recomputed_tokens == end_of(listed).usage.recomputed_tokens
-        assert timings.select_ms > 0
+        assert timings.select_s > 0
         selected = selected_of(events)
         assert (selected.tokens, selected.reading, selected.timings) == (
             TOKENS,
             "each",
-            SelectionTimings(1.0, 2.0, 3.0, 6.0),
+            SelectionTimings(0.001, 0.002, 0.003, 0.006),
         )
         assert len(selected.scores) == DEFAULT_LEN
         assert [[(s.start, s.end) for s in spans] for spans in selected.chunks] == [[(3, 6)], [(11, 13)], []]
@@ -158,23 +165,32 @@ class TestChosen:
         assert end_of(events).usage.reuse == "cacheclip"
         assert selector.asked[0][2:] == (0.2, "sliding", "each")
 
-    async def test_several_questions_share_one_selection(self, model: Path) -> None:
-        selector = FakeSelector()
-        async with serving_with(model, selector) as served:
-            events = await generate(served, questions=[QUESTION, "When?"])
-            listed = await generate(
-                served, questions=[QUESTION, "When?"], reuse="tokens", recompute=Recompute(tokens=TOKENS)
-            )
-        assert told(events) == told(listed)
-        assert selector.asked[0][1] == (QUESTION, "When?")
+    async def test_each_of_several_questions_is_answered_by_its_own_selection_as_it_would_be_alone(
+        self, model: Path
+    ) -> None:
+        others = {"When?": (1, 50, 51), "Where?": TOKENS}
+        selector = FakeSelector(by_question=others)
+        asked = [QUESTION, *others]
+        async with serving_with(model, selector, engine={"batch_invariant": True}) as served:
+            await generate(served, reuse="reordered")  # brings the chunks' KV
+            events = await generate(served, questions=asked)
+            alone = [await generate(served, questions=[question]) for question in asked]
+        for index, single in enumerate(alone):
+            of_this = [(token_id, logprob) for q, token_id, logprob in told(events) if q == index]
+            assert of_this == [(token_id, logprob) for _, token_id, logprob in told(single)], asked[index]
+        selections = [event for event in events if isinstance(event, SelectedEvent)]
+        assert [(one.question, one.tokens) for one in selections] == [
+            (index, others.get(question, TOKENS)) for index, question in enumerate(asked)
+        ]
+        assert selector.asked[0][1] == tuple(asked)
 
     async def test_chunks_given_by_ids_are_read_by_their_text_or_by_what_the_ids_say(
         self, model: Path
     ) -> None:
         selector = FakeSelector()
         chunks = [
-            ChunkRef("", ids_of(model, TEXTS[0]), TEXTS[0]),
-            ChunkRef("", ids_of(model, TEXTS[1])),
+            Tokenized(ids_of(model, TEXTS[0]), TEXTS[0]),
+            ids_of(model, TEXTS[1]),
             TEXTS[2],
         ]
         async with serving_with(model, selector) as served:
@@ -200,7 +216,7 @@ class TestChosen:
             assert end_of(events).usage.loaded_tokens == DEFAULT_LEN
             assert end_of(events).usage.reuse == "cacheclip"
             timings = end_of(events).timings
-            assert 0 < timings.select_wait_ms <= timings.first_token_ms
+            assert 0 < timings.select_wait_s <= timings.first_token_s
 
     async def test_others_are_answered_while_the_selector_chooses(self, model: Path) -> None:
         selector = FakeSelector(may_answer=asyncio.Event())
@@ -312,7 +328,7 @@ class TestFallback:
         async with serving_with(model, selector) as served:
             by_ids = end_of(await generate(served, [TEXTS[0], half])).usage
             other_text = end_of(
-                await generate(served, [ChunkRef("", ids_of(model, TEXTS[0]), "Something else")])
+                await generate(served, [Tokenized(ids_of(model, TEXTS[0]), "Something else")])
             ).usage
             question = end_of(await generate(served, questions=[half])).usage
         assert selector.asked == []
@@ -326,19 +342,19 @@ class TestFallback:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"recompute": Recompute(float("nan"))}, "recompute.ratio: nan"),
-            ({"recompute": Recompute(1.5)}, "recompute.ratio: 1.5"),
-            ({"questions": [" "]}, "questions[0]: is empty"),
-            ({"questions": [()]}, "questions[0]: is empty"),
-            ({"recompute": Recompute(tokens=(1,))}, "recompute.tokens: mode cacheclip"),
+            (lambda: {"recompute": Recompute(float("nan"))}, "recompute.ratio: nan"),
+            (lambda: {"recompute": Recompute(1.5)}, "recompute.ratio: 1.5"),
+            (lambda: {"questions": [" "]}, "questions[0]: is empty"),
+            (lambda: {"questions": [()]}, "questions[0]: is empty"),
+            (lambda: {"recompute": Recompute(tokens=(1,))}, "recompute.tokens: mode cacheclip"),
         ],
     )
     async def test_a_callers_mistake_is_an_error_and_no_fallback(
-        self, model: Path, options: dict[str, Any], says: str
+        self, model: Path, options: Callable[[], dict[str, Any]], says: str
     ) -> None:
         async with serving_with(model, FakeSelector()) as served:
             with pytest.raises(KvquiltError) as refusal:
-                await generate(served, **options)
+                await generate(served, **options())
         assert isinstance(refusal.value, InvalidRequest)
         assert says in refusal.value.detail
 

@@ -18,17 +18,6 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from protos.kvquilt.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from protos.kvquilt.v1.recompute_pb2 import Ape, Recompute
 from services.generator.serving import Generator
-from shared.clients.generation import (
-    BranchDone,
-    ChunkRef,
-    GeneratedToken,
-    GenerationDone,
-    GenerationEvent,
-    Piece,
-    PrefilledChunk,
-    Reuse,
-    Sampling,
-)
 from shared.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -37,14 +26,18 @@ from shared.errors import (
     StorageFull,
     Unavailable,
 )
+from shared.generation.asked import SamplingParams
+from shared.generation.described import PrefilledChunk
+from shared.generation.pieces import Piece
+from shared.generation.told import BranchDoneEvent, DoneEvent, GenerationEvent, TokenEvent
 from shared.identity import chunk_identity
 from shared.kv_format import inspect_chunk, verify_chunk
-from tests.generation_server import Served, context, save_byte_tokenizer, serving
+from tests.generation_server import Served, context, order_of, save_byte_tokenizer, serving
 from tests.kv_directory import DirectoryStore
 from tests.oracles import ORACLES, VOCAB, Generated, assert_same_generation, tiny_model
 
 Ids = tuple[int, ...]
-MODES: list[Reuse] = ["full", "reordered", "composite"]
+MODES = ["full", "reordered", "composite"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,22 +79,23 @@ def ids(seed: int, num_tokens: int) -> Ids:
 
 async def generate(
     served: Served,
-    chunks: Sequence[ChunkRef | Piece],
+    chunks: Sequence[Piece],
     questions: Sequence[Piece],
-    reuse: Reuse | None = None,
+    reuse: str | None = None,
     prefix: Piece | None = (),
     deadline_ms: int = 60_000,
     tenant: str = "",
     **sampling: Any,
 ) -> list[GenerationEvent]:
-    chosen = Sampling(**{"max_tokens": 5, "top_logprobs": 5, "ignore_eos": True} | sampling)
-    stream = served.client.generate(context(deadline_ms, tenant), chunks, questions, reuse, chosen, prefix)
+    chosen = SamplingParams(**{"max_tokens": 5, "top_logprobs": 5, "ignore_eos": True} | sampling)
+    order = order_of(chunks, questions, reuse, sampling=chosen, prefix=prefix)
+    stream = served.client.generate(context(deadline_ms, tenant), order)
     async with aclosing(stream):
         return [event async for event in stream]
 
 
 async def prefill(
-    served: Served, chunks: Sequence[ChunkRef | Piece], prefix: Piece | None = (), tenant: str = ""
+    served: Served, chunks: Sequence[Piece], prefix: Piece | None = (), tenant: str = ""
 ) -> list[PrefilledChunk]:
     stream = served.client.prefill(context(tenant=tenant), chunks, prefix)
     async with aclosing(stream):
@@ -109,9 +103,7 @@ async def prefill(
 
 
 def tokens(events: Sequence[GenerationEvent], question: int = 0, sample: int = 0) -> Generated:
-    mine = [
-        e for e in events if isinstance(e, GeneratedToken) and (e.question, e.sample) == (question, sample)
-    ]
+    mine = [e for e in events if isinstance(e, TokenEvent) and (e.question, e.sample) == (question, sample)]
     return Generated(
         tuple(e.token_id for e in mine), tuple(e.logprob for e in mine), tuple(e.top_logprobs for e in mine)
     )
@@ -119,19 +111,19 @@ def tokens(events: Sequence[GenerationEvent], question: int = 0, sample: int = 0
 
 def text(events: Sequence[GenerationEvent], question: int = 0) -> str:
     return "".join(
-        e.text for e in events if isinstance(e, (GeneratedToken, BranchDone)) and e.question == question
+        e.text for e in events if isinstance(e, (TokenEvent, BranchDoneEvent)) and e.question == question
     )
 
 
-def done(events: Sequence[GenerationEvent]) -> GenerationDone:
-    assert isinstance(events[-1], GenerationDone)
-    assert sum(isinstance(e, GenerationDone) for e in events) == 1
+def done(events: Sequence[GenerationEvent]) -> DoneEvent:
+    assert isinstance(events[-1], DoneEvent)
+    assert sum(isinstance(e, DoneEvent) for e in events) == 1
     return events[-1]
 
 
 def assert_oracle(
     model: Any,
-    mode: Reuse,
+    mode: str,
     events: Sequence[GenerationEvent],
     prefix: Ids,
     chunks: Sequence[Ids],
@@ -150,7 +142,7 @@ class TestAnswersEqualTheOracles:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("name", ["qwen2", "llama3"])
     async def test_chunks_of_any_length_in_any_number(
-        self, models: Path, stock: dict[str, Any], store: DirectoryStore, name: str, mode: Reuse
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, name: str, mode: str
     ) -> None:
         async with serving(models / name, store) as served:
             for case, (prefix_len, lengths) in enumerate(
@@ -171,7 +163,7 @@ class TestAnswersEqualTheOracles:
 
     @pytest.mark.parametrize("mode", MODES)
     async def test_many_long_chunks(
-        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: Reuse
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: str
     ) -> None:
         prefix, question = ids(1, 20), ids(2, 30)
         chunks = [ids(10 + i, 1 + (i * 89) % 400) for i in range(24)]
@@ -181,7 +173,7 @@ class TestAnswersEqualTheOracles:
 
     @pytest.mark.parametrize("mode", MODES)
     async def test_any_order_the_same_chunk_twice_and_several_questions(
-        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: Reuse
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: str
     ) -> None:
         prefix, questions = ids(1, 6), [ids(2, 9), ids(3, 1), ids(4, 25)]
         a, b, c = ids(5, 40), ids(6, 3), ids(7, 90)
@@ -193,7 +185,7 @@ class TestAnswersEqualTheOracles:
 
     @pytest.mark.parametrize("mode", ["reordered", "composite"])
     async def test_stored_kv_answers_like_computed_kv_after_a_restart(
-        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: Reuse
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: str
     ) -> None:
         prefix, question = ids(1, 6), ids(2, 9)
         chunks = [ids(3, 40), ids(4, 1), ids(5, 66)]
@@ -250,7 +242,7 @@ class TestTextAndIds:
                 stop=(stop,),
             )
         assert text(cut) == whole[: whole.index(stop)]
-        ends = [e for e in cut if isinstance(e, BranchDone)]
+        ends = [e for e in cut if isinstance(e, BranchDoneEvent)]
         assert [e.finish_reason for e in ends] == ["stop"]
 
     async def test_a_model_without_a_tokenizer_serves_ids_and_refuses_text(
@@ -262,7 +254,7 @@ class TestTextAndIds:
             assert text(await generate(served, [ids(1, 5)], [ids(2, 5)], prefix=None)) == ""
             with pytest.raises(InvalidRequest, match=r"questions\[0\]\.text: this model has no tokenizer"):
                 await generate(served, [], ["hello"])
-            with pytest.raises(InvalidRequest, match=r"chunks\[0\]\.piece\.text"):
+            with pytest.raises(InvalidRequest, match=r"chunks\[0\]\.text"):
                 await prefill(served, ["hello"])
             with pytest.raises(InvalidRequest, match=r"sampling\.stop"):
                 await generate(served, [], [ids(2, 5)], stop=("x",))
@@ -296,7 +288,7 @@ class TestChunkIdentity:
             model = await served.client.describe(context())
             stored_a, stored_b = await prefill(served, [a, b], prefix)
             assert stored_a.chunk_id == chunk_identity("default", model.fingerprint, prefix, a)
-            events = await generate(served, [ChunkRef(stored_b.chunk_id, a)], [question], "reordered", prefix)
+            events = await generate(served, [a], [question], "reordered", prefix)
             assert done(events).chunk_ids == (stored_a.chunk_id,)
             assert_oracle(stock["qwen2"], "reordered", events, prefix, [a], [question])
             (other_tenant,) = await prefill(served, [a], prefix, tenant="other")
@@ -381,12 +373,13 @@ class TestFaults:
         self, models: Path, store: DirectoryStore
     ) -> None:
         async with serving(models / "qwen2", store) as served:
-            sampling = Sampling(max_tokens=8000, ignore_eos=True)
+            sampling = SamplingParams(max_tokens=8000, ignore_eos=True)
             stream = served.client.generate(
-                context(), [ids(1, 50)], [ids(2, 9), ids(3, 9)], "reordered", sampling, ()
+                context(),
+                order_of([ids(1, 50)], [ids(2, 9), ids(3, 9)], "reordered", sampling=sampling, prefix=()),
             )
             async for event in stream:
-                assert isinstance(event, GeneratedToken)
+                assert isinstance(event, TokenEvent)
                 break
             assert (await served.client.health(context())).facts["running_requests"] == "1"
             await stream.aclose()
@@ -459,8 +452,8 @@ _BAD = {
     "questions[1].token_ids[0]: 257": {
         "questions": [_IDS, generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=[VOCAB]))]
     },
-    "chunks[0].piece: neither": {"questions": [_IDS], "chunks": [generation_pb2.ChunkInput(chunk_id="x")]},
-    "chunks: 5 are more than": {"questions": [_IDS], "chunks": [generation_pb2.ChunkInput(piece=_IDS)] * 5},
+    "chunks[0]: neither": {"questions": [_IDS], "chunks": [generation_pb2.Piece()]},
+    "chunks: 5 are more than": {"questions": [_IDS], "chunks": [_IDS] * 5},
     "questions: 4 are more than": {"questions": [_IDS] * 4},
     "reuse: 77": {"questions": [_IDS], "reuse": 77},
     "recompute.tokens: mode reordered": {"questions": [_IDS], "recompute": Recompute(tokens=[0])},
@@ -512,6 +505,15 @@ _BAD = {
     "sampling.n": {"questions": [_IDS], "sampling": common_pb2.Sampling(n=65)},
     "sampling.top_logprobs": {"questions": [_IDS], "sampling": common_pb2.Sampling(top_logprobs=65)},
     "sampling.max_tokens: 70 is more": {"questions": [_IDS], "sampling": common_pb2.Sampling(max_tokens=70)},
+    "beams.width: 0": {"questions": [_IDS], "decoding": common_pb2.Decoding(beams=common_pb2.Beams(width=0))},
+    "beams.length_penalty: 99": {
+        "questions": [_IDS],
+        "decoding": common_pb2.Decoding(beams=common_pb2.Beams(width=2, length_penalty=99)),
+    },
+    "decoding.choose.rule: is not set": {
+        "questions": [_IDS],
+        "decoding": common_pb2.Decoding(choose=common_pb2.Choice()),
+    },
     "meta.tenant": {"questions": [_IDS], "meta": common_pb2.RequestMeta(tenant="a/b")},
 }
 
@@ -536,7 +538,7 @@ class TestBadRequests:
         async with serving(models / "qwen2") as served:
             with pytest.raises(ContextTooLong):
                 await generate(served, [ids(1, 19_990)], [ids(2, 20)])
-            events = await generate(served, [ids(1, 19_900)], [ids(2, 95)], max_tokens=0)
+            events = await generate(served, [ids(1, 19_900)], [ids(2, 95)], max_tokens=None)
         assert len(tokens(events).token_ids) == 6, "the last token needs no position"
 
 

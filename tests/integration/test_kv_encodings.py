@@ -14,10 +14,11 @@ import torch
 from cluster.paths import DEMO_MODEL
 from load_tests.encodings.__main__ import bench_of, compare, top1_agreement
 from protos.kvquilt.v1 import generation_pb2, generation_pb2_grpc
-from shared.clients.generation import GeneratedToken, GenerationDone, GenerationEvent, Sampling
+from shared.generation.asked import SamplingParams
+from shared.generation.told import DoneEvent, GenerationEvent, TokenEvent
 from shared.kv_buffers import ENCODINGS
 from shared.kv_format import inspect_chunk
-from tests.generation_server import Served, context, serving
+from tests.generation_server import Served, context, order_of, serving
 from tests.kv_directory import DirectoryStore
 
 PASSAGES = (
@@ -42,26 +43,26 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 async def ask(served: Served, passages: Sequence[str] = PASSAGES) -> list[GenerationEvent]:
-    sampling = Sampling(max_tokens=24, top_logprobs=5)
+    sampling = SamplingParams(max_tokens=24, top_logprobs=5)
     async with aclosing(
-        served.client.generate(context(), passages, [QUESTION], "reordered", sampling)
+        served.client.generate(context(), order_of(passages, [QUESTION], "reordered", sampling=sampling))
     ) as events:
         return [event async for event in events]
 
 
-def tokens(events: Sequence[GenerationEvent]) -> list[GeneratedToken]:
-    return [event for event in events if isinstance(event, GeneratedToken)]
+def tokens(events: Sequence[GenerationEvent]) -> list[TokenEvent]:
+    return [event for event in events if isinstance(event, TokenEvent)]
 
 
 def recomputed(events: Sequence[GenerationEvent]) -> int:
-    assert isinstance(events[-1], GenerationDone)
+    assert isinstance(events[-1], DoneEvent)
     return events[-1].usage.recomputed_tokens
 
 
 async def prefill(
     served: Served, encoding: str, passages: Sequence[str] = PASSAGES
 ) -> list[generation_pb2.PrefillResponse]:
-    chunks = [generation_pb2.ChunkInput(piece=generation_pb2.Piece(text=text)) for text in passages]
+    chunks = [generation_pb2.Piece(text=text) for text in passages]
     async with grpc.aio.insecure_channel(served.address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         return [

@@ -11,11 +11,12 @@ from google.protobuf.message import Message
 
 from services.kv_store.node.handlers import start_server
 from shared.clients import kv_node, kv_store
-from shared.clients.generation import GeneratedToken, GenerationDone, Sampling
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_node import NodeFilesClient
 from shared.clients.transport import ResponseT, Transport
-from tests.generation_server import context, serving
+from shared.generation.asked import SamplingParams
+from shared.generation.told import DoneEvent, TokenEvent
+from tests.generation_server import context, order_of, serving
 from tests.kv_stores import KnownNodes, agent_on
 from tests.oracles import ORACLES, Generated, assert_same_generation, tiny_model
 
@@ -73,12 +74,15 @@ async def test_answers_from_stored_kv_move_no_kv_over_the_wire(tmp_path: Path) -
             events = [
                 e
                 async for e in served.client.generate(
-                    context(), chunks, [question], "reordered", Sampling(max_tokens=3), prefix
+                    context(),
+                    order_of(
+                        chunks, [question], "reordered", sampling=SamplingParams(max_tokens=3), prefix=prefix
+                    ),
                 )
             ]
-    assert isinstance(events[-1], GenerationDone)
+    assert isinstance(events[-1], DoneEvent)
     assert events[-1].usage.reused_tokens >= 1200
-    tokens = [e for e in events if isinstance(e, GeneratedToken)]
+    tokens = [e for e in events if isinstance(e, TokenEvent)]
     ours = Generated(tuple(t.token_id for t in tokens), tuple(t.logprob for t in tokens))
     assert_same_generation(
         ours, ORACLES["reordered"](tiny_model("qwen2"), prefix, chunks, question, ours.token_ids), 1e-3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -15,35 +15,34 @@ from tokenizers import pre_tokenizers
 
 from protos.kvquilt.v1 import generation_pb2, generation_pb2_grpc
 from services.generator.serving import Generator
-from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins, MarginToken
-from shared.clients.exploring import (
-    Append,
-    Applied,
-    ForestCommand,
-    Fork,
-    Grow,
-    Grown,
-    Merge,
-    Prune,
-    Refused,
-    Rested,
-    Rewind,
-    Start,
-)
-from shared.clients.generation import (
-    BranchDone,
-    GeneratedToken,
-    GenerationDone,
-    GenerationEvent,
-    Piece,
-    Reuse,
-    Sampling,
-)
 from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, NotFound
-from shared.generation.asked import Beams as EngineBeams
-from shared.generation.asked import EarlyStopping
+from shared.generation.asked import (
+    Beams,
+    Choice,
+    ChoiceRule,
+    Decoding,
+    EarlyStopping,
+    Margins,
+    SamplingParams,
+)
+from shared.generation.forest import Append, Edit, Fork, Grow, Merge, Prune, Rewind, Start
+from shared.generation.orders import ForestOrder
+from shared.generation.pieces import Piece
+from shared.generation.told import (
+    AppliedEvent,
+    BranchDoneEvent,
+    ChosenEvent,
+    DoneEvent,
+    GenerationEvent,
+    GrownEvent,
+    MarginEvent,
+    MarginTokenEvent,
+    RefusedEvent,
+    RestedEvent,
+    TokenEvent,
+)
 from tests.beam_oracle import beam_search
-from tests.generation_server import Served, context, save_byte_tokenizer, serving
+from tests.generation_server import Served, context, order_of, reuse_of, save_byte_tokenizer, serving
 from tests.oracles import ORACLES, tiny_model
 
 PREFIX, CHUNKS, QUESTION = (5, 6, 7), [(9, 10, 11, 12), (13, 14, 15)], (20, 21, 22)
@@ -73,8 +72,9 @@ async def generate(
     prefix: Piece | None = PREFIX,
     **sampling: Any,
 ) -> list[GenerationEvent]:
-    chosen = Sampling(**{"max_tokens": 5, "ignore_eos": True} | sampling)
-    stream = served.client.generate(context(), chunks, questions, "reordered", chosen, prefix, decoding)
+    chosen = SamplingParams(**{"max_tokens": 5, "ignore_eos": True} | sampling)
+    order = order_of(chunks, questions, "reordered", sampling=chosen, prefix=prefix, decoding=decoding)
+    stream = served.client.generate(context(), order)
     async with aclosing(stream):
         return [event async for event in stream]
 
@@ -83,13 +83,13 @@ def ids(events: Sequence[GenerationEvent], question: int = 0, sample: int = 0) -
     return tuple(
         e.token_id
         for e in events
-        if isinstance(e, GeneratedToken) and (e.question, e.sample) == (question, sample)
+        if isinstance(e, TokenEvent) and (e.question, e.sample) == (question, sample)
     )
 
 
 async def test_the_best_beams_of_the_textbook_with_their_scores(talking: Path) -> None:
     model = tiny_model("qwen2", seed=5, vocab_size=300)
-    beams = EngineBeams(4, 0.5, EarlyStopping.NEVER)
+    beams = Beams(4, 0.5, EarlyStopping.NEVER)
     found = beam_search(
         lambda tokens: ORACLES["reordered"](model, PREFIX, CHUNKS, QUESTION, [*tokens, 0])[-1],
         beams,
@@ -97,8 +97,10 @@ async def test_the_best_beams_of_the_textbook_with_their_scores(talking: Path) -
         eos_ids=(),
     )
     async with serving(talking, kv_store="") as served:
-        events = await generate(served, CHUNKS, [QUESTION], Decoding(beams=Beams(4, 0.5, "never")), n=3)
-    ends = {e.sample: e for e in events if isinstance(e, BranchDone)}
+        events = await generate(
+            served, CHUNKS, [QUESTION], Decoding(beams=Beams(4, 0.5, EarlyStopping.NEVER)), n=3
+        )
+    ends = {e.sample: e for e in events if isinstance(e, BranchDoneEvent)}
     assert sorted(ends) == [0, 1, 2]
     for rank in range(3):
         assert (ids(events, 0, rank), ends[rank].score) == (
@@ -109,40 +111,42 @@ async def test_the_best_beams_of_the_textbook_with_their_scores(talking: Path) -
 
 async def test_one_thought_of_each_question_is_chosen(talking: Path) -> None:
     async with serving(talking, kv_store="") as served:
-        decoding = Decoding(choose=Choice("mean-logprob"))
+        decoding = Decoding(choose=Choice(ChoiceRule.MEAN_LOGPROB))
         events = await generate(
             served, ["The river rises."], ["What?", "Why?"], decoding, None, n=3, temperature=0.8, seed=2
         )
-        chosen = {e.question: e for e in events if isinstance(e, Chosen)}
+        chosen = {e.question: e for e in events if isinstance(e, ChosenEvent)}
         for question in range(2):
-            scores = [e.score for e in events if isinstance(e, BranchDone) and e.question == question]
-            ends = {e.sample: e.score for e in events if isinstance(e, BranchDone) and e.question == question}
+            scores = [e.score for e in events if isinstance(e, BranchDoneEvent) and e.question == question]
+            ends = {
+                e.sample: e.score for e in events if isinstance(e, BranchDoneEvent) and e.question == question
+            }
             assert ends[chosen[question].sample] == max(scores)
-        majority = Decoding(choose=Choice("majority"))
+        majority = Decoding(choose=Choice(ChoiceRule.MAJORITY))
         events = await generate(
             served, [], ["What?"], majority, None, n=3, temperature=0.8, seed=2, max_tokens=1
         )
-        assert [e.votes >= 1 for e in events if isinstance(e, Chosen)] == [True]
-        assert isinstance(events[-1], GenerationDone)
+        assert [e.votes >= 1 for e in events if isinstance(e, ChosenEvent)] == [True]
+        assert isinstance(events[-1], DoneEvent)
 
 
 @pytest.mark.parametrize(
     ("decoding", "sampling", "field"),
     [
-        (Decoding(beams=Beams(0)), {}, r"beams\.width"),
-        (Decoding(beams=Beams(2, 99.0)), {}, r"beams\.length_penalty"),
-        (Decoding(beams=Beams(2)), {"n": 3}, r"sampling\.n"),
-        (Decoding(beams=Beams(2)), {"temperature": 1.0}, r"sampling\.temperature"),
-        (Decoding(choose=Choice("majority")), {"temperature": 1.0}, r"sampling\.n"),
-        (Decoding(beams=Beams(2), choose=Choice("majority")), {}, "choose"),
+        (lambda: Decoding(beams=Beams(0)), {}, r"beams\.width"),
+        (lambda: Decoding(beams=Beams(2, 99.0)), {}, r"beams\.length_penalty"),
+        (lambda: Decoding(beams=Beams(2)), {"n": 3}, r"sampling\.n"),
+        (lambda: Decoding(beams=Beams(2)), {"temperature": 1.0}, r"sampling\.temperature"),
+        (lambda: Decoding(choose=Choice(ChoiceRule.MAJORITY)), {"temperature": 1.0}, r"sampling\.n"),
+        (lambda: Decoding(beams=Beams(2), choose=Choice(ChoiceRule.MAJORITY)), {}, "choose"),
     ],
 )
 async def test_bad_input_names_the_field(
-    talking: Path, decoding: Decoding, sampling: dict[str, Any], field: str
+    talking: Path, decoding: Callable[[], Decoding], sampling: dict[str, Any], field: str
 ) -> None:
     async with serving(talking, kv_store="") as served:
         with pytest.raises(InvalidRequest, match=field):
-            await generate(served, CHUNKS, [QUESTION], decoding, **sampling)
+            await generate(served, CHUNKS, [QUESTION], decoding(), **sampling)
 
 
 def encode(text: str) -> tuple[int, ...]:
@@ -164,7 +168,7 @@ class TestMargins:
 
     @pytest.mark.parametrize("reuse", ["reordered", "full"])
     async def test_margins_judgements_and_answer_are_those_of_the_stock_model(
-        self, talking: Path, reuse: Reuse
+        self, talking: Path, reuse: str
     ) -> None:
         margins = Margins(
             "Note on {question}", "Is “{margin}” of help for {question}", " ja", " jein", max_tokens=6
@@ -173,12 +177,13 @@ class TestMargins:
             model = await served.client.describe(context())
             stream = served.client.generate(
                 context(),
-                self.TEXTS,
-                [self.QUESTION],
-                reuse,
-                Sampling(4, ignore_eos=True),
-                None,
-                Decoding(margins=margins),
+                order_of(
+                    self.TEXTS,
+                    [self.QUESTION],
+                    reuse,
+                    sampling=SamplingParams(4, ignore_eos=True),
+                    decoding=Decoding(margins=margins),
+                ),
             )
             async with aclosing(stream):
                 events = [event async for event in stream]
@@ -195,10 +200,10 @@ class TestMargins:
             return ORACLES[reuse](stock, model.prefix_ids, chunks, question, generated)
 
         chunks = [encode(model.chunk_template.replace("{text}", text)) for text in self.TEXTS]
-        notes = {e.chunk: e for e in events if isinstance(e, Margin)}
+        notes = {e.chunk: e for e in events if isinstance(e, MarginEvent)}
         assert sorted(notes) == [0, 1, 2]
         for i, note in notes.items():
-            written = [e for e in events if isinstance(e, MarginToken) and e.chunk == i]
+            written = [e for e in events if isinstance(e, MarginTokenEvent) and e.chunk == i]
             ids_ = [e.token_id for e in written]
             assert ids_ == oracle([chunks[i]], ask("Note on What rises?"), ids_).argmax(-1).tolist()
             assert note.text == decode([t for t in ids_ if t not in model.eos_ids])
@@ -218,12 +223,12 @@ class TestMargins:
         answer = ids(events)
         final = (*(t for note in kept for t in note), *ask(self.QUESTION))
         assert list(answer) == oracle(chunks, final, answer).argmax(-1).tolist()
-        assert [type(e) for e in events].index(GeneratedToken) > max(
-            i for i, e in enumerate(events) if isinstance(e, Margin)
+        assert [type(e) for e in events].index(TokenEvent) > max(
+            i for i, e in enumerate(events) if isinstance(e, MarginEvent)
         )
         usage = events[-1].usage  # type: ignore[union-attr]
         assert usage.prompt_tokens == usage.reused_tokens + usage.recomputed_tokens
-        assert usage.generated_tokens == 4 + 3 + sum(isinstance(e, MarginToken) for e in events), (
+        assert usage.generated_tokens == 4 + 3 + sum(isinstance(e, MarginTokenEvent) for e in events), (
             "answer, judgements, margins"
         )
 
@@ -239,7 +244,7 @@ class TestMargins:
                 told.append(
                     await generate(served, self.TEXTS, [self.QUESTION], Decoding(margins=margins), None)
                 )
-        one, other = ([e for e in events if isinstance(e, Margin)] for events in told)
+        one, other = ([e for e in events if isinstance(e, MarginEvent)] for events in told)
         assert {m.chunk: m.kept for m in one} == {m.chunk: not m.kept for m in other}
         assert {m.chunk: m.text for m in one} == {m.chunk: m.text for m in other}
 
@@ -247,14 +252,15 @@ class TestMargins:
         async with serving(talking, kv_store="") as served:
             decoding = Decoding(beams=Beams(3), margins=Margins(max_tokens=2))
             events = await generate(served, self.TEXTS, [self.QUESTION], decoding, None, n=3)
-        assert sorted(e.sample for e in events if isinstance(e, BranchDone)) == [0, 1, 2]
+        assert sorted(e.sample for e in events if isinstance(e, BranchDoneEvent)) == [0, 1, 2]
 
     async def test_a_caller_that_leaves_stops_all_margins(self, talking: Path) -> None:
         async with serving(talking, kv_store="") as served:
-            sampling = Sampling(500, ignore_eos=True)
+            sampling = SamplingParams(500, ignore_eos=True)
             decoding = Decoding(margins=Margins(max_tokens=500))
             stream = served.client.generate(
-                context(), self.TEXTS, [self.QUESTION], "reordered", sampling, None, decoding
+                context(),
+                order_of(self.TEXTS, [self.QUESTION], "reordered", sampling=sampling, decoding=decoding),
             )
             async with aclosing(stream):
                 async for _ in stream:
@@ -293,17 +299,16 @@ class Talk:
     """Commands that are given when the test wants, and what came back."""
 
     def __init__(self, served: Served, **opened: Any) -> None:
-        self._commands: asyncio.Queue[ForestCommand | None] = asyncio.Queue()
+        self._commands: asyncio.Queue[Edit | None] = asyncio.Queue()
         opened = {"chunks": CHUNKS, "reuse": "reordered", "prefix": PREFIX, "ctx": context()} | opened
-        self.stream = served.forests.explore(
-            opened["ctx"], opened["chunks"], self._given(), opened["reuse"], opened["prefix"]
-        )
+        order = ForestOrder(tuple(opened["chunks"]), opened["prefix"], reuse_of(opened["reuse"]))
+        self.stream = served.forests.explore(opened["ctx"], order, self._given())
 
-    async def _given(self) -> AsyncIterator[ForestCommand]:
+    async def _given(self) -> AsyncIterator[Edit]:
         while (command := await self._commands.get()) is not None:
             yield command
 
-    def give(self, *commands: ForestCommand | None) -> None:
+    def give(self, *commands: Edit | None) -> None:
         for command in commands:
             self._commands.put_nowait(command)
 
@@ -319,7 +324,7 @@ class TestExplore:
         self, talking: Path
     ) -> None:
         stock = tiny_model("qwen2", seed=5, vocab_size=300)
-        greedy = Sampling(4, ignore_eos=True)
+        greedy = SamplingParams(4, ignore_eos=True)
 
         def oracle(question: Sequence[int], generated: Sequence[int]) -> list[int]:
             best: list[int] = (
@@ -331,14 +336,15 @@ class TestExplore:
             talk = Talk(served)
             async with aclosing(talk.stream):
                 talk.give(Start(1, QUESTION), Grow(1, greedy))
-                events = await talk.until(Rested)
-                assert [e.num_tokens for e in events if isinstance(e, Applied)] == [3, 3]
-                first = [e.token_id for e in events if isinstance(e, Grown)]
+                events = await talk.until(RestedEvent)
+                assert [e.num_tokens for e in events if isinstance(e, AppliedEvent)] == [3, 3]
+                first = [e.token_id for e in events if isinstance(e, GrownEvent)]
                 assert first == oracle(QUESTION, first)
                 talk.give(Fork(2, 1, 5), Append(2, (50, 51)), Rewind(1, 1), Grow(1, greedy), Grow(2, greedy))
-                events = await talk.until(Rested, 2)
+                events = await talk.until(RestedEvent, 2)
                 one, two = (
-                    [e.token_id for e in events if isinstance(e, Grown) and e.branch == b] for b in (1, 2)
+                    [e.token_id for e in events if isinstance(e, GrownEvent) and e.branch == b]
+                    for b in (1, 2)
                 )
                 assert one == oracle((*QUESTION, *first[:3]), one)
                 assert one[0] == first[3]
@@ -351,14 +357,14 @@ class TestExplore:
                     Fork(5, 4),
                     Rewind(5, 7),
                 )
-                events = await talk.until(Applied, 6)
-                applied = [e for e in events if isinstance(e, Applied)]
+                events = await talk.until(AppliedEvent, 6)
+                applied = [e for e in events if isinstance(e, AppliedEvent)]
                 assert [e.approximate for e in applied] == [False, True, False, False, True, False]
                 merged = [*QUESTION, *first[:3], *one, 50, 51, *two]
                 assert applied[0].num_tokens == applied[1].num_tokens == len(merged)
                 talk.give(Grow(3, greedy), None)
-                events = await talk.until(GenerationDone)
-                three = [e.token_id for e in events if isinstance(e, Grown)]
+                events = await talk.until(DoneEvent)
+                three = [e.token_id for e in events if isinstance(e, GrownEvent)]
                 assert three == oracle(merged, three)
                 usage = events[-1].usage
                 assert (usage.generated_tokens, usage.prompt_tokens) == (16, 3 + 7 + 3 + 2)
@@ -374,10 +380,14 @@ class TestExplore:
                     Fork(2, 7),
                     Rewind(1, 3),
                     Start(1, QUESTION),
-                    Grow(1, Sampling(4)),
+                    Grow(1, SamplingParams(4)),
                     Append(1, (5,)),
                 )
-                refused = {e.command: e.error for e in await talk.until(Refused, 4) if isinstance(e, Refused)}
+                refused = {
+                    e.command: e.error
+                    for e in await talk.until(RefusedEvent, 4)
+                    if isinstance(e, RefusedEvent)
+                }
                 assert [type(refused[i]) for i in (1, 2, 3, 5)] == [
                     NotFound,
                     InvalidRequest,
@@ -387,8 +397,8 @@ class TestExplore:
                 assert refused[1].detail.startswith("fork.source: there is no branch 7")
                 assert refused[2].detail.startswith("rewind.num_tokens: 3 is out of range")
                 talk.give(Prune(1), Grow(1), None)
-                events = await talk.until(GenerationDone)
-                assert [type(e.error) for e in events if isinstance(e, Refused)] == [NotFound], (
+                events = await talk.until(DoneEvent)
+                assert [type(e.error) for e in events if isinstance(e, RefusedEvent)] == [NotFound], (
                     "it was pruned"
                 )
 
@@ -398,20 +408,20 @@ class TestExplore:
             talk = Talk(served, prefix=None, chunks=["The river rises."])
             async with aclosing(talk.stream):
                 talk.give(Start(1, "Why?"), Append(1, " Well,"), None)
-                lengths = [e.num_tokens for e in await talk.until(GenerationDone) if isinstance(e, Applied)]
+                lengths = [e.num_tokens for e in await talk.until(DoneEvent) if isinstance(e, AppliedEvent)]
         asked = len(encode(model.question_template.replace("{question}", "Why?")))
         assert lengths == [asked, asked + 6]
 
     @pytest.mark.parametrize(
-        "wrong", [None, Append(1, ""), Grow(2, Sampling(9000))], ids=["leaves", "empty", "too much"]
+        "wrong", [None, Append(1, ""), Grow(2, SamplingParams(9000))], ids=["leaves", "empty", "too much"]
     )
     async def test_a_caller_that_leaves_or_cannot_be_understood_ends_the_forest(
-        self, talking: Path, wrong: ForestCommand | None
+        self, talking: Path, wrong: Edit | None
     ) -> None:
         async with serving(talking, kv_store="") as served:
             talk = Talk(served)
-            talk.give(Start(1, QUESTION), Grow(1, Sampling(500, ignore_eos=True)))
-            await talk.until(Grown)
+            talk.give(Start(1, QUESTION), Grow(1, SamplingParams(500, ignore_eos=True)))
+            await talk.until(GrownEvent)
             if wrong is None:
                 await talk.stream.aclose()
             else:
@@ -420,7 +430,7 @@ class TestExplore:
                     InvalidRequest,
                     match=r"append\.piece: is empty|grow\.sampling\.max_tokens: 9000 is more than",
                 ):
-                    await talk.until(GenerationDone)
+                    await talk.until(DoneEvent)
             assert isinstance(served.generator, Generator)
             while served.generator.facts()["running_requests"] != "0":
                 await asyncio.sleep(0.01)
@@ -431,9 +441,9 @@ class TestExplore:
             talk = Talk(served, ctx=context(deadline_ms=300))
             talk.give(Start(1, QUESTION))
             with pytest.raises(DeadlineExceeded):
-                await talk.until(GenerationDone)
+                await talk.until(DoneEvent)
             with pytest.raises(InvalidRequest, match=r"prefix: token id|prefix\.token_ids\[0\]"):
-                await Talk(served, prefix=(999,)).until(GenerationDone)
+                await Talk(served, prefix=(999,)).until(DoneEvent)
             async with grpc.aio.insecure_channel(served.address) as channel:
                 stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
                 call = stub.Explore(

@@ -21,10 +21,9 @@ from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
+from shared.generation.selection import Grouping, Reading
 from shared.measuring.rates import Rates
 from shared.measuring.shapes import Shape, build_model
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import Reading
 from shared.selection.spans import SpanTokenizer
 
 PRIMARY = Shape(hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=600)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from protos.kvquilt.v1 import common_pb2, rag_pb2
+from protos.kvquilt.v1 import common_pb2, generation_pb2, rag_pb2
 from shared.clients.grpc_transport import GrpcTransport
 from shared.errors import DeadlineExceeded, InternalError, KvquiltError, Unavailable
 
@@ -37,7 +37,7 @@ class Server:
         for n in range(3):
             if n == self.after:
                 await self._fail(context)
-            yield rag_pb2.AnswerEvent(token=rag_pb2.AnswerToken(token_id=n))
+            yield rag_pb2.AnswerEvent(token=generation_pb2.GeneratedToken(token_id=n))
 
     async def _fail(self, context: grpc.aio.ServicerContext) -> None:
         self.num_calls += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from shared import engine as e
-from shared.clients.exploring import Grow, Grown, Start
-from shared.clients.generation import GeneratedToken, GenerationDone, GenerationEvent, Reuse, Sampling
-from shared.clients.recompute import Ape, Recompute, Selected, TextSpan
 from shared.errors import ConfigError, FailedPrecondition, InvalidRequest
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.forest import Grow, Start
+from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.orders import ForestOrder
+from shared.generation.told import DoneEvent, GenerationEvent, GrownEvent, SelectedEvent, TextSpan, TokenEvent
 from shared.identity import chunk_identity, ids_hash
 from shared.verdict import Verdict
-from tests.generation_server import Served, context, save_byte_tokenizer, serving
+from tests.generation_server import Served, context, order_of, reuse_of, save_byte_tokenizer, serving
 from tests.oracles import VOCAB, tiny_model
 
 Ids = tuple[int, ...]
@@ -61,27 +63,27 @@ def some_ids(draw: random.Random, num_tokens: int) -> Ids:
 async def generate(
     served: Served, chunks: Sequence[Any], questions: Sequence[Any], **options: Any
 ) -> list[GenerationEvent]:
-    sampling = Sampling(max_tokens=MAX_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     async with aclosing(
-        served.client.generate(context(), chunks, questions, sampling=sampling, **options)
+        served.client.generate(context(), order_of(chunks, questions, sampling=sampling, **options))
     ) as stream:
         return [event async for event in stream]
 
 
-def end_of(events: Sequence[GenerationEvent]) -> GenerationDone:
-    assert isinstance(events[-1], GenerationDone)
+def end_of(events: Sequence[GenerationEvent]) -> DoneEvent:
+    assert isinstance(events[-1], DoneEvent)
     return events[-1]
 
 
-def selections_of(events: Sequence[GenerationEvent]) -> list[Selected]:
-    return [event for event in events if isinstance(event, Selected)]
+def selections_of(events: Sequence[GenerationEvent]) -> list[SelectedEvent]:
+    return [event for event in events if isinstance(event, SelectedEvent)]
 
 
 def tokens_of(events: Sequence[Any], kind: type) -> list[tuple[int, int]]:
     return [(event.question, event.token_id) for event in events if isinstance(event, kind)]
 
 
-OPTIONS: dict[Reuse, list[tuple[Recompute, Ape]]] = {
+OPTIONS: dict[str, list[tuple[Recompute, Ape]]] = {
     "full": [(Recompute(), Ape())],
     "reordered": [(Recompute(), Ape())],
     "composite": [(Recompute(), Ape())],
@@ -99,7 +101,7 @@ CASES = [(mode, *options) for mode, variants in OPTIONS.items() for options in v
     ("mode", "recompute", "ape"), CASES, ids=lambda value: value if isinstance(value, str) else ""
 )
 async def test_an_answer_over_the_wire_is_the_engines(
-    models: Path, engine: e.Engine, mode: Reuse, recompute: Recompute, ape: Ape
+    models: Path, engine: e.Engine, mode: str, recompute: Recompute, ape: Ape
 ) -> None:
     draw = random.Random(f"{mode} {recompute} {ape}")
     async with serving(models / "plain", kv_store="") as served:
@@ -117,26 +119,26 @@ async def test_an_answer_over_the_wire_is_the_engines(
                 ape=ape,
                 explain=True,
             )
-            request = e.GenerateRequest(
+            request = GenerateRequest(
                 request_id="r",
                 prefix_ids=prefix,
                 chunks=tuple(
-                    e.Chunk(chunk_identity("default", engine.model.fingerprint, prefix, chunk), chunk)
+                    Chunk(chunk_identity("default", engine.model.fingerprint, prefix, chunk), chunk)
                     for chunk in chunks
                 ),
                 questions=tuple(questions),
-                reuse=e.ReuseMode(mode),
-                sampling=e.SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
-                recompute=e.Recompute(recompute.ratio, recompute.tokens, recompute.seed),
-                ape=e.Ape(**{name: value for name, value in asdict(ape).items() if value is not None}),
+                reuse=ReuseMode(mode),
+                sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+                recompute=recompute,
+                ape=ape,
             )
             theirs = list(engine.generate(request))
-            assert tokens_of(events, GeneratedToken) == tokens_of(theirs, e.TokenEvent)
-            logprobs = [event.logprob for event in theirs if isinstance(event, e.TokenEvent)]
-            assert [event.logprob for event in events if isinstance(event, GeneratedToken)] == pytest.approx(
+            assert tokens_of(events, TokenEvent) == tokens_of(theirs, TokenEvent)
+            logprobs = [event.logprob for event in theirs if isinstance(event, TokenEvent)]
+            assert [event.logprob for event in events if isinstance(event, TokenEvent)] == pytest.approx(
                 logprobs, abs=1e-5
             )
-            chosen = [event for event in theirs if isinstance(event, e.SelectedEvent)]
+            chosen = [event for event in theirs if isinstance(event, SelectedEvent)]
             told = selections_of(events)
             assert [(s.tokens, s.question, s.layers) for s in told] == [
                 (s.tokens, s.question, s.layers) for s in chosen
@@ -146,7 +148,7 @@ async def test_an_answer_over_the_wire_is_the_engines(
                 "without a tokenizer nothing is known of text"
             )
             usage, done = end_of(events).usage, theirs[-1]
-            assert isinstance(done, e.DoneEvent)
+            assert isinstance(done, DoneEvent)
             assert usage.reuse == mode
             assert usage.note == ""
             assert usage.selected_tokens == done.usage.selected_tokens
@@ -197,20 +199,22 @@ async def test_without_a_prefix_none_stands_in_front_of_the_chunks(models: Path)
 async def test_a_live_forest_tells_what_it_computes_anew(models: Path) -> None:
     async def commands() -> Any:
         yield Start(0, QUESTION)
-        yield Grow(0, Sampling(max_tokens=MAX_TOKENS, ignore_eos=True))
+        yield Grow(0, SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True))
 
     async with serving(models / "talking", kv_store="") as served:
         recompute = Recompute(tokens=(3, 40))
         asked = {"reuse": "tokens", "recompute": recompute}
-        async with aclosing(served.forests.explore(context(), TEXTS, commands(), **asked)) as stream:
+        opened = ForestOrder(TEXTS, reuse=reuse_of("tokens", recompute=recompute))
+        async with aclosing(served.forests.explore(context(), opened, commands())) as stream:
             events = [event async for event in stream]
         alone = await generate(served, TEXTS, [QUESTION], **asked)
+        by_question = ForestOrder(TEXTS, reuse=reuse_of("cacheclip"))
         with pytest.raises(InvalidRequest, match="reuse: cacheclip goes by the question"):
-            [_ async for _ in served.forests.explore(context(), TEXTS, commands(), reuse="cacheclip")]
-    assert [event.tokens for event in events if isinstance(event, Selected)] == [(3, 40)]
-    grown = [event.token_id for event in events if isinstance(event, Grown)]
-    assert grown == [token for _, token in tokens_of(alone, GeneratedToken)]
-    assert isinstance(events[-1], GenerationDone)
+            [_ async for _ in served.forests.explore(context(), by_question, commands())]
+    assert [event.tokens for event in events if isinstance(event, SelectedEvent)] == [(3, 40)]
+    grown = [event.token_id for event in events if isinstance(event, GrownEvent)]
+    assert grown == [token for _, token in tokens_of(alone, TokenEvent)]
+    assert isinstance(events[-1], DoneEvent)
     assert (events[-1].usage.reuse, events[-1].usage.selected_tokens) == ("tokens", 2)
 
 
@@ -220,7 +224,9 @@ class TestAuto:
     @staticmethod
     async def verdict_of(served: Served, **changes: Any) -> Verdict:
         model = await served.client.describe(context())
-        fitting = Verdict("epic", 0.01, model.fingerprint, ids_hash(model.prefix_ids), model.kv_encoding, 0.3)
+        fitting = Verdict(
+            ReuseMode.EPIC, 0.01, model.fingerprint, ids_hash(model.prefix_ids), model.kv_encoding, 0.3
+        )
         return replace(fitting, **changes)
 
     async def ask(self, models: Path, path: Path | str, **options: Any) -> list[GenerationEvent]:
@@ -232,7 +238,7 @@ class TestAuto:
             (await self.verdict_of(served)).write(tmp_path / "verdict.json")
             by_name = await generate(served, TEXTS, [QUESTION], reuse="epic", recompute=Recompute(0.3))
         auto = await self.ask(models, tmp_path / "verdict.json")
-        assert tokens_of(auto, GeneratedToken) == tokens_of(by_name, GeneratedToken)
+        assert tokens_of(auto, TokenEvent) == tokens_of(by_name, TokenEvent)
         assert end_of(auto).usage == end_of(by_name).usage
         assert (end_of(auto).usage.reuse, end_of(auto).usage.note) == ("epic", "")
 
@@ -242,7 +248,7 @@ class TestAuto:
             ({"model": "f" * 32}, "auto is full: the verdict was made for another model"),
             ({"prefix": "0" * 32}, "auto is full: the verdict was made for another prefix"),
             ({"encoding": "int8"}, "auto is full: the verdict was made for another encoding"),
-            ({"mode": "cacheclip"}, "auto is full: the verdict's mode, cacheclip, needs a selector"),
+            ({"mode": ReuseMode.CACHECLIP}, "auto is full: the verdict's mode, cacheclip, needs a selector"),
         ],
     )
     async def test_one_that_does_not_is_not_and_the_usage_says_why(
@@ -252,7 +258,7 @@ class TestAuto:
             (await self.verdict_of(served, **changes)).write(tmp_path / "verdict.json")
             full = await generate(served, TEXTS, [QUESTION], reuse="full")
         auto = await self.ask(models, tmp_path / "verdict.json")
-        assert tokens_of(auto, GeneratedToken) == tokens_of(full, GeneratedToken)
+        assert tokens_of(auto, TokenEvent) == tokens_of(full, TokenEvent)
         assert end_of(auto).usage.reuse == "full"
         assert end_of(auto).usage.note.startswith(note)
 

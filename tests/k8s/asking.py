@@ -15,9 +15,12 @@ from dataclasses import dataclass, field, replace
 
 from cluster.cli.remote import rag_client
 from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
-from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions
-from shared.clients.generation import Reuse, Sampling, Usage
+from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, RetrievalOptions
 from shared.errors import KvquiltError
+from shared.generation.asked import SamplingParams
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import Reuse
+from shared.generation.told import Usage
 from shared.request import RequestContext
 from tests.k8s.door import Door
 from tests.k8s.shell import CommandFailed, tell
@@ -44,8 +47,8 @@ class Answered:
 async def answer(
     target: str,
     question: str = QUESTION,
-    reuse: Reuse | None = None,
-    sampling: Sampling | None = None,
+    reuse: ReuseMode | None = None,
+    sampling: SamplingParams | None = None,
     k: int = 3,
     on_event: Callable[[AnswerEvent], None] | None = None,
 ) -> Answered:
@@ -57,11 +60,13 @@ async def answer(
     async with rag_client(target) as client:
         stream = client.answer(
             RequestContext.create(deadline_ms=DEADLINE_MS),
-            COLLECTION,
-            question,
-            reuse=reuse,
-            sampling=sampling,
-            retrieval=RetrievalOptions(k=k),
+            Inquiry(
+                COLLECTION,
+                (question,),
+                Reuse(reuse),
+                sampling or SamplingParams(),
+                RetrievalOptions(k=k),
+            ),
         )
         async for event in stream:
             events.append(event)
@@ -142,7 +147,7 @@ class Trickle:
         while not self._stop.is_set():
             began_s = time.monotonic()
             try:
-                asyncio.run(answer(self._target, sampling=Sampling(max_tokens=8)))
+                asyncio.run(answer(self._target, sampling=SamplingParams(max_tokens=8)))
                 self.num_answered += 1
             except (KvquiltError, AssertionError) as error:
                 self.failures[f"{type(error).__name__}: {error}"] += 1

@@ -48,7 +48,7 @@ def test_helm_test_passes(trial: Trial) -> None:
 
 @pytest.mark.skipif(shutil.which("grpcurl") is None, reason="grpcurl is not on PATH")
 def test_grpcurl_asks_by_reflection(trial: Trial) -> None:
-    request = json.dumps({"collection": COLLECTION, "question": QUESTION})
+    request = json.dumps({"collection": COLLECTION, "questions": [QUESTION]})
     command = [
         "grpcurl",
         "-plaintext",

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from cluster.cli.remote import generation_client, store_client
-from shared.clients.generation import ChunkRef, GeneratedToken, Sampling
+from shared.generation.asked import SamplingParams
+from shared.generation.modes import ReuseMode
+from shared.generation.orders import GenerationOrder, Reuse
+from shared.generation.told import TokenEvent
 from shared.request import RequestContext
 from tests.k8s.asking import cli
 from tests.k8s.conftest import Trial
@@ -103,7 +106,7 @@ def test_a_chunk_written_on_one_node_comes_to_the_other_once_for_all_who_ask(
 
 
 def test_generators_on_two_nodes_answer_the_same_tokens(trial: Trial, generators: list[Object]) -> None:
-    chunk = ChunkRef("", tuple(secrets.randbelow(200) + 20 for _ in range(64)))
+    chunk = tuple(secrets.randbelow(200) + 20 for _ in range(64))
     before = asyncio.run(all_opens(trial))
     answers = []
     for pod in generators:
@@ -117,12 +120,12 @@ def test_generators_on_two_nodes_answer_the_same_tokens(trial: Trial, generators
     )
 
 
-async def generated(target: str, chunk: ChunkRef) -> list[int]:
+async def generated(target: str, chunk: tuple[int, ...]) -> list[int]:
     async with generation_client(target) as generator:
-        events = generator.generate(
-            ctx(), [chunk], ["Who?"], "reordered", Sampling(max_tokens=16, ignore_eos=True)
-        )
-        return [event.token_id async for event in events if isinstance(event, GeneratedToken)]
+        sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+        order = GenerationOrder((chunk,), ("Who?",), reuse=Reuse(ReuseMode.REORDERED), sampling=sampling)
+        events = generator.generate(ctx(), order)
+        return [event.token_id async for event in events if isinstance(event, TokenEvent)]
 
 
 async def chunk_ids(target: str, collection: str) -> list[str]:

@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from shared.answer import AnswerEvent, Retrieved
-from shared.clients.generation import GeneratedToken, Sampling
 from shared.errors import Unavailable
+from shared.generation.asked import SamplingParams
+from shared.generation.told import TokenEvent
 from tests.k8s.asking import ANSWER, Trickle, answer
 from tests.k8s.conftest import RECOVERY_S, Trial, answers
 from tests.k8s.release import Values
@@ -26,7 +27,7 @@ def test_an_answer_survives_that_the_pod_of_its_generator_goes_or_ends_as_retrya
     begun = threading.Event()
 
     def note(event: AnswerEvent) -> None:
-        if isinstance(event, GeneratedToken):
+        if isinstance(event, TokenEvent):
             begun.set()
 
     def delete() -> None:
@@ -38,7 +39,7 @@ def test_an_answer_survives_that_the_pod_of_its_generator_goes_or_ends_as_retrya
     deleting = threading.Thread(target=delete)
     deleting.start()
     try:
-        long = Sampling(max_tokens=600, ignore_eos=True)
+        long = SamplingParams(max_tokens=600, ignore_eos=True)
         answered = asyncio.run(answer(trial.door.target, sampling=long, on_event=note))
         tell(f"the answer came to its end: {answered.usage}")
     except Unavailable as error:
@@ -95,5 +96,5 @@ def test_no_question_fails_while_generators_come_and_go(trial: Trial) -> None:
 def _num_hits(trial: Trial) -> int:
     """Passages that a question gets which names no number."""
     hits: list[AnswerEvent] = []
-    asyncio.run(answer(trial.door.target, k=0, on_event=hits.append, sampling=Sampling(max_tokens=1)))
+    asyncio.run(answer(trial.door.target, k=0, on_event=hits.append, sampling=SamplingParams(max_tokens=1)))
     return len(hits[0].hits) if isinstance(hits[0], Retrieved) else 0

@@ -25,9 +25,8 @@ from services.training.names import Split
 from services.training.recipe import AUXILIARY, PRIMARY
 from services.training.trainer import Trainer
 from shared.errors import InvalidRequest
+from shared.generation.selection import Grouping, Reading
 from shared.measuring.judging import judge
-from shared.selection.grouping import Grouping
-from shared.selection.scoring import Reading
 from shared.verdict import Verdict
 
 SHAPES = Shapes()
@@ -253,7 +252,7 @@ def test_forms_and_controls_are_named_or_refused() -> None:
         "cacheclip",
         "cacheclip/paper/each",
     ]
-    with pytest.raises(InvalidRequest, match="paper\\|sliding\\|budget/each\\|stitched"):
+    with pytest.raises(InvalidRequest, match="budget\\|paper\\|sliding/stitched\\|each"):
         parse_clips("best/stitched")
     with pytest.raises(
         InvalidRequest, match="'full' is not one of random, epic, cacheblend, query_attention"

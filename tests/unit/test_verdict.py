@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from shared.errors import ConfigError
+from shared.generation.modes import ReuseMode
 from shared.verdict import Verdict
 
-VERDICT = Verdict("cacheclip", 0.01, "f" * 32, "0" * 32, "exact", 0.2)
+VERDICT = Verdict(ReuseMode.CACHECLIP, 0.01, "f" * 32, "0" * 32, "exact", 0.2)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    for verdict in (VERDICT, replace(VERDICT, mode="full", ratio=None)):
+    for verdict in (VERDICT, replace(VERDICT, mode=ReuseMode.FULL, ratio=None)):
         verdict.write(tmp_path / "verdict.json")
         assert Verdict.read(tmp_path / "verdict.json") == verdict
 
@@ -32,7 +33,7 @@ def test_it_holds_for_its_model_prefix_and_encoding_and_names_what_differs() -> 
     ("changes", "says"),
     [
         ({"mode": "magic"}, "v.json: mode: 'magic' is not one of"),
-        ({"mode": "auto"}, "v.json: mode: 'auto' is no verdict"),
+        ({"mode": "auto"}, "v.json: mode: 'auto' is not one of full"),
         ({"mode": "tokens"}, "v.json: mode: 'tokens' is no verdict"),
         ({"ratio": 1.5}, "v.json: ratio: 1.5 is out of range"),
         ({"ratio": float("nan")}, "v.json: ratio: nan is out of range"),

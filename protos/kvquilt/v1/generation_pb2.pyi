@@ -9,10 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TokenIds(_message.Message):
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "text")
     IDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    text: str
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("text", "token_ids")
@@ -22,16 +24,6 @@ class Piece(_message.Message):
     token_ids: TokenIds
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
-class ChunkInput(_message.Message):
-    __slots__ = ("chunk_id", "piece", "text")
-    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
-    PIECE_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    chunk_id: str
-    piece: Piece
-    text: str
-    def __init__(self, chunk_id: _Optional[str] = ..., piece: _Optional[_Union[Piece, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
-
 class PrefillRequest(_message.Message):
     __slots__ = ("meta", "prefix", "chunks", "encoding")
     META_FIELD_NUMBER: _ClassVar[int]
@@ -40,9 +32,9 @@ class PrefillRequest(_message.Message):
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
-    chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
+    chunks: _containers.RepeatedCompositeFieldContainer[Piece]
     encoding: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., encoding: _Optional[str] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("index", "chunk_id", "num_tokens", "existed", "token_ids")
@@ -72,7 +64,7 @@ class GenerateRequest(_message.Message):
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
-    chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
+    chunks: _containers.RepeatedCompositeFieldContainer[Piece]
     questions: _containers.RepeatedCompositeFieldContainer[Piece]
     reuse: _common_pb2.ReuseMode
     sampling: _common_pb2.Sampling
@@ -80,7 +72,7 @@ class GenerateRequest(_message.Message):
     recompute: _recompute_pb2.Recompute
     ape: _recompute_pb2.Ape
     explain: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin", "selected")
@@ -172,11 +164,11 @@ class ForestOpen(_message.Message):
     APE_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
-    chunks: _containers.RepeatedCompositeFieldContainer[ChunkInput]
+    chunks: _containers.RepeatedCompositeFieldContainer[Piece]
     reuse: _common_pb2.ReuseMode
     recompute: _recompute_pb2.Recompute
     ape: _recompute_pb2.Ape
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[ChunkInput, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ...) -> None: ...
 
 class ForestStart(_message.Message):
     __slots__ = ("branch", "piece")

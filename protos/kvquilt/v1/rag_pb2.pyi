@@ -1,4 +1,5 @@
 from protos.kvquilt.v1 import common_pb2 as _common_pb2
+from protos.kvquilt.v1 import generation_pb2 as _generation_pb2
 from protos.kvquilt.v1 import recompute_pb2 as _recompute_pb2
 from protos.kvquilt.v1 import retrieval_pb2 as _retrieval_pb2
 from google.protobuf.internal import containers as _containers
@@ -20,32 +21,6 @@ class RetrievalOptions(_message.Message):
     def __init__(self, k: _Optional[int] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[_retrieval_pb2.Filter, _Mapping]]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("meta", "collection", "question", "reuse", "sampling", "retrieval", "decoding", "recompute", "ape", "without_prefix", "explain")
-    META_FIELD_NUMBER: _ClassVar[int]
-    COLLECTION_FIELD_NUMBER: _ClassVar[int]
-    QUESTION_FIELD_NUMBER: _ClassVar[int]
-    REUSE_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
-    DECODING_FIELD_NUMBER: _ClassVar[int]
-    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
-    APE_FIELD_NUMBER: _ClassVar[int]
-    WITHOUT_PREFIX_FIELD_NUMBER: _ClassVar[int]
-    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
-    meta: _common_pb2.RequestMeta
-    collection: str
-    question: str
-    reuse: _common_pb2.ReuseMode
-    sampling: _common_pb2.Sampling
-    retrieval: RetrievalOptions
-    decoding: _common_pb2.Decoding
-    recompute: _recompute_pb2.Recompute
-    ape: _recompute_pb2.Ape
-    without_prefix: bool
-    explain: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., question: _Optional[str] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ...) -> None: ...
-
-class AnswerManyRequest(_message.Message):
     __slots__ = ("meta", "collection", "questions", "reuse", "sampling", "retrieval", "decoding", "recompute", "ape", "without_prefix", "explain")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
@@ -83,7 +58,7 @@ class AnswerEvent(_message.Message):
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     SELECTED_FIELD_NUMBER: _ClassVar[int]
     retrieved: Retrieved
-    token: AnswerToken
+    token: _generation_pb2.GeneratedToken
     answer: AnswerText
     usage: AnswerUsage
     done: AnswerDone
@@ -91,7 +66,7 @@ class AnswerEvent(_message.Message):
     margin_token: _common_pb2.MarginToken
     margin: _common_pb2.Margin
     selected: _recompute_pb2.Selected
-    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[AnswerToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ...) -> None: ...
+    def __init__(self, retrieved: _Optional[_Union[Retrieved, _Mapping]] = ..., token: _Optional[_Union[_generation_pb2.GeneratedToken, _Mapping]] = ..., answer: _Optional[_Union[AnswerText, _Mapping]] = ..., usage: _Optional[_Union[AnswerUsage, _Mapping]] = ..., done: _Optional[_Union[AnswerDone, _Mapping]] = ..., chosen: _Optional[_Union[_common_pb2.Chosen, _Mapping]] = ..., margin_token: _Optional[_Union[_common_pb2.MarginToken, _Mapping]] = ..., margin: _Optional[_Union[_common_pb2.Margin, _Mapping]] = ..., selected: _Optional[_Union[_recompute_pb2.Selected, _Mapping]] = ...) -> None: ...
 
 class Retrieved(_message.Message):
     __slots__ = ("hits", "mode")
@@ -100,22 +75,6 @@ class Retrieved(_message.Message):
     hits: _containers.RepeatedCompositeFieldContainer[_retrieval_pb2.SearchHit]
     mode: _retrieval_pb2.SearchMode
     def __init__(self, hits: _Optional[_Iterable[_Union[_retrieval_pb2.SearchHit, _Mapping]]] = ..., mode: _Optional[_Union[_retrieval_pb2.SearchMode, str]] = ...) -> None: ...
-
-class AnswerToken(_message.Message):
-    __slots__ = ("question", "sample", "token_id", "text", "logprob", "top_logprobs")
-    QUESTION_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    LOGPROB_FIELD_NUMBER: _ClassVar[int]
-    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    question: int
-    sample: int
-    token_id: int
-    text: str
-    logprob: float
-    top_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]
-    def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class AnswerText(_message.Message):
     __slots__ = ("question", "sample", "text", "finish_reason", "citations", "score")

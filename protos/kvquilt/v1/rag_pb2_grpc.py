@@ -41,11 +41,6 @@ class RagStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.FromString,
                 _registered_method=True)
-        self.AnswerMany = channel.unary_stream(
-                '/kvquilt.v1.Rag/AnswerMany',
-                request_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerManyRequest.SerializeToString,
-                response_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.FromString,
-                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/kvquilt.v1.Rag/Health',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.SerializeToString,
@@ -58,13 +53,7 @@ class RagServicer:
     """
 
     def Answer(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def AnswerMany(self, request, context):
-        """Several questions over one context, decoded together: retrieved per question, fused by reciprocal rank.
+        """One question, or several over one context: retrieved per question, fused by reciprocal rank, decoded together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,11 +71,6 @@ def add_RagServicer_to_server(servicer, server):
             'Answer': grpc.unary_stream_rpc_method_handler(
                     servicer.Answer,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerRequest.FromString,
-                    response_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.SerializeToString,
-            ),
-            'AnswerMany': grpc.unary_stream_rpc_method_handler(
-                    servicer.AnswerMany,
-                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerManyRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
@@ -122,33 +106,6 @@ class Rag:
             target,
             '/kvquilt.v1.Rag/Answer',
             protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerRequest.SerializeToString,
-            protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AnswerMany(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/kvquilt.v1.Rag/AnswerMany',
-            protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerManyRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.FromString,
             options,
             channel_credentials,

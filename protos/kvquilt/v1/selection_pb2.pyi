@@ -64,21 +64,27 @@ class SelectionTimings(_message.Message):
     total_ms: float
     def __init__(self, load_ms: _Optional[float] = ..., encode_ms: _Optional[float] = ..., score_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
 
-class SelectResponse(_message.Message):
-    __slots__ = ("tokens", "scores", "reading", "num_picked", "num_grouped", "timings")
+class SelectedTokens(_message.Message):
+    __slots__ = ("tokens", "scores", "reading", "num_picked", "num_grouped")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     READING_FIELD_NUMBER: _ClassVar[int]
     NUM_PICKED_FIELD_NUMBER: _ClassVar[int]
     NUM_GROUPED_FIELD_NUMBER: _ClassVar[int]
-    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     reading: Reading
     num_picked: int
     num_grouped: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ..., reading: _Optional[_Union[Reading, str]] = ..., num_picked: _Optional[int] = ..., num_grouped: _Optional[int] = ...) -> None: ...
+
+class SelectResponse(_message.Message):
+    __slots__ = ("questions", "timings")
+    QUESTIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    questions: _containers.RepeatedCompositeFieldContainer[SelectedTokens]
     timings: SelectionTimings
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ..., reading: _Optional[_Union[Reading, str]] = ..., num_picked: _Optional[int] = ..., num_grouped: _Optional[int] = ..., timings: _Optional[_Union[SelectionTimings, _Mapping]] = ...) -> None: ...
+    def __init__(self, questions: _Optional[_Iterable[_Union[SelectedTokens, _Mapping]]] = ..., timings: _Optional[_Union[SelectionTimings, _Mapping]] = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
     __slots__ = ("meta", "chunks")

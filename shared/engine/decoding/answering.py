@@ -77,7 +77,7 @@ class Answering:
             return
         sampling = job.request.sampling
         eos_ids = frozenset[int]() if sampling.ignore_eos else self._spec.eos_ids
-        search = BeamSearch(job.request.beams, sampling.max_tokens, eos_ids, sampling.top_logprobs)
+        search = BeamSearch(job.request.beams, sampling.limit, eos_ids, sampling.top_logprobs)
         root = Branch(self._spec, (), branch.end, parent=branch, capacity=_BEAM_CAPACITY)
         group = BeamGroup(index, search)
         job.answers.append(Beam(group, root, torch.log_softmax(logits_V, -1)))
@@ -96,7 +96,7 @@ class Answering:
         job.emit(TokenEvent(answer.question, answer.sample, *told))
         if ended or answer.text.stopped:
             self._end_answer(job, answer, FinishReason.STOP)
-        elif answer.num_generated >= params.max_tokens:
+        elif answer.num_generated >= params.limit:
             self._end_answer(job, answer, FinishReason.LENGTH)
         else:
             answer.branch.pending.append(chosen.token_id)

@@ -31,6 +31,7 @@ from shared.engine.modes.policy import prepare
 from shared.engine_config import EngineConfig
 from shared.errors import InvalidRequest, KvquiltError
 from shared.generation.forest import Append, Close, Command, Edit, Fork, Grow, Merge, Prune, Rewind, Start
+from shared.generation.pieces import ids_of
 from shared.generation.told import AppliedEvent, FinishReason, GrownEvent, RefusedEvent, RestedEvent
 
 
@@ -73,7 +74,7 @@ class Exploring:
             job.emit(RefusedEvent(number, error))
             return
         if isinstance(command, (Start, Append)):
-            job.num_given += len(command.token_ids)
+            job.num_given += len(ids_of(command.piece))
         compact(node.branch for node in job.nodes.values())
         job.emit(
             AppliedEvent(number, len(node.tokens), node.num_exact is not None)
@@ -109,8 +110,8 @@ class Exploring:
     def _apply(self, job: ForestJob, command: Edit) -> Node | None:
         """The branch that it names, unless that is gone now."""
         match command:
-            case Start(branch, token_ids):
-                return self._add(job, "start.branch", self._nodes.start(job, branch, token_ids))
+            case Start(branch, piece):
+                return self._add(job, "start.branch", self._nodes.start(job, branch, ids_of(piece)))
             case Fork(branch, source, length):
                 node = self._nodes.find(job, "fork.source", source)
                 return self._add(
@@ -137,7 +138,8 @@ class Exploring:
                 self._nodes.find(job, "prune.branch", branch)
                 del job.nodes[branch]
                 return None
-            case Append(branch, token_ids):
+            case Append(branch, piece):
+                token_ids = ids_of(piece)
                 node = self._nodes.resting(job, "append.branch", branch)
                 self._nodes.check_ids("append.token_ids", token_ids)
                 self._nodes.check_room(job, "append.token_ids", len(node.tokens) + len(token_ids))
@@ -154,7 +156,7 @@ class Exploring:
                         "grow.sampling.stop: this model has no tokenizer, so stop strings cannot be "
                         "recognised"
                     )
-                num_tokens = len(node.tokens) + sampling.max_tokens - 1
+                num_tokens = len(node.tokens) + sampling.limit - 1
                 self._nodes.check_room(job, "grow.sampling.max_tokens", num_tokens)
                 node.growth = Growth(sampling, TextStream(self._decode, sampling.stop))
                 return node
@@ -196,7 +198,7 @@ class Exploring:
             node.append([chosen.token_id])
         if ended or growth.text.stopped:
             self._rest(job, node, growth, FinishReason.STOP)
-        elif growth.num_tokens >= params.max_tokens:
+        elif growth.num_tokens >= params.limit:
             self._rest(job, node, growth, FinishReason.LENGTH)
 
     def _rest(self, job: ForestJob, node: Node, growth: Growth, reason: FinishReason) -> None:

@@ -126,7 +126,7 @@ def fork(
 ) -> list[Answer]:
     """The samples of a question whose last token was just computed: branches on that token."""
     params = job.request.sampling
-    capacity = min(params.max_tokens, 64)
+    capacity = min(params.limit, 64)
     answers = [
         Answer(
             index,

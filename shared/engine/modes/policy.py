@@ -53,9 +53,9 @@ def prepare(job: ContextJob, num_layers: int) -> Policy:
 
 
 def _tell(job: ContextJob, selected: tuple[int, ...]) -> None:
-    """Once for all questions, unless they differ."""
+    """Once for all questions, unless each has a list of its own."""
     sets = job.request.recompute.sets
-    if len(set(sets)) == 1:
+    if len(sets) == 1:
         job.emit(SelectedEvent(selected))
         return
     for index, tokens in enumerate(sets):

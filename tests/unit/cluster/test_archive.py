@@ -15,7 +15,6 @@ from rich.console import Console
 from cluster.archive.tar import Archive
 from cluster.archive.transfer import Transferred, export_collection, import_collection
 from services.kv_store.documents.manifest_json import encode
-from shared.clients.generation import ModelDescription
 from shared.errors import (
     CorruptData,
     FailedPrecondition,
@@ -25,6 +24,7 @@ from shared.errors import (
     NotFound,
     Unavailable,
 )
+from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import verify_chunk, write_chunk
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk

@@ -20,22 +20,40 @@ from cluster.cli.asking import collect, show, show_json
 from cluster.cli.console import documents_table, print_whole, stage_cells, stages_table, status_table
 from cluster.cli.ingesting import ingest_files, print_skipped
 from cluster.cli.main import main
-from cluster.cli.reuse_options import FOREST_MODES, REUSE_MODES, ape_of, recompute_of
+from cluster.cli.reuse_options import FOREST_MODES, reuse_of
 from cluster.cli.session import Commands, exit_code
 from cluster.cli.sources import SourceFile
 from cluster.local.demo import MODES
 from shared import errors
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Citation, Retrieved
-from shared.clients.decoding import Beams, Choice, Chosen, Decoding, Margin, Margins
-from shared.clients.generation import GeneratedToken, Sampling, Timings, Usage
 from shared.clients.health import ServiceHealth
-from shared.clients.recompute import Ape, Recompute, Selected, TextSpan
-from shared.clients.selection import SelectionTimings
 from shared.documents import DocumentInfo, SourceDocument, Stage, UpsertProgress
+from shared.generation.asked import (
+    Beams,
+    Choice,
+    ChoiceRule,
+    Decoding,
+    EarlyStopping,
+    Margins,
+    SamplingParams,
+)
+from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.orders import ASKED_MODES, Auto, Reuse
+from shared.generation.selection import Grouping, Reading, SelectionTimings
+from shared.generation.told import (
+    ChosenEvent,
+    FinishReason,
+    MarginEvent,
+    SelectedEvent,
+    TextSpan,
+    Timings,
+    TokenEvent,
+    Usage,
+)
 from shared.search import IndexedChunk, SearchHit, SearchMode
 
 HIT = SearchHit(IndexedChunk("c1", "Orla Venn built it", (1, 2)), "bridge.txt", "Bridge", "f", 0.5)
-COST = AnswerUsage(Usage(50, 40, 10, 2), Timings(retrieve_ms=3.2, first_token_ms=21.0, total_ms=40.0))
+COST = AnswerUsage(Usage(50, 40, 10, 2), Timings(retrieve_s=0.0032, first_token_s=0.021, total_s=0.04))
 
 
 def invoke(*args: str) -> tuple[int, str]:
@@ -49,11 +67,13 @@ async def stream(*events: AnswerEvent) -> AsyncGenerator[AnswerEvent, None]:
 
 
 def text(question: int, words: str) -> AnswerText:
-    return AnswerText(question, 0, words, "stop", (Citation("bridge.txt", "Bridge", "c1", 0, "History"),))
+    return AnswerText(
+        question, 0, words, FinishReason.STOP, (Citation("bridge.txt", "Bridge", "c1", 0, "History"),)
+    )
 
 
 def whole(*texts: AnswerText, tokens: Sequence[str] = ()) -> list[AnswerEvent]:
-    told = [GeneratedToken(0, 0, 1, token, -0.1) for token in tokens]
+    told = [TokenEvent(0, 0, 1, token, -0.1) for token in tokens]
     return [Retrieved((HIT,), SearchMode.DENSE), *told, *texts, COST, AnswerDone("r1")]
 
 
@@ -143,7 +163,7 @@ async def test_thoughts_are_numbered_and_the_chosen_one_is_named() -> None:
         for i, words in enumerate(("42", "41", "42"))
     ]
     events = whole(*thoughts)
-    events.insert(-2, Chosen(0, 2, "42", 2))
+    events.insert(-2, ChosenEvent(0, 2, "42", 2))
     output = await shown(events, ["How many?"], live=True, per_question=3)
     assert (
         output.index("[1 of 3, score -0.500]")
@@ -157,7 +177,7 @@ async def test_thoughts_are_numbered_and_the_chosen_one_is_named() -> None:
 
 async def test_margins_are_shown_with_the_document_they_are_written_on() -> None:
     events = whole(text(0, "Orla"))
-    events.insert(1, Margin(0, " Orla built it", True, -0.1, -3.0))
+    events.insert(1, MarginEvent(0, " Orla built it", True, -0.1, -3.0))
     assert "margin on bridge.txt, kept: Orla built it" in await shown(events, ["Who?"], live=True)
     assert json.loads(show_json(await collect(stream(*events)), ["Who?"]))["margins"][0]["kept"] is True
 
@@ -165,25 +185,29 @@ async def test_margins_are_shown_with_the_document_they_are_written_on() -> None
 @pytest.mark.parametrize(
     ("args", "sampling", "decoding"),
     [
-        ({}, Sampling(temperature=0.0), Decoding()),
-        ({"samples": 3, "temperature": 0.5}, Sampling(temperature=0.5, n=3), Decoding()),
-        ({"beams": 4, "samples": 2}, Sampling(n=2), Decoding(beams=Beams(4))),
+        ({}, SamplingParams(temperature=0.0), Decoding()),
+        ({"samples": 3, "temperature": 0.5}, SamplingParams(temperature=0.5, n=3), Decoding()),
+        ({"beams": 4, "samples": 2}, SamplingParams(n=2), Decoding(beams=Beams(4))),
         (
             {"beams": 4, "length_penalty": 0.5, "early_stopping": "first"},
-            Sampling(),
-            Decoding(beams=Beams(4, 0.5, "first")),
+            SamplingParams(),
+            Decoding(beams=Beams(4, 0.5, EarlyStopping.FIRST)),
         ),
-        ({"margins": True, "beams": 2}, Sampling(), Decoding(beams=Beams(2), margins=Margins())),
-        ({"thoughts": 5}, Sampling(n=5, temperature=0.7), Decoding(choose=Choice("mean-logprob"))),
+        ({"margins": True, "beams": 2}, SamplingParams(), Decoding(beams=Beams(2), margins=Margins())),
+        (
+            {"thoughts": 5},
+            SamplingParams(n=5, temperature=0.7),
+            Decoding(choose=Choice(ChoiceRule.MEAN_LOGPROB)),
+        ),
         (
             {"thoughts": 5, "choose": "majority", "marker": "A:", "temperature": 1.0},
-            Sampling(n=5, temperature=1.0),
-            Decoding(choose=Choice("majority", "A:")),
+            SamplingParams(n=5, temperature=1.0),
+            Decoding(choose=Choice(ChoiceRule.MAJORITY, "A:")),
         ),
     ],
 )
 def test_options_of_ask_become_what_is_asked_for(
-    args: dict[str, Any], sampling: Sampling, decoding: Decoding
+    args: dict[str, Any], sampling: SamplingParams, decoding: Decoding
 ) -> None:
     options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "marker": ""} | args
     assert (sampling_of(options), decoding_of(options)) == (sampling, decoding)
@@ -210,11 +234,11 @@ def test_samples_that_must_all_be_equal_are_hinted_at(args: dict[str, Any], hint
 def clipped() -> list[AnswerEvent]:
     """One of the hit's two tokens was chosen, by a selector that took 30 ms, of which 10 were waited for."""
     spans = ((TextSpan(5, 9, 0.5),),)
-    selected = Selected(
-        (1,), None, (), (0.25, 0.5), spans, "stitched", 3, 8, SelectionTimings(1.5, 0.0, 20.0, 25.0)
+    selected = SelectedEvent(
+        (1,), None, (0.25, 0.5), (), spans, Reading.STITCHED, 3, 8, SelectionTimings(0.0015, 0.0, 0.02, 0.025)
     )
-    usage = Usage(50, 40, 10, 2, 0, 1, 3, 8, "cacheclip")
-    cost = AnswerUsage(usage, Timings(select_ms=30.0, select_wait_ms=10.0))
+    usage = Usage(50, 40, 10, 2, 0, 1, 3, 8, ReuseMode.CACHECLIP)
+    cost = AnswerUsage(usage, Timings(select_s=0.03, select_wait_s=0.01))
     return [Retrieved((HIT,), SearchMode.DENSE), selected, text(0, "Orla"), cost, AnswerDone("r1")]
 
 
@@ -240,7 +264,7 @@ async def test_an_explanation_shows_the_context_with_what_was_computed_anew_and_
 
 async def test_without_spans_an_explanation_still_counts_and_without_a_choice_it_shows_the_chunks() -> None:
     events = clipped()
-    events[1] = Selected((1,), 0)
+    events[1] = SelectedEvent((1,), 0)
     output = await shown(events, ["Who?", "When?"], live=True, explain=True)
     assert "context, computed anew for “Who?”: 1 of 2 tokens" in output
     assert "Orla Venn built it" in output
@@ -264,33 +288,37 @@ async def test_json_has_what_was_chosen_with_its_text_and_times() -> None:
 async def test_a_note_says_what_an_answer_really_ran_as() -> None:
     events = whole(text(0, "Orla"))
     note = "cacheclip became epic: the selector did not answer within 5 s"
-    events[-2] = AnswerUsage(Usage(50, 40, 10, 2, reuse="epic", note=note), Timings())
+    events[-2] = AnswerUsage(Usage(50, 40, 10, 2, reuse=ReuseMode.EPIC, note=note), Timings())
     assert note in await shown(events, ["Who?"], live=True)
 
 
 @pytest.mark.parametrize(
-    ("args", "recompute", "ape"),
+    ("args", "reuse"),
     [
-        ({}, Recompute(), Ape()),
-        ({"reuse": "tokens", "recompute_tokens": "5, 1,9"}, Recompute(tokens=(5, 1, 9)), Ape()),
-        ({"reuse": "random", "recompute_ratio": 0.3, "seed": 4}, Recompute(0.3, seed=4), Ape()),
+        ({}, Reuse()),
+        ({"reuse": "auto"}, Reuse(Auto.AUTO)),
+        (
+            {"reuse": "tokens", "recompute_tokens": "5, 1,9"},
+            Reuse(ReuseMode.TOKENS, Recompute(tokens=(5, 1, 9))),
+        ),
+        (
+            {"reuse": "random", "recompute_ratio": 0.3, "seed": 4},
+            Reuse(ReuseMode.RANDOM, Recompute(0.3, seed=4)),
+        ),
         (
             {"reuse": "cacheclip", "grouping": "paper", "reading": "each"},
-            Recompute(grouping="paper", reading="each"),
-            Ape(),
+            Reuse(ReuseMode.CACHECLIP, grouping=Grouping.PAPER, reading=Reading.EACH),
         ),
-        ({"reuse": "ape", "ape_scale": 0.5, "seed": 4}, Recompute(), Ape(scale=0.5)),
+        ({"reuse": "ape", "ape_scale": 0.5, "seed": 4}, Reuse(ReuseMode.APE, ape=Ape(scale=0.5))),
     ],
 )
-def test_options_of_reuse_become_what_is_asked_for(
-    args: dict[str, Any], recompute: Recompute, ape: Ape
-) -> None:
+def test_options_of_reuse_become_what_is_asked_for(args: dict[str, Any], reuse: Reuse) -> None:
     options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "recompute_tokens": ""} | args
-    assert (recompute_of(options), ape_of(options)) == (recompute, ape)
+    assert reuse_of(options) == reuse
 
 
 def test_a_forest_is_offered_the_modes_that_need_no_question() -> None:
-    assert set(REUSE_MODES) - set(FOREST_MODES) == {"tokens", "query_attention", "cacheclip"}
+    assert set(ASKED_MODES) - set(FOREST_MODES) == {"tokens", "query_attention", "cacheclip"}
 
 
 async def test_an_answer_that_breaks_off_is_an_error_not_an_answer() -> None:

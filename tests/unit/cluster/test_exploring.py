@@ -11,26 +11,23 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.exploring import Conversation, Lines, lines_of
-from shared.clients.exploring import (
-    Append,
-    Applied,
-    ForestCommand,
-    ForestEvent,
-    Fork,
-    Grow,
-    Grown,
-    Merge,
-    Prune,
-    Refused,
-    Rested,
-    Rewind,
-    Start,
-)
-from shared.clients.generation import GenerationDone, Sampling, Timings, Usage
 from shared.errors import InvalidRequest, NotFound
+from shared.generation.asked import SamplingParams
+from shared.generation.forest import Append, Edit, Fork, Grow, Merge, Prune, Rewind, Start
+from shared.generation.told import (
+    AppliedEvent,
+    DoneEvent,
+    ExploringEvent,
+    FinishReason,
+    GrownEvent,
+    RefusedEvent,
+    RestedEvent,
+    Timings,
+    Usage,
+)
 
-SAMPLING = Sampling(temperature=0.5, seed=3)
-DONE = GenerationDone(Usage(50, 40, 10, 2), Timings())
+SAMPLING = SamplingParams(temperature=0.5, seed=3)
+DONE = DoneEvent(Usage(50, 40, 10, 2), Timings())
 
 
 class TestLines:
@@ -56,7 +53,7 @@ class TestLines:
             Start(0, "Who  is it?"),
             Start(1, "Why?"),
             Grow(0, SAMPLING),
-            Grow(1, Sampling(7, temperature=0.5, seed=3)),
+            Grow(1, SamplingParams(7, temperature=0.5, seed=3)),
             Fork(2, 0),
             Fork(3, 2, 3),
             Rewind(0, 2),
@@ -86,27 +83,25 @@ class TestLines:
         assert refusal.value.detail.startswith(why)
 
 
-async def forest(
-    commands: AsyncIterator[ForestCommand], said: list[str]
-) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
+async def forest(commands: AsyncIterator[Edit], said: list[str]) -> AsyncGenerator[ExploringEvent, None]:
     """Grows two tokens, rests only when it is asked for the next command, and knows no branch 9."""
     growing: list[int] = []
     number = 0
     async for command in commands:
         said.append(f"{type(command).__name__} {command.branch}")
         if isinstance(command, Fork) and command.source == 2:
-            yield Refused(number, NotFound("fork.source: there is no branch 2"))
+            yield RefusedEvent(number, NotFound("fork.source: there is no branch 2"))
         else:
-            yield Applied(number, 12, approximate=isinstance(command, Merge) and command.placed)
+            yield AppliedEvent(number, 12, approximate=isinstance(command, Merge) and command.placed)
         number += 1
         if isinstance(command, Grow):
             growing.append(command.branch)
             for text in (" Or", "la"):
-                yield Grown(command.branch, 5, text, -0.1)
+                yield GrownEvent(command.branch, 5, text, -0.1)
         if isinstance(command, Rewind):
             growing.remove(command.branch)
     for branch in growing:
-        yield Rested(branch, "stop", ".", 14)
+        yield RestedEvent(branch, FinishReason.STOP, ".", 14)
     yield DONE
 
 
@@ -154,18 +149,18 @@ async def test_what_needs_a_branch_at_rest_waits_for_it(line: str) -> None:
     """A script says it in one breath; the forest would refuse it."""
 
     async def slow(
-        commands: AsyncIterator[ForestCommand],
-    ) -> AsyncGenerator[ForestEvent | GenerationDone, None]:
+        commands: AsyncIterator[Edit],
+    ) -> AsyncGenerator[ExploringEvent, None]:
         for number in range(3):
             await anext(commands)
-            yield Applied(number, 3)
+            yield AppliedEvent(number, 3)
         following = asyncio.ensure_future(anext(commands))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not following.done(), "it was said too early"
-        yield Rested(0, "length", "", 9)
+        yield RestedEvent(0, FinishReason.LENGTH, "", 9)
         await following
-        yield Applied(3, 10)
+        yield AppliedEvent(3, 10)
         yield DONE
 
     out = io.StringIO()

@@ -6,22 +6,20 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from shared.clients.decoding import Chosen, Decoding
-from shared.clients.generation import (
-    BranchDone,
-    ChunkRef,
-    GeneratedToken,
-    GenerationDone,
+from shared.errors import KvquiltError, Unavailable
+from shared.generation.described import ModelDescription
+from shared.generation.orders import GenerationOrder
+from shared.generation.told import (
+    BranchDoneEvent,
+    ChosenEvent,
+    DoneEvent,
+    FinishReason,
     GenerationEvent,
-    ModelDescription,
-    Piece,
-    Reuse,
-    Sampling,
+    SelectedEvent,
     Timings,
+    TokenEvent,
     Usage,
 )
-from shared.clients.recompute import Ape, Recompute, Selected
-from shared.errors import KvquiltError, Unavailable
 from shared.request import RequestContext
 from shared.search import Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
 
@@ -87,16 +85,12 @@ class FakeGenerator:
     answers: dict[str, str]
     failures: list[tuple[int, KvquiltError] | None] = field(default_factory=list)
     fingerprint: str = FINGERPRINT
-    asked: list[tuple[tuple[ChunkRef, ...], tuple[str, ...], Reuse | None, Sampling | None]] = field(
-        default_factory=list
-    )
+    asked: list[GenerationOrder] = field(default_factory=list)
     closed: int = 0
     hang_after: int | None = None
     describe_after: asyncio.Event | None = None
-    decoding: Decoding | None = None
-    options: tuple[Piece | None, Recompute | None, Ape | None, bool] | None = None
-    selected: Selected | None = None
-    chosen: Chosen | None = None
+    selected: SelectedEvent | None = None
+    chosen: ChosenEvent | None = None
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         if self.describe_after:
@@ -104,23 +98,12 @@ class FakeGenerator:
         return ModelDescription("tiny", self.fingerprint, "", (), "", "", 1024, "float32", 64, "cpu", (0,))
 
     async def generate(
-        self,
-        ctx: RequestContext,
-        chunks: Sequence[ChunkRef],
-        questions: Sequence[str],
-        reuse: Reuse | None,
-        sampling: Sampling | None,
-        prefix: Piece | None,
-        decoding: Decoding | None,
-        recompute: Recompute | None,
-        ape: Ape | None,
-        explain: bool,
+        self, ctx: RequestContext, order: GenerationOrder
     ) -> AsyncGenerator[GenerationEvent, None]:
-        self.decoding, self.options = decoding, (prefix, recompute, ape, explain)
-        self.asked.append((tuple(chunks), tuple(questions), reuse, sampling))
+        self.asked.append(order)
         failure = self.failures.pop(0) if self.failures else None
         try:
-            for position, event in enumerate(self._events(questions)):
+            for position, event in enumerate(self._events([str(question) for question in order.questions])):
                 if failure and failure[0] == position:
                     raise failure[1]
                 if self.hang_after == position:
@@ -134,16 +117,14 @@ class FakeGenerator:
         words = {i: self.answers[q].split(" ") for i, q in enumerate(questions)}
         for step in range(max(map(len, words.values()))):
             events += [
-                GeneratedToken(i, 0, step + 5, (" " if step else "") + ws[step], -0.5, ((step + 5, -0.5),))
+                TokenEvent(i, 0, step + 5, (" " if step else "") + ws[step], -0.5, ((step + 5, -0.5),))
                 for i, ws in words.items()
                 if step < len(ws)
             ]
-        events += [BranchDone(i, 0, "stop", "", len(ws)) for i, ws in words.items()]
+        events += [BranchDoneEvent(i, 0, FinishReason.STOP, "", len(ws)) for i, ws in words.items()]
         events += [self.chosen] if self.chosen else []
         num_tokens = sum(map(len, words.values()))
         return [
             *events,
-            GenerationDone(
-                Usage(100, 90, 10, num_tokens), Timings(queue_ms=1.0, prefill_ms=5.0, engine_ttft_ms=4.0)
-            ),
+            DoneEvent(Usage(100, 90, 10, num_tokens), Timings(queue_s=1.0, prefill_s=5.0, engine_ttft_s=4.0)),
         ]

@@ -5,49 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import aclosing
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from protos.kvquilt.v1 import common_pb2, rag_pb2, recompute_pb2
+from protos.kvquilt.v1 import rag_pb2, recompute_pb2
 from services.gateway.config import GatewayConfig
 from services.gateway.handlers import GatewayHandlers
-from services.gateway.pipeline import Inquiry, Pipeline
+from services.gateway.pipeline import Pipeline
 from services.gateway.prefetching import Prefetching
-from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, RetrievalOptions, Retrieved
-from shared.clients.decoding import (
-    Beams,
-    Choice,
-    Chosen,
-    Decoding,
-    Margin,
-    Margins,
-    MarginToken,
-    decoding_of,
-    decoding_to_pb,
+from shared.answer import (
+    AnswerDone,
+    AnswerEvent,
+    AnswerText,
+    AnswerUsage,
+    Inquiry,
+    RetrievalOptions,
+    Retrieved,
 )
-from shared.clients.generation import (
-    ChunkRef,
-    GeneratedToken,
-    Reuse,
-    Sampling,
-    Timings,
-    Usage,
-    reuse_of,
-    reuse_to_pb,
-)
-from shared.clients.rag import event_of, event_to_pb
-from shared.clients.recompute import (
-    Ape,
-    Recompute,
-    Selected,
-    TextSpan,
-    ape_of,
-    ape_to_pb,
-    recompute_of,
-    recompute_to_pb,
-)
-from shared.clients.selection import SelectionTimings
 from shared.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -57,6 +32,12 @@ from shared.errors import (
     NotFound,
     Unavailable,
 )
+from shared.generation.asked import Choice, ChoiceRule, Decoding, SamplingParams
+from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.orders import GenerationOrder, Reuse
+from shared.generation.pieces import Tokenized
+from shared.generation.selection import Grouping, Reading
+from shared.generation.told import ChosenEvent, SelectedEvent, TextSpan, TokenEvent
 from shared.request import RequestContext
 from shared.search import Filter, FilterOp, SearchMode
 from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever, hit
@@ -94,7 +75,7 @@ def inquiry(*questions: str, **changes: object) -> Inquiry:
 async def test_events_come_as_context_then_tokens_then_text_then_cost_then_done() -> None:
     events = await ask(pipeline(), inquiry())
     kinds = [type(event) for event in events]
-    assert kinds == [Retrieved, GeneratedToken, GeneratedToken, AnswerText, AnswerUsage, AnswerDone]
+    assert kinds == [Retrieved, TokenEvent, TokenEvent, AnswerText, AnswerUsage, AnswerDone]
     assert events[-1] == AnswerDone("r1")
     text = events[3]
     assert isinstance(text, AnswerText)
@@ -104,16 +85,23 @@ async def test_events_come_as_context_then_tokens_then_text_then_cost_then_done(
 
 async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_order() -> None:
     generator = FakeGenerator({WHO: "Orla"})
-    await ask(pipeline(generator), inquiry(reuse="composite", sampling=Sampling(max_tokens=7)))
-    chunks, questions, reuse, sampling = generator.asked[0]
-    assert chunks == tuple(ChunkRef(h.chunk.chunk_id, h.chunk.token_ids, h.chunk.text) for h in HITS)
-    assert (questions, reuse, sampling) == ((WHO,), "composite", Sampling(max_tokens=7))
+    await ask(
+        pipeline(generator), inquiry(reuse=Reuse(ReuseMode.COMPOSITE), sampling=SamplingParams(max_tokens=7))
+    )
+    assert generator.asked == [
+        GenerationOrder(
+            tuple(Tokenized(h.chunk.token_ids, h.chunk.text) for h in HITS),
+            (WHO,),
+            reuse=Reuse(ReuseMode.COMPOSITE),
+            sampling=SamplingParams(max_tokens=7),
+        )
+    ]
 
 
 async def test_the_configured_reuse_applies_where_the_request_names_none() -> None:
     generator = FakeGenerator({WHO: "Orla"})
     await ask(pipeline(generator), inquiry())
-    assert generator.asked[0][2] == "reordered"
+    assert generator.asked[0].reuse.mode is ReuseMode.REORDERED
 
 
 async def test_retrieval_options_reach_the_retriever_and_zero_k_means_the_default() -> None:
@@ -138,7 +126,7 @@ async def test_several_questions_share_one_context_fused_by_reciprocal_rank_with
     events = await ask(pipeline(generator), inquiry(WHO, WHEN))
     assert isinstance(events[0], Retrieved)
     assert [h.chunk.chunk_id for h in events[0].hits] == ["a", "b", "c"]
-    assert generator.asked[0][1] == (WHO, WHEN)
+    assert generator.asked[0].questions == (WHO, WHEN)
     texts = {e.question: e.text for e in events if isinstance(e, AnswerText)}
     assert texts == {0: "Orla Venn", 1: "in 1874"}
 
@@ -147,8 +135,8 @@ async def test_times_run_from_arrival_and_the_generators_own_stages_are_kept() -
     events = await ask(pipeline(), inquiry())
     usage = next(e for e in events if isinstance(e, AnswerUsage))
     timings = usage.timings
-    assert (timings.queue_ms, timings.prefill_ms, timings.engine_ttft_ms) == (1.0, 5.0, 4.0)
-    assert 0 < timings.retrieve_ms < timings.first_token_ms < timings.total_ms
+    assert (timings.queue_s, timings.prefill_s, timings.engine_ttft_s) == (1.0, 5.0, 4.0)
+    assert 0 < timings.retrieve_s < timings.first_token_s < timings.total_s
 
 
 @pytest.mark.parametrize(
@@ -217,7 +205,7 @@ async def test_a_generator_that_dies_before_its_first_token_is_asked_once_more_u
     events = await ask(pipeline(generator), inquiry())
     assert isinstance(events[-1], AnswerDone)
     assert len(generator.asked) == 2
-    assert [e.text for e in events if isinstance(e, GeneratedToken)] == ["Orla", " Venn"]
+    assert [e.text for e in events if isinstance(e, TokenEvent)] == ["Orla", " Venn"]
 
 
 async def test_a_generator_that_dies_twice_is_unavailable() -> None:
@@ -233,7 +221,7 @@ async def test_a_generator_that_dies_in_mid_answer_is_never_asked_again_and_the_
 ):
     generator = FakeGenerator({WHO: "Orla Venn"}, failures=[(1, Unavailable("died"))])
     events = pipeline(generator).answer(RequestContext.create(), inquiry())
-    assert [type(await anext(events)) for _ in range(2)] == [Retrieved, GeneratedToken]
+    assert [type(await anext(events)) for _ in range(2)] == [Retrieved, TokenEvent]
     with pytest.raises(Unavailable, match="not an answer") as failure:
         await anext(events)
     assert failure.value.retryable
@@ -260,7 +248,7 @@ async def test_a_caller_that_leaves_closes_the_generation() -> None:
     generator = FakeGenerator({WHO: "Orla Venn"})
     events = pipeline(generator).answer(RequestContext.create(), inquiry())
     async for event in events:
-        if isinstance(event, GeneratedToken):
+        if isinstance(event, TokenEvent):
             break
     await events.aclose()
     assert generator.closed == 1
@@ -308,100 +296,51 @@ async def test_prefetches_that_hang_hold_up_no_answer_and_do_not_pile_up() -> No
 
 async def test_answers_that_reuse_nothing_fetch_nothing_in_advance() -> None:
     fetcher = FakeFetcher()
-    await ask(pipeline(fetcher=fetcher), inquiry(reuse="full"))
-    await ask(pipeline(fetcher=fetcher, reuse="full"), inquiry())
+    await ask(pipeline(fetcher=fetcher), inquiry(reuse=Reuse(ReuseMode.FULL)))
+    await ask(pipeline(fetcher=fetcher, reuse=ReuseMode.FULL), inquiry())
     assert fetcher.asked == []
-    await ask(pipeline(fetcher=fetcher, reuse="full"), inquiry(reuse="composite"))
+    await ask(pipeline(fetcher=fetcher, reuse=ReuseMode.FULL), inquiry(reuse=Reuse(ReuseMode.COMPOSITE)))
     assert len(fetcher.asked) == 1
 
 
 async def test_what_is_asked_of_decoding_reaches_the_generator_and_its_choice_the_caller() -> None:
-    generator = FakeGenerator({WHO: "Orla Venn"}, chosen=Chosen(0, 0, "orla venn", 1))
-    decoding = Decoding(choose=Choice("majority"))
+    generator = FakeGenerator({WHO: "Orla Venn"}, chosen=ChosenEvent(0, 0, "orla venn", 1))
+    decoding = Decoding(choose=Choice(ChoiceRule.MAJORITY))
     events = await ask(pipeline(generator), inquiry(decoding=decoding))
-    assert generator.decoding == decoding
-    assert [type(event) for event in events[-4:]] == [AnswerText, Chosen, AnswerUsage, AnswerDone]
-
-
-@pytest.mark.parametrize(
-    "decoding",
-    [
-        Decoding(margins=Margins("a", "b", "c", "d", 5)),
-        Decoding(),
-        Decoding(beams=Beams(3, 0.0, "never")),
-        Decoding(choose=Choice("majority", "A:")),
-    ],
-)
-def test_decoding_survives_the_wire(decoding: Decoding) -> None:
-    assert decoding_of(decoding_to_pb(decoding)) == decoding
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        Chosen(1, 2, "x", 3),
-        AnswerText(0, 1, "t", "stop", (), -0.5),
-        MarginToken(2, 7, "x"),
-        Margin(2, "x", True, -0.5, -2.0),
-    ],
-)
-def test_events_survive_the_wire(event: AnswerEvent) -> None:
-    assert event_of(event_to_pb(event)) == event
-
-
-def test_a_rule_that_is_not_set_or_not_known_is_named() -> None:
-    with pytest.raises(InvalidRequest, match=r"decoding\.choose\.rule"):
-        decoding_of(common_pb2.Decoding(choose=common_pb2.Choice()))
-    with pytest.raises(InvalidRequest, match=r"decoding\.beams\.early_stopping"):
-        decoding_of(common_pb2.Decoding(beams=common_pb2.Beams(width=2, early_stopping=9)))  # type: ignore[arg-type]
-    assert decoding_of(
-        common_pb2.Decoding(beams=common_pb2.Beams(width=2, length_penalty=0.0))
-    ).beams == Beams(2, 0.0)
+    assert generator.asked[0].decoding == decoding
+    assert [type(event) for event in events[-4:]] == [AnswerText, ChosenEvent, AnswerUsage, AnswerDone]
 
 
 async def test_what_is_computed_anew_reaches_the_generator_and_what_was_chosen_the_caller() -> None:
-    chosen = Selected((1, 2), scores=(0.1, 0.5, 0.4), chunks=((TextSpan(0, 4, 0.45),), (), ()))
+    chosen = SelectedEvent((1, 2), scores=(0.1, 0.5, 0.4), chunks=((TextSpan(0, 4, 0.45),), (), ()))
     generator = FakeGenerator({WHO: "Orla"}, selected=chosen)
-    asked = {"recompute": Recompute(0.4, grouping="paper"), "ape": Ape(0.5)}
-    events = await ask(pipeline(generator), inquiry(reuse="cacheclip", explain=True, **asked))
-    assert generator.options == (None, *asked.values(), True)
+    reuse = Reuse(ReuseMode.CACHECLIP, Recompute(0.4), Ape(0.5), Grouping.PAPER, Reading.EACH)
+    events = await ask(pipeline(generator), inquiry(reuse=reuse, explain=True))
+    order = generator.asked[0]
+    assert (order.prefix, order.reuse, order.explain) == (None, reuse, True)
     assert events[1] == chosen
 
 
 async def test_without_the_prefix_none_is_sent_and_nothing_fetched_in_advance() -> None:
     generator, fetcher = FakeGenerator({WHO: "Orla"}), FakeFetcher()
     await ask(pipeline(generator, fetcher=fetcher), inquiry(without_prefix=True))
-    assert generator.options is not None
-    assert generator.options[0] == ()
+    assert generator.asked[0].prefix == ()
     assert fetcher.asked == []
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"reuse": 77}, "reuse: 77 is not a mode"),
+        ({"reuse": 77}, "reuse: 77 is not known; use one of FULL, REORDERED"),
         ({"recompute": recompute_pb2.Recompute(grouping=7)}, "recompute.grouping: 7"),
-        ({"question": " "}, "question: is empty"),
+        ({"questions": [" "]}, "question: is empty"),
     ],
 )
 async def test_the_gateway_names_the_field_of_what_it_does_not_know(
     options: dict[str, Any], says: str
 ) -> None:
     handlers = GatewayHandlers(pipeline(), {}, 1.0)
-    request = rag_pb2.AnswerRequest(**{"collection": "handbook", "question": WHO} | options)
+    request = rag_pb2.AnswerRequest(**{"collection": "handbook", "questions": [WHO]} | options)
     with pytest.raises(InvalidRequest) as refusal:
         [_ async for _ in handlers.Answer(request)]
     assert says in refusal.value.detail
-
-
-async def test_every_field_of_a_request_and_of_its_events_survives_the_wire() -> None:
-    timings = SelectionTimings(1.0, 2.0, 3.0, 7.0)
-    chosen = Selected((1, 2), 0, (3, 2), (0.5, 0.25), ((TextSpan(0, 4, 0.5),), ()), "each", 3, 2, timings)
-    usage = Usage(100, 90, 10, 3, 5, 4, 3, 2, "epic", "cacheclip became epic: the selector failed")
-    sent: list[AnswerEvent] = [chosen, AnswerUsage(usage, Timings(select_ms=9.0, select_wait_ms=2.5))]
-    assert [event_of(event_to_pb(event)) for event in sent] == sent
-    recompute = Recompute(0.7, (3, 1), 2**63, "sliding", "each")
-    assert recompute_of(recompute_to_pb(recompute) or recompute_pb2.Recompute()) == recompute
-    assert ape_of(ape_to_pb(Ape(0.5, 2.0)) or recompute_pb2.Ape()) == Ape(0.5, 2.0)
-    for mode in get_args(Reuse):
-        assert reuse_of(reuse_to_pb(mode)) == mode

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from services.generator.chunk_texts import ChunkReader, spans_of
-from services.generator.prompts import IdsPiece, TextPiece
+from shared.generation.pieces import Tokenized
 from shared.prompt import PromptTemplate, PromptTokenizer
 from tests.token_families import FAMILIES, tokenizer_of
 
@@ -35,8 +35,8 @@ def test_all_tokens_of_a_chunk_are_all_of_its_text_and_nothing_of_the_template(f
     tokenizer = prompt_tokenizer(family)
     reader = ChunkReader(tokenizer)
     ids = [tokenizer.encode_chunk(text) for text in TEXTS]
-    by_text = reader.chunks([TextPiece(text) for text in TEXTS], ids)
-    by_ids = reader.chunks([IdsPiece(i, text) for i, text in zip(ids, TEXTS, strict=True)], ids)
+    by_text = reader.chunks(list(TEXTS), ids)
+    by_ids = reader.chunks([Tokenized(i, text) for i, text in zip(ids, TEXTS, strict=True)], ids)
     lens = [len(i) for i in ids]
     for chunks in (by_text, by_ids):
         told = spans_of(chunks, lens, range(sum(lens)), ())
@@ -49,7 +49,7 @@ def test_spans_of_any_tokens_cover_exactly_their_characters_with_their_mean_scor
     draw = random.Random(family)
     ids = [tokenizer.encode_chunk(text) for text in TEXTS]
     lens = [len(i) for i in ids]
-    chunks = ChunkReader(tokenizer).chunks([TextPiece(text) for text in TEXTS], ids)
+    chunks = ChunkReader(tokenizer).chunks(list(TEXTS), ids)
     for _ in range(20):
         selected = sorted(draw.sample(range(sum(lens)), draw.randrange(sum(lens))))
         told = spans_of(chunks, lens, selected, [1.0] * sum(lens))
@@ -69,7 +69,9 @@ def test_spans_of_any_tokens_cover_exactly_their_characters_with_their_mean_scor
 def test_another_text_than_the_one_the_ids_were_made_of_is_no_text(family: str) -> None:
     tokenizer = prompt_tokenizer(family)
     reader = ChunkReader(tokenizer)
-    assert reader.chunk(IdsPiece(tokenizer.encode_chunk("one"), "two"), tokenizer.encode_chunk("one")) is None
+    assert (
+        reader.chunk(Tokenized(tokenizer.encode_chunk("one"), "two"), tokenizer.encode_chunk("one")) is None
+    )
     assert spans_of([None], [3], (0, 1), ()) == ((),)
 
 
@@ -84,6 +86,6 @@ def test_without_a_tokenizer_or_with_one_that_gives_no_offsets_there_is_no_text(
             return "".join(map(chr, ids))
 
     for reader in (ChunkReader(None), ChunkReader(PromptTokenizer(Letters(), TEMPLATE))):
-        assert reader.chunk(TextPiece("abc"), (1, 2, 3)) is None
-        assert reader.question(IdsPiece((97, 98))) is None
-        assert reader.question(TextPiece("why?")) == "why?"
+        assert reader.chunk("abc", (1, 2, 3)) is None
+        assert reader.question((97, 98)) is None
+        assert reader.question("why?") == "why?"

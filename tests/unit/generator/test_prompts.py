@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.generator.prompts import IdsPiece, Prompts, TextPiece
+from services.generator.prompts import Prompts
 from shared.errors import InvalidRequest
+from shared.generation.pieces import Piece
 from shared.prompt import PromptTemplate, PromptTokenizer
 
 VOCAB = 300
@@ -40,49 +41,49 @@ def ids(text: str) -> tuple[int, ...]:
 
 def test_text_goes_through_the_template(with_text: Prompts) -> None:
     assert with_text.prefix(None) == (1, ord("P"))
-    assert with_text.chunks([TextPiece("a")]) == (ids("<a>"),)
-    assert with_text.questions([TextPiece("a"), TextPiece("b")]) == (ids("?a!"), ids("?b!"))
+    assert with_text.chunks(["a"]) == (ids("<a>"),)
+    assert with_text.questions(["a", "b"]) == (ids("?a!"), ids("?b!"))
 
 
 def test_a_prefix_given_as_text_replaces_the_template_and_keeps_bos(with_text: Prompts) -> None:
-    assert with_text.prefix(TextPiece("xy")) == (1, *ids("xy"))
+    assert with_text.prefix("xy") == (1, *ids("xy"))
 
 
 def test_ids_are_used_as_they_are(with_text: Prompts) -> None:
-    assert with_text.prefix(IdsPiece((5, 6))) == (5, 6)
-    assert with_text.prefix(IdsPiece(())) == ()
-    assert with_text.chunks([IdsPiece((7,)), IdsPiece((VOCAB - 1,))]) == ((7,), (VOCAB - 1,))
-    assert with_text.questions([IdsPiece((8, 9))]) == ((8, 9),)
+    assert with_text.prefix((5, 6)) == (5, 6)
+    assert with_text.prefix(()) == ()
+    assert with_text.chunks([(7,), (VOCAB - 1,)]) == ((7,), (VOCAB - 1,))
+    assert with_text.questions([(8, 9)]) == ((8, 9),)
 
 
 def test_a_model_without_tokenizer_has_no_prefix_of_its_own_and_takes_ids(ids_only: Prompts) -> None:
     assert ids_only.prefix(None) == ()
-    assert ids_only.questions([IdsPiece((1, 2))]) == ((1, 2),)
+    assert ids_only.questions([(1, 2)]) == ((1, 2),)
 
 
 @pytest.mark.parametrize("method", ["prefix", "chunks", "questions"])
 def test_text_without_a_tokenizer_is_refused(ids_only: Prompts, method: str) -> None:
-    piece = TextPiece("hello")
+    piece = "hello"
     with pytest.raises(InvalidRequest, match="no tokenizer"):
         getattr(ids_only, method)(piece if method == "prefix" else [piece])
 
 
 @pytest.mark.parametrize("wrong", [VOCAB, 2**32 - 1])
 def test_an_id_outside_the_vocabulary_is_named(ids_only: Prompts, wrong: int) -> None:
-    with pytest.raises(InvalidRequest, match=rf"chunks\[1\]\.piece\.token_ids\[2\]: {wrong} .*0 to 299"):
-        ids_only.chunks([IdsPiece((1,)), IdsPiece((1, 2, wrong))])
+    with pytest.raises(InvalidRequest, match=rf"chunks\[1\]\.token_ids\[2\]: {wrong} .*0 to 299"):
+        ids_only.chunks([(1,), (1, 2, wrong)])
     with pytest.raises(InvalidRequest, match=r"questions\[0\]\.token_ids\[0\]"):
-        ids_only.questions([IdsPiece((wrong,))])
+        ids_only.questions([(wrong,)])
     with pytest.raises(InvalidRequest, match=r"prefix\.token_ids\[0\]"):
-        ids_only.prefix(IdsPiece((wrong,)))
+        ids_only.prefix((wrong,))
 
 
-@pytest.mark.parametrize("empty", [TextPiece(""), TextPiece(" \n"), IdsPiece(())])
-def test_empty_chunks_and_questions_are_named(with_text: Prompts, empty: TextPiece | IdsPiece) -> None:
-    with pytest.raises(InvalidRequest, match=r"chunks\[1\]\.piece: is empty"):
-        with_text.chunks([IdsPiece((3,)), empty])
+@pytest.mark.parametrize("empty", ["", " \n", ()])
+def test_empty_chunks_and_questions_are_named(with_text: Prompts, empty: Piece) -> None:
+    with pytest.raises(InvalidRequest, match=r"chunks\[1\]: is empty"):
+        with_text.chunks([(3,), empty])
     with pytest.raises(InvalidRequest, match=r"questions\[1\]: is empty"):
-        with_text.questions([IdsPiece((3,)), empty])
+        with_text.questions([(3,), empty])
 
 
 def test_no_question_at_all_is_refused(with_text: Prompts) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from services.generator.config import GeneratorConfig
-from services.generator.reusing import Modes, ReuseOrder, mode_of
-from shared.clients.generation import Reuse
+from services.generator.reusing import Modes
 from shared.config import load
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.orders import Auto, Reuse
+from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
 from shared.verdict import Verdict
 
 PREFIX = (1, 2, 3)
-VERDICT = Verdict("cacheblend", 0.01, "m", ids_hash(PREFIX), "exact", 0.4)
+VERDICT = Verdict(ReuseMode.CACHEBLEND, 0.01, "m", ids_hash(PREFIX), "exact", 0.4)
 
 
 def modes(verdict: Verdict | None = None, has_selector: bool = False, **settings: Any) -> Modes:
@@ -25,31 +26,29 @@ def modes(verdict: Verdict | None = None, has_selector: bool = False, **settings
     return Modes(config, "m", verdict, has_selector)
 
 
-def test_every_mode_of_the_interface_is_one_of_the_engine_but_auto() -> None:
-    assert {mode_of(name) for name in get_args(Reuse)} == {*ReuseMode, "auto"}
-
-
 def test_a_request_that_names_no_mode_has_the_configured_one() -> None:
-    assert modes().settle(ReuseOrder(), PREFIX).mode is ReuseMode.REORDERED
-    assert modes(reuse="epic").settle(ReuseOrder(recompute=Recompute(0.3)), PREFIX).recompute == Recompute(
-        0.3
-    )
-    by_config = modes(VERDICT, reuse="auto").settle(ReuseOrder(), PREFIX)
+    assert modes().settle(Reuse(), PREFIX).mode is ReuseMode.REORDERED
+    assert modes(reuse="epic").settle(Reuse(recompute=Recompute(0.3)), PREFIX).recompute == Recompute(0.3)
+    by_config = modes(VERDICT, reuse="auto").settle(Reuse(), PREFIX)
     assert (by_config.mode, by_config.recompute, by_config.note) == (ReuseMode.CACHEBLEND, Recompute(0.4), "")
 
 
 def test_cacheclip_needs_a_selector_and_takes_grouping_and_reading_from_the_request_or_the_settings() -> None:
-    order = ReuseOrder(ReuseMode.CACHECLIP, grouping="paper")
+    order = Reuse(ReuseMode.CACHECLIP, grouping=Grouping.PAPER)
     with pytest.raises(FailedPrecondition, match=r"generator\.selector\.application"):
         modes().settle(order, PREFIX)
     settled = modes(has_selector=True, selector={"reading": "each"}).settle(order, PREFIX)
-    assert (settled.mode, settled.grouping, settled.reading) == (ReuseMode.CACHECLIP, "paper", "each")
+    assert (settled.mode, settled.grouping, settled.reading) == (
+        ReuseMode.CACHECLIP,
+        Grouping.PAPER,
+        Reading.EACH,
+    )
 
 
 @pytest.mark.parametrize(
-    "order", [ReuseOrder(ReuseMode.EPIC, grouping="paper"), ReuseOrder(ReuseMode.FULL, reading="each")]
+    "order", [Reuse(ReuseMode.EPIC, grouping=Grouping.PAPER), Reuse(ReuseMode.FULL, reading=Reading.EACH)]
 )
-def test_who_asks_no_selector_has_nothing_to_tell_it(order: ReuseOrder) -> None:
+def test_who_asks_no_selector_has_nothing_to_tell_it(order: Reuse) -> None:
     with pytest.raises(InvalidRequest, match="asks no selector"):
         modes(has_selector=True).settle(order, PREFIX)
 
@@ -57,15 +56,15 @@ def test_who_asks_no_selector_has_nothing_to_tell_it(order: ReuseOrder) -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        ReuseOrder(recompute=Recompute(0.2)),
-        ReuseOrder(ape=Ape(0.5)),
-        ReuseOrder(grouping="paper"),
-        ReuseOrder(reading="each"),
+        Reuse(recompute=Recompute(0.2)),
+        Reuse(ape=Ape(0.5)),
+        Reuse(grouping=Grouping.PAPER),
+        Reuse(reading=Reading.EACH),
     ],
 )
-def test_auto_goes_by_the_verdict_and_by_nothing_else(order: ReuseOrder) -> None:
+def test_auto_goes_by_the_verdict_and_by_nothing_else(order: Reuse) -> None:
     with pytest.raises(InvalidRequest, match="mode auto goes by the model's verdict"):
-        modes(VERDICT).settle(replace(order, mode="auto"), PREFIX)
+        modes(VERDICT).settle(replace(order, mode=Auto.AUTO), PREFIX)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +72,17 @@ def test_auto_goes_by_the_verdict_and_by_nothing_else(order: ReuseOrder) -> None
     [
         (VERDICT, False, True, ReuseMode.CACHEBLEND, ""),
         (VERDICT, False, False, ReuseMode.CACHEBLEND, ""),
-        (replace(VERDICT, mode="cacheclip"), True, True, ReuseMode.CACHECLIP, ""),
-        (replace(VERDICT, mode="full", ratio=None), False, True, ReuseMode.FULL, ""),
-        (replace(VERDICT, mode="cacheclip"), False, True, ReuseMode.FULL, "needs a selector"),
-        (replace(VERDICT, mode="cacheclip"), True, False, ReuseMode.FULL, "goes by the question"),
-        (replace(VERDICT, mode="query_attention"), True, False, ReuseMode.FULL, "goes by the question"),
+        (replace(VERDICT, mode=ReuseMode.CACHECLIP), True, True, ReuseMode.CACHECLIP, ""),
+        (replace(VERDICT, mode=ReuseMode.FULL, ratio=None), False, True, ReuseMode.FULL, ""),
+        (replace(VERDICT, mode=ReuseMode.CACHECLIP), False, True, ReuseMode.FULL, "needs a selector"),
+        (replace(VERDICT, mode=ReuseMode.CACHECLIP), True, False, ReuseMode.FULL, "goes by the question"),
+        (
+            replace(VERDICT, mode=ReuseMode.QUERY_ATTENTION),
+            True,
+            False,
+            ReuseMode.FULL,
+            "goes by the question",
+        ),
         (replace(VERDICT, model="other"), True, True, ReuseMode.FULL, "another model"),
         (replace(VERDICT, prefix="other"), True, True, ReuseMode.FULL, "another prefix"),
         (replace(VERDICT, encoding="int4"), True, True, ReuseMode.FULL, "another encoding"),
@@ -87,7 +92,7 @@ def test_auto_goes_by_the_verdict_and_by_nothing_else(order: ReuseOrder) -> None
 def test_a_verdict_is_obeyed_where_it_holds_and_elsewhere_it_is_said_why_not(
     verdict: Verdict | None, has_selector: bool, has_question: bool, mode: ReuseMode, why: str
 ) -> None:
-    settled = modes(verdict, has_selector).settle(ReuseOrder("auto"), PREFIX, has_question)
+    settled = modes(verdict, has_selector).settle(Reuse(Auto.AUTO), PREFIX, has_question)
     assert settled.mode is mode
     assert (why in settled.note) if why else settled.note == ""
     assert settled.recompute == (Recompute() if why or verdict is None else Recompute(verdict.ratio))

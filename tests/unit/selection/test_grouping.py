@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shared.errors import InvalidRequest
-from shared.selection.grouping import Grouping, best_tokens, group, num_asked, until
+from shared.generation.selection import Grouping
+from shared.selection.grouping import best_tokens, group, num_asked, until
 from shared.selection.mapping import UNTOUCHED
 
 PROPERTY = settings(

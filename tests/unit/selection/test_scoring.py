@@ -31,8 +31,9 @@ from transformers import (
 
 from shared.engine import EngineConfig, wrap_model
 from shared.errors import ConfigError, ContextTooLong, InvalidRequest, ModelUnsupported
+from shared.generation.selection import Reading
 from shared.selection.auxiliary import load_auxiliary
-from shared.selection.scoring import EngineScorer, Reading, Scores
+from shared.selection.scoring import EngineScorer, Scores
 from shared.selection.stock import StockScorer
 from tests.oracles import FAMILIES, VARIANTS, VOCAB, as_dtype, tiny_model
 from tests.selection_runs import each_attention, eager, stitched_attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from shared.engine import EngineConfig
 from shared.errors import InvalidRequest, ModelMismatch
-from shared.selection.grouping import Grouping, group, num_asked, window_ranks
-from shared.selection.mapping import carry_picks, carry_scores
-from shared.selection.scoring import Reading
+from shared.generation.selection import Grouping, Reading
+from shared.selection.grouping import group, num_asked, window_ranks
+from shared.selection.mapping import carry_picks
 from shared.selection.selector import PairedChunk, Selection, Selector
 from shared.selection.spans import SpanTokenizer
 from tests.oracles import tiny_model
@@ -77,32 +77,22 @@ def mapped(picked_T: NDArray[np.bool_], chunks: list[PairedChunk]) -> list[NDArr
     return masks
 
 
-def question_means(
-    selector: Selector, chunks: list[PairedChunk], questions: Sequence[str]
-) -> list[NDArray[np.float32]]:
-    """Per chunk, of the auxiliary's tokens, by a pass of its own for every question."""
-    segments = selector.encode(chunks)
-    encode = selector.auxiliary.prompts.encode_question
-    scores = [selector.auxiliary.scorer.score(segments, encode(question)).chunks for question in questions]
-    return [np.mean(of_chunk, axis=0) for of_chunk in zip(*scores, strict=True)]
-
-
 class TestSeveralQuestions:
     QUESTIONS = ("who is the mayor?", "where is the mine?", "市長")
 
-    def test_make_one_selection_by_the_mean_of_their_scores(self) -> None:
+    def test_have_a_selection_each_as_if_it_were_asked_alone(self) -> None:
         selector = selector_of(*PAIRS[0])
         chunks = [selector.pair(text) for text in PASSAGES]
-        selection = selector.select(chunks, selector.encode(chunks), self.QUESTIONS, 0.3, Grouping.PAPER)
-        means = question_means(selector, chunks, self.QUESTIONS)
-        for scores, mean, chunk in zip(selection.scores, means, chunks, strict=True):
-            np.testing.assert_allclose(scores, carry_scores(mean, chunk.auxiliary, chunk.primary), rtol=1e-5)
-        grouped = group(np.concatenate(means), [len(c.auxiliary) for c in chunks], 0.3, Grouping.PAPER)
-        assert all(
-            (a == b).all() for a, b in zip(selection.chosen, mapped(grouped.chosen_T, chunks), strict=True)
-        )
+        segments = selector.encode(chunks)
+        together = selector.select_each(chunks, segments, self.QUESTIONS, 0.3, Grouping.PAPER)
+        for question, selection in zip(self.QUESTIONS, together, strict=True):
+            alone = selector.select(chunks, segments, question, 0.3, Grouping.PAPER)
+            assert all((a == b).all() for a, b in zip(selection.scores, alone.scores, strict=True))
+            assert all((a == b).all() for a, b in zip(selection.chosen, alone.chosen, strict=True))
+        chosen = {tuple(np.concatenate(selection.chosen).tolist()) for selection in together}
+        assert len(chosen) > 1, "they do not look for the same"
 
-    def test_are_all_read_in_the_same_way(self) -> None:
+    def test_are_read_as_each_of_them_can_be(self) -> None:
         """One of them is too long to be asked of all chunks at once."""
         pair = PAIRS[0]
         lens = [len(selector_of(*pair).pair(text).auxiliary) for text in PASSAGES]
@@ -113,22 +103,13 @@ class TestSeveralQuestions:
             auxiliary_of(pair[0], max_position_embeddings=room), SpanTokenizer(tokenizer_of(pair[1]), pair[1])
         )
         chunks = [selector.pair(text) for text in PASSAGES]
-        segments = selector.encode(chunks)
+        read = selector.select_each(chunks, selector.encode(chunks), [short, long], 0.2)
+        assert [selection.reading for selection in read] == [Reading.STITCHED, Reading.EACH]
 
-        def select(questions: list[str], reading: Reading = Reading.STITCHED) -> Selection:
-            return selector.select(chunks, segments, questions, 0.2, reading=reading)
-
-        assert select([short]).reading is Reading.STITCHED
-        mixed, each = select([short, long]), select([short, long], Reading.EACH)
-        assert mixed.reading is Reading.EACH
-        assert all((a == b).all() for a, b in zip(mixed.scores, each.scores, strict=True))
-
-    def test_there_must_be_one_and_none_may_be_empty(self) -> None:
-        selector = selector_of(*PAIRS[0])
-        for questions in ([], ["who?", " "]):
-            for ratio in (0.0, 0.2, 1.0):
-                with pytest.raises(InvalidRequest, match="question"):
-                    selector.select([], [], questions, ratio)
+    @pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0])
+    def test_none_may_be_empty(self, ratio: float) -> None:
+        with pytest.raises(InvalidRequest, match="question"):
+            selector_of(*PAIRS[0]).select_each([], [], ["who?", " "], ratio)
 
 
 class TestSelect:

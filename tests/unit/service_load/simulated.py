@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from load_tests.service.driver import OnToken, Progress
 from load_tests.service.result import RateResult
 from load_tests.service.sample import OK, Reply, Sample
-from shared.clients.generation import Reuse, Timings, Usage
 from shared.errors import KvquiltError
+from shared.generation.orders import AskedMode
+from shared.generation.told import Timings, Usage
 
 
 @dataclass
@@ -26,7 +27,7 @@ class SimulatedService:
     asked: list[tuple[int, str]] = field(default_factory=list)
     _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def ask(self, number: int, reuse: Reuse, on_token: OnToken) -> Reply:
+    async def ask(self, number: int, reuse: AskedMode, on_token: OnToken) -> Reply:
         self.asked.append((number, reuse))
         await asyncio.sleep(self.wire_s)
         if (error := self.fail(number)) is not None:
@@ -37,10 +38,10 @@ class SimulatedService:
             for _ in range(self.num_tokens - 1):
                 await asyncio.sleep(self.token_s)
                 on_token((0, 0))
-        first_ms = self.service_s[reuse] * 1000
-        decode_ms = self.token_s * (self.num_tokens - 1) * 1000
+        first_s = self.service_s[reuse]
+        decode_s = self.token_s * (self.num_tokens - 1)
         timings = Timings(
-            prefill_ms=first_ms, decode_ms=decode_ms, total_ms=first_ms + decode_ms, engine_ttft_ms=first_ms
+            prefill_s=first_s, decode_s=decode_s, total_s=first_s + decode_s, engine_ttft_s=first_s
         )
         reused = 0 if reuse == "full" else 80
         return Reply(
@@ -82,7 +83,7 @@ def sample(
     last_s = first_s + tpot_ms / 1000 * (num_tokens - 1)
     reply = Reply(
         Usage(100, 80, 20, num_tokens, 30),
-        Timings(engine_ttft_ms=ttft_ms - 5, queue_ms=1.0),
+        Timings(engine_ttft_s=(ttft_ms - 5) / 1000, queue_s=0.001),
         ((1,) * num_tokens,),
     )
     return Sample(index, OK, intended_s, intended_s, last_s, first_s, last_s, num_tokens, reply=reply)

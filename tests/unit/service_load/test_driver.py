@@ -8,8 +8,8 @@ import pytest
 
 from load_tests.service.driver import Ask, Driver, OnToken, Progress
 from load_tests.service.sample import NOT_SENT, OK, Reply, Sample
-from shared.clients.generation import Timings, Usage
 from shared.errors import DeadlineExceeded, KvquiltError, Overloaded
+from shared.generation.told import Timings, Usage
 from tests.unit.service_load.simulated import SimulatedService
 from tests.virtual_time import run_virtually, virtual_loop
 

@@ -12,6 +12,7 @@ from load_tests.service.plan import Plan, parse_rates, parse_reuse
 from load_tests.service.run import Findings, Run
 from load_tests.service.slo import parse_slo
 from shared.errors import InvalidRequest, KvquiltError, Overloaded, Unavailable
+from shared.generation.modes import ReuseMode
 from tests.unit.service_load.simulated import SimulatedService, Witness
 from tests.virtual_time import run_virtually
 
@@ -61,7 +62,7 @@ def test_a_failing_rate_of_a_search_is_given_up_early() -> None:
 
 def test_a_list_of_rates_is_measured_to_the_end_even_when_hopeless() -> None:
     findings, witness = find(
-        fast_and_slow(), replace(PLAN, reuse=("full",), rates=(0.2, 5.0), duration_s=60.0)
+        fast_and_slow(), replace(PLAN, reuse=(ReuseMode.FULL,), rates=(0.2, 5.0), duration_s=60.0)
     )
     assert [(r.rate, r.holds, r.stopped_early) for r in findings.rates] == [
         (0.2, True, False),
@@ -78,7 +79,8 @@ def test_the_first_arrivals_do_not_count() -> None:
 
     service = replace(fast_and_slow(), fail=cold)
     findings, _ = find(
-        service, replace(PLAN, reuse=("reordered",), rates=(2.0,), duration_s=50.0, warmup=0.1, num_quality=0)
+        service,
+        replace(PLAN, reuse=(ReuseMode.REORDERED,), rates=(2.0,), duration_s=50.0, warmup=0.1, num_quality=0),
     )
     (result,) = findings.rates
     assert (result.num_requests, result.statuses, result.holds) == (90, {"OK": 90}, True)
@@ -92,7 +94,7 @@ def test_errors_miss_the_slo_however_fast_they_are() -> None:
     plan = replace(
         PLAN,
         slo=parse_slo("ttft:10s"),
-        reuse=("reordered",),
+        reuse=(ReuseMode.REORDERED,),
         rates=(1.0,),
         duration_s=100.0,
         warmup=0.0,
@@ -117,17 +119,20 @@ def test_what_the_wire_adds_is_told_apart_from_the_engine() -> None:
 
 def test_a_relative_slo_measures_full_even_if_only_another_mode_is_compared() -> None:
     service = fast_and_slow()
-    findings, _ = find(service, replace(PLAN, reuse=("reordered",), rates=(1.0,), num_quality=0))
+    findings, _ = find(service, replace(PLAN, reuse=(ReuseMode.REORDERED,), rates=(1.0,), num_quality=0))
     assert [unloaded.reuse for unloaded in findings.unloaded] == ["full", "reordered"]
     assert {result.reuse for result in findings.rates} == {"reordered"}
     absolute = fast_and_slow()
-    find(absolute, replace(PLAN, slo=parse_slo("ttft:1s"), reuse=("reordered",), rates=(1.0,), num_quality=0))
+    find(
+        absolute,
+        replace(PLAN, slo=parse_slo("ttft:1s"), reuse=(ReuseMode.REORDERED,), rates=(1.0,), num_quality=0),
+    )
     assert {mode for _, mode in absolute.asked} == {"reordered"}
 
 
 def test_requests_outside_the_load_are_not_repeated_in_it() -> None:
     service = fast_and_slow()
-    find(service, replace(PLAN, reuse=("reordered",), rates=(1.0,), num_quality=0))
+    find(service, replace(PLAN, reuse=(ReuseMode.REORDERED,), rates=(1.0,), num_quality=0))
     assert [number for number, _ in service.asked if number >= 0] == list(range(30))
 
 
@@ -140,7 +145,7 @@ def test_answers_are_compared_with_full() -> None:
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("0\n1\n1\n4\n")
     trace = read_trace(tmp_path / "trace")
-    plan = replace(PLAN, reuse=("full",), trace=trace, warmup=0.0, slo=parse_slo("ttft:1.5s"))
+    plan = replace(PLAN, reuse=(ReuseMode.FULL,), trace=trace, warmup=0.0, slo=parse_slo("ttft:1.5s"))
     findings, _ = find(fast_and_slow(), plan)
     (result,) = findings.rates
     assert (result.rate, result.num_requests) == (1.0, 4)

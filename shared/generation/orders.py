@@ -1,0 +1,62 @@
+"""What a caller orders of the generator: pieces of text or ids, and choices that may be left to the
+service."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from shared.generation.asked import Decoding, SamplingParams
+from shared.generation.modes import Ape, Recompute, ReuseMode
+from shared.generation.pieces import Piece
+from shared.generation.selection import Grouping, Reading
+
+
+class Auto(enum.StrEnum):
+    """The mode and ratio that the model's verdict names (``shared.verdict``)."""
+
+    AUTO = "auto"
+
+
+AskedMode = ReuseMode | Auto
+ASKED_MODES: tuple[AskedMode, ...] = (*ReuseMode, *Auto)
+
+
+def may_reuse(mode: AskedMode) -> bool:
+    """Whether stored KV may be of use to it."""
+    return isinstance(mode, Auto) or mode.row.stored
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """How the context's KV is reused. ``mode``, ``grouping``, ``reading`` None: the service's own; the last
+    two are of mode ``cacheclip``."""
+
+    mode: AskedMode | None = None
+    recompute: Recompute = field(default_factory=Recompute)
+    ape: Ape = field(default_factory=Ape)
+    grouping: Grouping | None = None
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOrder:
+    """Questions over one context: the prefix (None: the model's own; ``()``: none), then the chunks.
+    ``explain``: scores and places in the text are told of what is selected."""
+
+    chunks: tuple[Piece, ...]
+    questions: tuple[Piece, ...]
+    prefix: Piece | None = None
+    reuse: Reuse = field(default_factory=Reuse)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    decoding: Decoding = field(default_factory=Decoding)
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForestOrder:
+    """The context of a live forest; see ``GenerationOrder``."""
+
+    chunks: tuple[Piece, ...]
+    prefix: Piece | None = None
+    reuse: Reuse = field(default_factory=Reuse)

@@ -1,0 +1,94 @@
+"""What a selector is asked, and what it tells: which of a context's tokens are worth computing anew."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass
+
+
+class Grouping(enum.StrEnum):
+    """How single tokens become runs (``shared.selection.grouping``)."""
+
+    BUDGET = "budget"
+    PAPER = "paper"
+    SLIDING = "sliding"
+
+
+class Reading(enum.StrEnum):
+    """What a question sees when chunks are scored: all of them at once, or one at a time."""
+
+    STITCHED = "stitched"
+    EACH = "each"
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionChunk:
+    """``text``: exactly what the primary's ``token_ids`` were made of, the primary's chunk template
+    included."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionTimings:
+    """Seconds; see the proto for what each stage covers. ``encode_s``: KV of the auxiliary that was not
+    stored."""
+
+    load_s: float = 0.0
+    encode_s: float = 0.0
+    score_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedTokens:
+    """Of one question.
+
+    tokens: of the primary, counted from 0 over all chunks in order; ascending.
+    scores: one per token of the primary's context.
+    reading: how the chunks were scored; None: they were not, since the ratio left nothing to choose.
+    num_picked: the auxiliary's tokens that the ratio asked for.
+    num_grouped: the auxiliary's tokens that grouping made of them.
+    timings: of the call, for all its questions.
+    """
+
+    tokens: tuple[int, ...]
+    scores: tuple[float, ...]
+    reading: Reading | None
+    num_picked: int
+    num_grouped: int
+    timings: SelectionTimings
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """One chunk whose auxiliary KV is durable. ``num_tokens``: of the auxiliary. ``existed``: it was durable
+    before the call."""
+
+    index: int
+    auxiliary_id: str
+    num_tokens: int
+    existed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AuxiliaryDescription:
+    model: str
+    fingerprint: str
+    tokenizer_hash: str
+    prefix_ids: tuple[int, ...]
+    question_template: str
+    max_positions: int
+    dtype: str
+    kv_bytes_per_token: int
+    device: str
+    primary_tokenizer_hash: str
+
+    @property
+    def identity(self) -> str:
+        """Of all that decides which KV a text gets, 32 hex digits: what was encoded under another identity is
+        not used."""
+        decides = repr((self.fingerprint, self.tokenizer_hash, self.prefix_ids))
+        return hashlib.blake2b(decides.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,345 @@
+"""Every value that travels is the same afterwards, and what no message may say is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.kvquilt.v1 import common_pb2, generation_pb2, recompute_pb2, selection_pb2
+from shared import answer, search
+from shared.errors import InvalidRequest, NotFound
+from shared.generation import asked, described, forest, modes, orders, pieces, selection, told
+from shared.wire import answer as answers
+from shared.wire import asked as asking
+from shared.wire import forest as forests
+from shared.wire import retrieval
+from shared.wire import selection as selecting
+from shared.wire import told as telling
+from shared.wire.enums import FINISH_REASONS, GROUPINGS, MODES, READINGS, RULES, STOPPINGS
+
+META = common_pb2.RequestMeta(request_id="r")
+NUMBERS = st.integers(0, 2**32 - 1)
+SEEDS = st.integers(0, 2**64 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+FILLED = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+FLOATS = st.floats(width=32, allow_nan=False)
+# Whole milliseconds: in between, seconds and milliseconds differ in the last digit.
+SECONDS = st.integers(0, 10**6).map(lambda ms: ms / 1000)
+IDS = st.lists(NUMBERS, max_size=4).map(tuple)
+PIECES = TEXT | IDS | st.builds(pieces.Tokenized, IDS, FILLED)
+PREFIXES = st.none() | PIECES
+SCORES = st.lists(FLOATS, max_size=3).map(tuple)
+TOP = st.lists(st.tuples(NUMBERS, FLOATS), max_size=3).map(tuple)
+
+
+def tuples(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(values, max_size=3).map(tuple)
+
+
+SAMPLING = st.builds(
+    asked.SamplingParams,
+    max_tokens=st.none() | st.integers(1, 2**32 - 1),
+    temperature=st.floats(0, 100, width=32),
+    top_k=NUMBERS,
+    top_p=st.floats(0, 1, width=32, exclude_min=True),
+    seed=SEEDS,
+    n=st.integers(1, 64),
+    stop=tuples(FILLED),
+    ignore_eos=st.booleans(),
+    top_logprobs=st.integers(0, 64),
+    watch_ids=st.just(()),  # of callers in the engine's process
+)
+BEAMS = st.builds(
+    asked.Beams,
+    width=st.integers(1, 64),
+    length_penalty=st.floats(-10, 10, width=32),
+    early_stopping=st.sampled_from(asked.EarlyStopping),
+)
+CHOICES = st.builds(asked.Choice, rule=st.sampled_from(asked.ChoiceRule), marker=TEXT)
+MARGINS = st.builds(
+    asked.Margins,
+    instruction=FILLED,
+    relevance=FILLED,
+    yes=FILLED,
+    no=FILLED,
+    max_tokens=st.integers(1, 2**32 - 1),
+)
+DECODING = st.builds(asked.Decoding, beams=st.none() | BEAMS, margins=st.none() | MARGINS) | st.builds(
+    asked.Decoding, choose=CHOICES, margins=st.none() | MARGINS
+)
+REUSE = st.builds(
+    orders.Reuse,
+    mode=st.none() | st.sampled_from(orders.ASKED_MODES),
+    recompute=st.builds(
+        modes.Recompute,
+        ratio=st.none() | st.floats(0, 1),
+        tokens=st.lists(NUMBERS, max_size=4, unique=True).map(tuple),
+        seed=SEEDS,
+    ),
+    ape=st.builds(modes.Ape, temperature=st.floats(0.01, 10), scale=st.floats(0.01, 10)),
+    grouping=st.none() | st.sampled_from(selection.Grouping),
+    reading=st.none() | st.sampled_from(selection.Reading),
+)
+ORDERS = st.builds(
+    orders.GenerationOrder,
+    chunks=tuples(PIECES),
+    questions=tuples(PIECES),
+    prefix=PREFIXES,
+    reuse=REUSE,
+    sampling=SAMPLING,
+    decoding=DECODING,
+    explain=st.booleans(),
+)
+FORESTS = st.builds(orders.ForestOrder, chunks=tuples(PIECES), prefix=PREFIXES, reuse=REUSE)
+LENGTHS = st.none() | NUMBERS
+EDITS = (
+    st.builds(forest.Start, NUMBERS, PIECES)
+    | st.builds(forest.Fork, NUMBERS, NUMBERS, LENGTHS)
+    | st.builds(forest.Rewind, NUMBERS, NUMBERS)
+    | st.builds(forest.Prune, NUMBERS)
+    | st.builds(forest.Append, NUMBERS, PIECES)
+    | st.builds(forest.Grow, NUMBERS, SAMPLING)
+    | st.builds(forest.Merge, NUMBERS, IDS, LENGTHS, st.booleans())
+)
+SELECTION_TIMINGS = st.builds(selection.SelectionTimings, SECONDS, SECONDS, SECONDS, SECONDS)
+SPANS = tuples(st.builds(told.TextSpan, NUMBERS, NUMBERS, FLOATS))
+SELECTED = st.builds(
+    told.SelectedEvent,
+    tokens=IDS,
+    question=st.none() | NUMBERS,
+    scores=SCORES,
+    layers=IDS,
+    chunks=tuples(SPANS),
+    reading=st.none() | st.sampled_from(selection.Reading),
+    num_picked=NUMBERS,
+    num_grouped=NUMBERS,
+    timings=st.none() | SELECTION_TIMINGS,
+)
+TIMINGS = st.builds(told.Timings, **{f.name: SECONDS for f in dataclasses.fields(told.Timings)})
+USAGE = st.builds(
+    told.Usage,
+    **{f.name: NUMBERS for f in dataclasses.fields(told.Usage) if f.name.endswith("_tokens")},
+    reuse=st.none() | st.sampled_from(modes.ReuseMode),
+    note=TEXT,
+)
+FINISHED = st.sampled_from(told.FinishReason)
+DONE = st.builds(told.DoneEvent, USAGE, TIMINGS, tuples(TEXT))
+TOKENS = st.builds(
+    told.TokenEvent, NUMBERS, NUMBERS, NUMBERS, TEXT, FLOATS, top_logprobs=TOP, watched=st.just(())
+)
+BESIDE = (
+    SELECTED
+    | TOKENS
+    | st.builds(told.ChosenEvent, NUMBERS, NUMBERS, TEXT, NUMBERS)
+    | st.builds(told.MarginTokenEvent, NUMBERS, NUMBERS, TEXT)
+    | st.builds(told.MarginEvent, NUMBERS, TEXT, st.booleans(), FLOATS, FLOATS)
+)
+GENERATED = BESIDE | DONE | st.builds(told.BranchDoneEvent, NUMBERS, NUMBERS, FINISHED, TEXT, NUMBERS, FLOATS)
+EXPLORED = (
+    SELECTED
+    | DONE
+    | st.builds(told.AppliedEvent, NUMBERS, NUMBERS, st.booleans())
+    | st.builds(told.GrownEvent, NUMBERS, NUMBERS, TEXT, FLOATS, TOP)
+    | st.builds(told.RestedEvent, NUMBERS, FINISHED, TEXT, NUMBERS)
+)
+FILTERS = st.builds(search.Filter, TEXT, st.sampled_from(search.FilterOp), tuples(TEXT))
+RETRIEVALS = st.builds(
+    answer.RetrievalOptions, k=NUMBERS, mode=st.sampled_from(search.SearchMode), filters=tuples(FILTERS)
+)
+INQUIRIES = st.builds(
+    answer.Inquiry,
+    collection=TEXT,
+    questions=tuples(TEXT),
+    reuse=REUSE,
+    sampling=SAMPLING,
+    retrieval=RETRIEVALS,
+    decoding=DECODING,
+    without_prefix=st.booleans(),
+    explain=st.booleans(),
+)
+HITS = st.builds(
+    search.SearchHit,
+    chunk=st.builds(search.IndexedChunk, TEXT, TEXT, IDS, TEXT, NUMBERS, NUMBERS),
+    document_id=TEXT,
+    title=TEXT,
+    model_fingerprint=TEXT,
+    score=FLOATS,
+    metadata=st.dictionaries(TEXT, TEXT, max_size=2),
+)
+ANSWERS = (
+    BESIDE
+    | st.builds(answer.Retrieved, tuples(HITS), st.sampled_from(search.SearchMode))
+    | st.builds(
+        answer.AnswerText,
+        NUMBERS,
+        NUMBERS,
+        TEXT,
+        FINISHED,
+        tuples(st.builds(answer.Citation, TEXT, TEXT, TEXT, NUMBERS, TEXT)),
+        FLOATS,
+    )
+    | st.builds(answer.AnswerUsage, USAGE, TIMINGS)
+    | st.builds(answer.AnswerDone, TEXT)
+)
+SELECTED_TOKENS = st.builds(
+    selection.SelectedTokens,
+    tokens=IDS,
+    scores=SCORES,
+    reading=st.none() | st.sampled_from(selection.Reading),
+    num_picked=NUMBERS,
+    num_grouped=NUMBERS,
+    timings=SELECTION_TIMINGS,
+)
+MODELS = st.builds(
+    described.ModelDescription,
+    TEXT,
+    TEXT,
+    TEXT,
+    IDS,
+    TEXT,
+    TEXT,
+    NUMBERS,
+    TEXT,
+    SEEDS,
+    TEXT,
+    IDS,
+    TEXT,
+)
+AUXILIARIES = st.builds(
+    selection.AuxiliaryDescription, TEXT, TEXT, TEXT, IDS, TEXT, NUMBERS, TEXT, SEEDS, TEXT, TEXT
+)
+
+
+@given(ORDERS)
+def test_a_generation(order: orders.GenerationOrder) -> None:
+    assert asking.order_of(asking.order_to_pb(order, META)) == order
+
+
+@given(FORESTS)
+def test_a_forest(order: orders.ForestOrder) -> None:
+    assert asking.forest_of(asking.forest_to_pb(order, META)) == order
+
+
+@given(EDITS)
+def test_what_a_forest_is_told(edit: forest.Edit) -> None:
+    assert forests.command_of(forests.command_to_pb(edit)) == edit
+
+
+@given(INQUIRIES)
+def test_an_inquiry(inquiry: answer.Inquiry) -> None:
+    assert answers.inquiry_of(answers.inquiry_to_pb(inquiry, META)) == inquiry
+
+
+@given(GENERATED)
+def test_what_is_told_of_a_generation(event: told.GenerationEvent) -> None:
+    assert telling.response_of(telling.response_to_pb(event)) == event
+
+
+@given(EXPLORED)
+def test_what_is_told_of_a_forest(event: told.ExploringEvent) -> None:
+    assert forests.explored_of(forests.explored_to_pb(event)) == event
+
+
+def test_a_refusal_keeps_its_kind_and_its_words() -> None:
+    refused = told.RefusedEvent(3, NotFound("fork.source: there is no branch 2"))
+    back = forests.explored_of(forests.explored_to_pb(refused))
+    assert isinstance(back, told.RefusedEvent)
+    assert (back.command, type(back.error), back.error.detail) == (3, NotFound, refused.error.detail)
+
+
+@given(ANSWERS)
+def test_what_is_told_of_an_answer(event: answer.AnswerEvent) -> None:
+    assert answers.answer_of(answers.answer_to_pb(event)) == event
+
+
+@given(
+    st.lists(SELECTED_TOKENS, max_size=3), SELECTION_TIMINGS, st.builds(selection.SelectionChunk, TEXT, IDS)
+)
+def test_a_selection(
+    questions: list[selection.SelectedTokens],
+    timings: selection.SelectionTimings,
+    chunk: selection.SelectionChunk,
+) -> None:
+    selected = tuple(dataclasses.replace(one, timings=timings) for one in questions)
+    assert selecting.selected_of(selecting.selected_to_pb(selected)) == selected
+    assert selecting.chunk_of(selecting.chunk_to_pb(chunk)) == chunk
+
+
+@given(
+    MODELS,
+    AUXILIARIES,
+    st.builds(described.PrefilledChunk, NUMBERS, TEXT, IDS, st.booleans()),
+    st.builds(selection.EncodedChunk, NUMBERS, TEXT, NUMBERS, st.booleans()),
+    FILTERS,
+)
+def test_descriptions_chunks_and_filters(
+    model: described.ModelDescription,
+    auxiliary: selection.AuxiliaryDescription,
+    prefilled: described.PrefilledChunk,
+    encoded: selection.EncodedChunk,
+    condition: search.Filter,
+) -> None:
+    assert telling.model_of(telling.model_to_pb(model)) == model
+    assert selecting.description_of(selecting.description_to_pb(auxiliary)) == auxiliary
+    assert telling.prefilled_of(telling.prefilled_to_pb(prefilled)) == prefilled
+    assert selecting.encoded_of(selecting.encoded_to_pb(encoded)) == encoded
+    assert retrieval.filter_of(retrieval.filter_to_pb(condition)) == condition
+
+
+@pytest.mark.parametrize(
+    ("table", "twin"),
+    [
+        (MODES, common_pb2.ReuseMode),
+        (FINISH_REASONS, common_pb2.FinishReason),
+        (STOPPINGS, common_pb2.EarlyStopping),
+        (RULES, common_pb2.ChoiceRule),
+        (GROUPINGS, selection_pb2.Grouping),
+        (READINGS, selection_pb2.Reading),
+    ],
+)
+def test_an_enum_and_its_twin_have_the_same_members(table: Any, twin: Any) -> None:
+    for name, number in twin.items():
+        assert table.to_pb(table.of(number, "field")) == name
+    with pytest.raises(InvalidRequest, match="field: 77 is not known; use one of "):
+        table.of(77, "field")
+    assert table.known(77) is None
+
+
+def test_what_is_left_out_is_the_services_own_or_the_usual() -> None:
+    order = asking.order_of(generation_pb2.GenerateRequest())
+    assert order == orders.GenerationOrder((), ())
+    beams = asking.decoding_of(common_pb2.Decoding(beams=common_pb2.Beams(width=2, length_penalty=0.0)))
+    assert beams.beams == asked.Beams(2, 0.0)
+    assert asking.decoding_of(
+        common_pb2.Decoding(margins=common_pb2.Margins(yes=" ja"))
+    ).margins == asked.Margins(yes=" ja")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"reuse": 77}, "reuse: 77 is not known"),
+        ({"recompute": recompute_pb2.Recompute(grouping=9)}, "recompute.grouping: 9"),  # type: ignore[arg-type]
+        ({"recompute": recompute_pb2.Recompute(reading=9)}, "recompute.reading: 9"),  # type: ignore[arg-type]
+        ({"decoding": common_pb2.Decoding(choose=common_pb2.Choice())}, "decoding.choose.rule: is not set"),
+        (
+            {"decoding": common_pb2.Decoding(beams=common_pb2.Beams(width=2, early_stopping=9))},  # type: ignore[arg-type]
+            "decoding.beams.early_stopping: 9 is not known",
+        ),
+        ({"questions": [generation_pb2.Piece()]}, "questions[0]: neither text nor token_ids"),
+    ],
+)
+def test_what_cannot_be_read_is_named(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        asking.order_of(generation_pb2.GenerateRequest(**fields))
+    assert refusal.value.detail.startswith(says)
+
+
+def test_a_token_that_no_message_can_carry_is_named() -> None:
+    reuse = orders.Reuse(modes.ReuseMode.TOKENS, modes.Recompute(tokens=(-1,)))
+    with pytest.raises(InvalidRequest, match=r"recompute\.tokens: -1 is out of range"):
+        asking.recompute_to_pb(reuse)
