@@ -16,6 +16,7 @@ from shared.generation.asked import (
     Decoding,
     EarlyStopping,
     Margins,
+    MarginsAfter,
     SamplingParams,
 )
 
@@ -89,6 +90,13 @@ THOUGHT_TEMPERATURE = 0.7
     "--margins",
     is_flag=True,
     help="First note on every chunk what helps, then answer with the relevant notes in context.",
+)
+@click.option(
+    "--margins-after",
+    type=click.Choice([after.value for after in MarginsAfter]),
+    default=None,
+    help="Of margins: each sees its own chunk alone (own), or all chunks in front of it as well, as in the "
+    "paper (previous). Default own.",
 )
 @click.option(
     "--temperature",
@@ -185,12 +193,14 @@ def decoding_of(options: dict[str, Any]) -> Decoding:
         ("early_stopping", "beams"),
         ("choose", "thoughts"),
         ("marker", "thoughts"),
+        ("margins_after", "margins"),
     ):
         if options[name] and not options[needs]:
             raise InvalidRequest(f"--{name.replace('_', '-')} belongs to --{needs}; give that too")
     if options["beams"] and options["thoughts"]:
         raise InvalidRequest("--beams and --thoughts exclude each other: beams are ranked already")
-    margins = Margins() if options["margins"] else None
+    after = MarginsAfter(options["margins_after"] or MarginsAfter.OWN)
+    margins = Margins(after=after) if options["margins"] else None
     if options["beams"]:
         penalty = 1.0 if options["length_penalty"] is None else options["length_penalty"]
         stopping = EarlyStopping(options["early_stopping"] or EarlyStopping.ESTIMATE)

@@ -66,8 +66,7 @@ class Pipeline:
         """
         arrived = self._clock()
         self._check(inquiry)
-        retrieved = await self._retrieve(ctx, inquiry)
-        retrieve_s = self._since(arrived)
+        retrieved, retrieve_s = await self._retrieve(ctx, inquiry)
         yield retrieved
         first_token_s = 0.0
         texts: defaultdict[tuple[int, int], str] = defaultdict(str)
@@ -106,9 +105,16 @@ class Pipeline:
         if inquiry.retrieval.k > self._config.max_k:
             raise InvalidRequest(f"retrieval.k: at most {self._config.max_k}, got {inquiry.retrieval.k}")
 
-    async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> Retrieved:
-        retrieved, model = await _both(
-            patiently(ctx, "searching", lambda: self._search(ctx, inquiry)),
+    async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Retrieved, float]:
+        """Also the seconds of the search, without those in which a generator is waited for."""
+        began = self._clock()
+
+        async def search() -> tuple[Retrieved, float]:
+            found = await patiently(ctx, "searching", lambda: self._search(ctx, inquiry))
+            return found, self._since(began)
+
+        (retrieved, search_s), model = await _both(
+            search(),
             patiently(ctx, "asking which model is served", lambda: self._generator.describe(ctx)),
         )
         hits = retrieved.hits
@@ -124,7 +130,7 @@ class Pipeline:
                 "than the one being served; "
                 f"run `kvquilt ingest --collection {inquiry.collection} --re-encode`"
             )
-        return retrieved
+        return retrieved, search_s
 
     async def _search(self, ctx: RequestContext, inquiry: Inquiry) -> Retrieved:
         options = inquiry.retrieval
@@ -158,8 +164,8 @@ class Pipeline:
 
 
 async def _both(
-    searching: Awaitable[Retrieved], describing: Awaitable[ModelDescription]
-) -> tuple[Retrieved, ModelDescription]:
+    searching: Awaitable[tuple[Retrieved, float]], describing: Awaitable[ModelDescription]
+) -> tuple[tuple[Retrieved, float], ModelDescription]:
     """Both at once; the search's error is the more telling one when both fail."""
     retrieved, model = await asyncio.gather(searching, describing, return_exceptions=True)
     if isinstance(retrieved, BaseException):

@@ -5,7 +5,8 @@ context.
     chunk 1 ──► margin ──► relevant? ──┼──► all chunks, kept margins, question ──► answer
     chunk 2 ──► margin ──► relevant? ──┘
 
-Each margin sees the prefix and its own chunk. All are requests of their own to the engine, which decodes them
+Each margin sees the prefix and its own chunk (``after`` own), or all chunks in front of that as well, as in
+the paper (``after`` previous). All are requests of their own to the engine, which decodes them
 in the same steps and shares the chunks' resident KV with the answer that follows. A margin is relevant if the
 model, asked so, finds ``yes`` more likely than ``no``: by the log-probabilities of the first token in which
 the two differ. The kept margins stand, as chunks would, in front of the question, in the order of their
@@ -22,7 +23,7 @@ from dataclasses import replace
 
 from services.generator.serving import Generator, Plan
 from shared.errors import InvalidRequest
-from shared.generation.asked import Margins, SamplingParams
+from shared.generation.asked import Margins, MarginsAfter, SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import GenerationOrder, Reuse
 from shared.generation.pieces import Tokenized
@@ -72,8 +73,8 @@ class MarginWriter:
         self._ctx = ctx
         self._order = order
         # A chunk alone behind the prefix is stored as ``full`` would compute it: nothing is worth computing
-        # anew.
-        self._reuse_alone = Reuse(ReuseMode.REORDERED) if planned.request.reuse.recomputes else order.reuse
+        # anew. Behind others a note is a draft: tokens chosen for the answer are computed for that alone.
+        self._reuse = Reuse(ReuseMode.REORDERED) if planned.request.reuse.recomputes else order.reuse
         self._margins = margins
         self._question = order.questions[0]
         self._shared_ids, self._yes_id, self._no_id = _first_difference(
@@ -141,7 +142,11 @@ class MarginWriter:
         self, chunk: int, question_ids: tuple[int, ...], sampling: SamplingParams
     ) -> AsyncGenerator[Event, None]:
         order = GenerationOrder(
-            (self._order.chunks[chunk],), (question_ids,), self._order.prefix, self._reuse_alone, sampling
+            self._order.chunks[self._first_of(chunk) : chunk + 1],
+            (question_ids,),
+            self._order.prefix,
+            self._reuse,
+            sampling,
         )
         async with aclosing(
             self._generator.generate(self._ctx, self._generator.plan(self._ctx, order))
@@ -150,6 +155,10 @@ class MarginWriter:
                 if isinstance(event, DoneEvent):
                     self._usage = _sum(self._usage, event.usage)
                 yield event
+
+    def _first_of(self, chunk: int) -> int:
+        """The first chunk that the margin on this one sees."""
+        return chunk if self._margins.after is MarginsAfter.OWN else 0
 
 
 def _first_difference(tokenizer: PromptTokenizer, yes: str, no: str) -> tuple[tuple[int, ...], int, int]:

@@ -120,6 +120,13 @@ class Choice:
     marker: str = ""
 
 
+class MarginsAfter(enum.StrEnum):
+    """What a margin sees besides the prefix: its own chunk, or that and all in front of it."""
+
+    OWN = "own"
+    PREVIOUS = "previous"
+
+
 @dataclass(frozen=True, slots=True)
 class Margins:
     """Writing in the Margins (arXiv 2408.14906). ``{question}`` and, in ``relevance``, ``{margin}`` are
@@ -131,6 +138,7 @@ class Margins:
     yes: str = " yes"
     no: str = " no"
     max_tokens: int = 64
+    after: MarginsAfter = MarginsAfter.OWN
 
 
 @dataclass(frozen=True, slots=True)

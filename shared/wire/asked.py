@@ -11,7 +11,7 @@ from shared.generation.asked import Beams, Choice, Decoding, EarlyStopping, Marg
 from shared.generation.modes import Ape, Recompute
 from shared.generation.orders import ForestOrder, GenerationOrder, Reuse
 from shared.generation.pieces import Piece, Tokenized, ids_of, text_of
-from shared.wire.enums import GROUPINGS, MODES, READINGS, RULES, STOPPINGS
+from shared.wire.enums import GROUPINGS, MARGINS_AFTER, MODES, READINGS, RULES, STOPPINGS
 
 
 def piece_to_pb(piece: Piece) -> generation_pb2.Piece:
@@ -81,7 +81,8 @@ def decoding_to_pb(decoding: Decoding) -> common_pb2.Decoding:
     if choose := decoding.choose:
         pb.choose.CopyFrom(common_pb2.Choice(rule=RULES.to_pb(choose.rule), marker=choose.marker))
     if margins := decoding.margins:
-        pb.margins.CopyFrom(common_pb2.Margins(**dataclasses.asdict(margins)))
+        after = {"after": MARGINS_AFTER.to_pb(margins.after)}
+        pb.margins.CopyFrom(common_pb2.Margins(**dataclasses.asdict(margins) | after))
     return pb
 
 
@@ -115,6 +116,7 @@ def _margins_of(pb: common_pb2.Margins) -> Margins:
         pb.yes or usual.yes,
         pb.no or usual.no,
         pb.max_tokens or usual.max_tokens,
+        MARGINS_AFTER.of(pb.after, "decoding.margins.after") or usual.after,
     )
 
 

@@ -10,7 +10,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 from protos.kvquilt.v1 import common_pb2, selection_pb2
 from shared.errors import InvalidRequest
-from shared.generation.asked import ChoiceRule, EarlyStopping
+from shared.generation.asked import ChoiceRule, EarlyStopping, MarginsAfter
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import ASKED_MODES, AskedMode
 from shared.generation.selection import Grouping, Reading
@@ -50,5 +50,6 @@ USED_MODES = EnumWire(common_pb2.ReuseMode, ReuseMode)
 FINISH_REASONS = EnumWire(common_pb2.FinishReason, FinishReason)
 STOPPINGS = EnumWire(common_pb2.EarlyStopping, EarlyStopping)
 RULES = EnumWire(common_pb2.ChoiceRule, ChoiceRule)
+MARGINS_AFTER = EnumWire(common_pb2.MarginsAfter, MarginsAfter)
 GROUPINGS = EnumWire(selection_pb2.Grouping, Grouping)
 READINGS = EnumWire(selection_pb2.Reading, Reading)

@@ -23,6 +23,7 @@ from shared.generation.asked import (
     Decoding,
     EarlyStopping,
     Margins,
+    MarginsAfter,
     SamplingParams,
 )
 from shared.generation.forest import Append, Edit, Fork, Grow, Merge, Prune, Rewind, Start
@@ -166,12 +167,13 @@ class TestMargins:
     TEXTS = ("The river rises.", "Bread is brown.", "Ships are old.")
     QUESTION = "What rises?"
 
+    @pytest.mark.parametrize("after", list(MarginsAfter))
     @pytest.mark.parametrize("reuse", ["reordered", "full"])
     async def test_margins_judgements_and_answer_are_those_of_the_stock_model(
-        self, talking: Path, reuse: str
+        self, talking: Path, reuse: str, after: MarginsAfter
     ) -> None:
         margins = Margins(
-            "Note on {question}", "Is “{margin}” of help for {question}", " ja", " jein", max_tokens=6
+            "Note on {question}", "Is “{margin}” of help for {question}", " ja", " jein", 6, after
         )
         async with serving(talking, kv_store="") as served:
             model = await served.client.describe(context())
@@ -205,10 +207,11 @@ class TestMargins:
         for i, note in notes.items():
             written = [e for e in events if isinstance(e, MarginTokenEvent) and e.chunk == i]
             ids_ = [e.token_id for e in written]
-            assert ids_ == oracle([chunks[i]], ask("Note on What rises?"), ids_).argmax(-1).tolist()
+            seen = [chunks[i]] if after is MarginsAfter.OWN else chunks[: i + 1]
+            assert ids_ == oracle(seen, ask("Note on What rises?"), ids_).argmax(-1).tolist()
             assert note.text == decode([t for t in ids_ if t not in model.eos_ids])
             judged = (*ask(f"Is “{note.text.strip()}” of help for What rises?"), *encode(" j"))
-            logprobs = oracle([chunks[i]], judged, [0])[0].log_softmax(-1)
+            logprobs = oracle(seen, judged, [0])[0].log_softmax(-1)
             yes, no = logprobs[encode("a")[0]].item(), logprobs[encode("e")[0]].item()
             assert (note.yes_logprob, note.no_logprob) == (
                 pytest.approx(yes, abs=1e-4),

@@ -67,6 +67,7 @@ MARGINS = st.builds(
     yes=FILLED,
     no=FILLED,
     max_tokens=st.integers(1, 2**32 - 1),
+    after=st.sampled_from(asked.MarginsAfter),
 )
 DECODING = st.builds(asked.Decoding, beams=st.none() | BEAMS, margins=st.none() | MARGINS) | st.builds(
     asked.Decoding, choose=CHOICES, margins=st.none() | MARGINS

@@ -35,6 +35,12 @@ class ChoiceRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHOICE_RULE_MEAN_LOGPROB: _ClassVar[ChoiceRule]
     CHOICE_RULE_MAJORITY: _ClassVar[ChoiceRule]
 
+class MarginsAfter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MARGINS_AFTER_UNSPECIFIED: _ClassVar[MarginsAfter]
+    MARGINS_AFTER_OWN: _ClassVar[MarginsAfter]
+    MARGINS_AFTER_PREVIOUS: _ClassVar[MarginsAfter]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -59,6 +65,9 @@ EARLY_STOPPING_NEVER: EarlyStopping
 CHOICE_RULE_UNSPECIFIED: ChoiceRule
 CHOICE_RULE_MEAN_LOGPROB: ChoiceRule
 CHOICE_RULE_MAJORITY: ChoiceRule
+MARGINS_AFTER_UNSPECIFIED: MarginsAfter
+MARGINS_AFTER_OWN: MarginsAfter
+MARGINS_AFTER_PREVIOUS: MarginsAfter
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -149,18 +158,20 @@ class Decoding(_message.Message):
     def __init__(self, beams: _Optional[_Union[Beams, _Mapping]] = ..., choose: _Optional[_Union[Choice, _Mapping]] = ..., margins: _Optional[_Union[Margins, _Mapping]] = ...) -> None: ...
 
 class Margins(_message.Message):
-    __slots__ = ("instruction", "relevance", "yes", "no", "max_tokens")
+    __slots__ = ("instruction", "relevance", "yes", "no", "max_tokens", "after")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     RELEVANCE_FIELD_NUMBER: _ClassVar[int]
     YES_FIELD_NUMBER: _ClassVar[int]
     NO_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     instruction: str
     relevance: str
     yes: str
     no: str
     max_tokens: int
-    def __init__(self, instruction: _Optional[str] = ..., relevance: _Optional[str] = ..., yes: _Optional[str] = ..., no: _Optional[str] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    after: MarginsAfter
+    def __init__(self, instruction: _Optional[str] = ..., relevance: _Optional[str] = ..., yes: _Optional[str] = ..., no: _Optional[str] = ..., max_tokens: _Optional[int] = ..., after: _Optional[_Union[MarginsAfter, str]] = ...) -> None: ...
 
 class MarginToken(_message.Message):
     __slots__ = ("chunk", "token_id", "text")

@@ -35,6 +35,7 @@ from shared.generation.asked import (
     Decoding,
     EarlyStopping,
     Margins,
+    MarginsAfter,
     SamplingParams,
 )
 from shared.generation.modes import Ape, Recompute, ReuseMode
@@ -194,6 +195,11 @@ async def test_margins_are_shown_with_the_document_they_are_written_on() -> None
             Decoding(beams=Beams(4, 0.5, EarlyStopping.FIRST)),
         ),
         ({"margins": True, "beams": 2}, SamplingParams(), Decoding(beams=Beams(2), margins=Margins())),
+        (
+            {"margins": True, "margins_after": "previous"},
+            SamplingParams(),
+            Decoding(margins=Margins(after=MarginsAfter.PREVIOUS)),
+        ),
         (
             {"thoughts": 5},
             SamplingParams(n=5, temperature=0.7),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -51,6 +52,7 @@ def pipeline(
     generator: FakeGenerator | None = None,
     retriever: FakeRetriever | None = None,
     fetcher: FakeFetcher | None = None,
+    clock: Callable[[], float] | None = None,
     **settings: object,
 ) -> Pipeline:
     ticks = itertools.count()
@@ -59,7 +61,7 @@ def pipeline(
         generator or FakeGenerator({WHO: "Orla Venn", WHEN: "in 1874"}),
         GatewayConfig(**settings),  # type: ignore[arg-type]
         Prefetching(fetcher, max_in_flight=2),
-        clock=lambda: float(next(ticks)),
+        clock=clock or (lambda: float(next(ticks))),
     )
 
 
@@ -264,6 +266,21 @@ async def test_cancelling_the_request_while_the_generator_thinks_closes_the_gene
     with pytest.raises(asyncio.CancelledError):
         await task
     assert generator.closed == 1
+
+
+async def test_waiting_for_a_generator_that_restarts_is_no_part_of_retrieval() -> None:
+    described, now = asyncio.Event(), [0.0]
+    fetcher, generator = FakeFetcher(), FakeGenerator({WHO: "Orla Venn"}, describe_after=described)
+    p = pipeline(generator, fetcher=fetcher, clock=lambda: now[0])
+    task = asyncio.create_task(ask(p, inquiry()))
+    while not fetcher.asked:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    now[0] = 40.0
+    described.set()
+    timings = next(e for e in await task if isinstance(e, AnswerUsage)).timings
+    assert (timings.retrieve_s, timings.first_token_s) == (0, 40)
 
 
 async def test_the_store_hears_of_retrieved_chunks_before_the_generator_has_even_described_itself() -> None:
