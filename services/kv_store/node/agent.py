@@ -262,7 +262,7 @@ class Agent:
     def _list(self, start_after: str, limit: int) -> ChunkPage:
         """One more than asked for says that there are more."""
         objects = self._tiers.objects
-        found = self._tiers.disk.copies(start_after, limit + 1, kept_only=objects is not None)
+        found = self._tiers.disk.copies(start_after, limit + 1, primary_only=objects is not None)
         chunks = {c.chunk_id: _stat(c.chunk_id, c) for c in found}
         if objects is not None and self._is_home:
             for blob in islice(all_objects(objects, start_after, limit + 1), limit + 1):

@@ -2,8 +2,8 @@
 one to the other.
 
 open    memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
-put     staged ─▶ verified ─▶ object store ─▶ copy on disk          (no object store: ─▶ kept on disk)
-behind  staged ─▶ verified ─▶ kept on disk ┈▶ object store ─▶ copy on disk
+put     staged ─▶ verified ─▶ object store ─▶ copy on disk          (no object store: ─▶ primary on disk)
+behind  staged ─▶ verified ─▶ primary on disk ┈▶ object store ─▶ copy on disk
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NodeTiers:
     @property
     def truth(self) -> Blobs:
         """Where a few small things are kept that must not be lost, beside the chunks."""
-        return self.disk.kept if self.objects is None else self.objects
+        return self.disk.primary_blobs if self.objects is None else self.objects
 
     # ---- reading
 
@@ -122,15 +122,15 @@ class NodeTiers:
         return next((c for tier in reversed(self.own) if (c := tier.find(chunk_id))), None)
 
     async def stored(self, chunk_ids: Sequence[str], ask_objects: bool = True) -> dict[str, Copy]:
-        """Those that are whole in the object store, or kept here until they are."""
-        kept = {c: copy for c in chunk_ids if (copy := self.disk.find(c)) is not None and copy.kept}
+        """Those that are whole in the object store, or have their primary copy here until they are."""
+        primary = {c: copy for c in chunk_ids if (copy := self.disk.find(c)) is not None and copy.primary}
         asked = (
             []
             if self.objects is None or not ask_objects
-            else [c for c in dict.fromkeys(chunk_ids) if c not in kept]
+            else [c for c in dict.fromkeys(chunk_ids) if c not in primary]
         )
         stats = await asyncio.gather(*(self.in_threads(find_object, self.objects, c) for c in asked))
-        return {**kept, **{c: stat for c, stat in zip(asked, stats, strict=True) if stat is not None}}
+        return {**primary, **{c: stat for c, stat in zip(asked, stats, strict=True) if stat is not None}}
 
     # ---- writing
 

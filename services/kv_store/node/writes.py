@@ -90,7 +90,7 @@ class Writes:
 
     def upload_pending(self) -> None:
         if self._objects is not None:
-            self._uploader.add(c.chunk_id for c in self._disk.copies(kept_only=True))
+            self._uploader.add(c.chunk_id for c in self._disk.copies(primary_only=True))
 
     async def uploaded(self) -> None:
         """Returns once nothing waits for the object store."""
@@ -105,7 +105,7 @@ class Writes:
         """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there
         first."""
         copy = self._disk.find(chunk_id)
-        if copy is not None and copy.kept:
+        if copy is not None and copy.primary:
             await self._in_threads(self._disk.commit, chunk_id)
             if uploaded:
                 await self._upload_locked(chunk_id)
@@ -156,7 +156,7 @@ class Writes:
     async def _upload_locked(self, chunk_id: str) -> None:
         """Brings what is kept here to the object store; nothing if it is not here any more."""
         copy = self._disk.find(chunk_id)
-        if self._objects is None or copy is None or not copy.kept:
+        if self._objects is None or copy is None or not copy.primary:
             return
         version, path = self._disk.version(chunk_id), self._disk.path_of(chunk_id)
         try:

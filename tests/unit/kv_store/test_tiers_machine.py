@@ -113,7 +113,7 @@ class TiersMachine(RuleBasedStateMachine):
         place = self.tiers.memory if tier == "memory" else self.tiers.disk
         assert place is not None
         copy = place.find(chunk_id)
-        if copy is None or copy.kept:
+        if copy is None or copy.primary:
             return
         path = place.path_of(chunk_id)
         data = bytearray(path.read_bytes())
@@ -152,7 +152,7 @@ class TiersMachine(RuleBasedStateMachine):
             copy = self.tiers.disk.find(chunk_id)
             data = (
                 self.tiers.disk.path_of(chunk_id).read_bytes()
-                if copy and copy.kept
+                if copy and copy.primary
                 else inner.data.get(blob_of(chunk_id))
             )
             assert data == chunk_bytes(chunk_id, version)
