@@ -18,7 +18,7 @@ from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.home import HomeDocuments
 from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, chunk_of
-from services.kv_store.tiers.files import Copy
+from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.object_chunks import all_objects
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.clients.health import ServiceHealth
@@ -231,7 +231,7 @@ class Agent:
         self._documents.check_invariants()
         self._upkeep.check_invariants()
 
-    def _found(self, chunk_ids: Sequence[str]) -> dict[str, Copy]:
+    def _found(self, chunk_ids: Sequence[str]) -> dict[str, FileCopy]:
         return {c: copy for c in chunk_ids if (copy := self._tiers.find(c)) is not None}
 
     def _search(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> PeerSearch:
@@ -280,7 +280,7 @@ class Agent:
         return self._nodes.home() == self._node_id
 
 
-def _stat(chunk_id: str, copy: Copy | None) -> ChunkStat:
+def _stat(chunk_id: str, copy: FileCopy | None) -> ChunkStat:
     if copy is None:
         return ChunkStat(chunk_id, exists=False)
     return ChunkStat(chunk_id, True, copy.size_bytes, copy.modified_s)

@@ -23,7 +23,7 @@ from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.uploader import Sleep
 from services.kv_store.node.writes import Writes
 from services.kv_store.tiers.chunk_names import blob_of
-from services.kv_store.tiers.files import Copy
+from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import all_objects, find_object
 from services.kv_store.tiers.promotion import Promotion
@@ -117,11 +117,11 @@ class NodeTiers:
         except NotFound:
             raise NotFound(f"chunk {chunk_id}: not stored") from None
 
-    def find(self, chunk_id: str) -> Copy | None:
+    def find(self, chunk_id: str) -> FileCopy | None:
         """A copy in any of this node's own tiers."""
         return next((c for tier in reversed(self.own) if (c := tier.find(chunk_id))), None)
 
-    async def stored(self, chunk_ids: Sequence[str], ask_objects: bool = True) -> dict[str, Copy]:
+    async def stored(self, chunk_ids: Sequence[str], ask_objects: bool = True) -> dict[str, FileCopy]:
         """Those that are whole in the object store, or have their primary copy here until they are."""
         primary = {c: copy for c in chunk_ids if (copy := self.disk.find(c)) is not None and copy.primary}
         asked = (

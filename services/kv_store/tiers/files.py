@@ -22,7 +22,7 @@ _LARGEST_LIST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class FileCopy:
     """``primary``: not evictable, for it may be the only one. ``modified_s``: seconds since 1970."""
 
     chunk_id: str
@@ -48,17 +48,17 @@ class TierFiles:
         assert self._primary is not None, "this tier holds copies only"
         return self._primary
 
-    def path_of(self, copy: Copy) -> Path:
+    def path_of(self, copy: FileCopy) -> Path:
         return self.blobs(copy.primary).path_of(blob_of(copy.chunk_id))
 
-    def find(self, chunk_id: str, copies_only: bool = False) -> Copy | None:
+    def find(self, chunk_id: str, copies_only: bool = False) -> FileCopy | None:
         for primary in [True, False] if self.holds_primaries and not copies_only else [False]:
             stat = self.blobs(primary).stat(blob_of(chunk_id))
             if stat is not None:
-                return Copy(chunk_id, stat.size_bytes, stat.modified_s, primary)
+                return FileCopy(chunk_id, stat.size_bytes, stat.modified_s, primary)
         return None
 
-    def scan(self, clean: bool = False, primary_no_more: Container[str] = ()) -> dict[str, Copy]:
+    def scan(self, clean: bool = False, primary_no_more: Container[str] = ()) -> dict[str, FileCopy]:
         """What is there; ``clean``: and removes copies where there is a primary copy too (a crash came in
         between). ``primary_no_more``: of these only copies count."""
         found = (
@@ -73,13 +73,13 @@ class TierFiles:
                 self.cache.delete(blob_of(copy.chunk_id))
         return found
 
-    def _list(self, primary: bool) -> Iterator[Copy]:
+    def _list(self, primary: bool) -> Iterator[FileCopy]:
         after = ""
         while True:
             page = self.blobs(primary).list(CHUNKS, after, _LARGEST_LIST)
             for blob in page.blobs:
                 if chunk_id := chunk_of(blob.name):
-                    yield Copy(chunk_id, blob.size_bytes, blob.modified_s, primary)
+                    yield FileCopy(chunk_id, blob.size_bytes, blob.modified_s, primary)
             if not page.truncated:
                 return
             after = page.blobs[-1].name

@@ -26,7 +26,7 @@ from services.kv_store.blobs.staging import StagedFile, Staging
 from services.kv_store.tiers.chunk_files import Stamp, is_damaged, stamp_of, verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.eviction import S3Fifo
-from services.kv_store.tiers.files import Copy, TierFiles
+from services.kv_store.tiers.files import FileCopy, TierFiles
 from services.kv_store.tiers.leases import Leases
 from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
 from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
@@ -97,11 +97,11 @@ class LocalTier:
 
     # ---- looking
 
-    def find(self, chunk_id: str) -> Copy | None:
+    def find(self, chunk_id: str) -> FileCopy | None:
         with self._lock:
             return self._index.get(chunk_id)
 
-    def copies(self, start_after: str = "", limit: int = 0, primary_only: bool = False) -> list[Copy]:
+    def copies(self, start_after: str = "", limit: int = 0, primary_only: bool = False) -> list[FileCopy]:
         """In the order of ids; ``limit`` 0: all."""
         with self._lock:
             if self._sorted is None:
@@ -372,7 +372,7 @@ class LocalTier:
         with self._lock:
             self._note(chunk_id, self._files.find(chunk_id, copies_only=chunk_id in self._leaving))
 
-    def _note(self, chunk_id: str, copy: Copy | None) -> None:
+    def _note(self, chunk_id: str, copy: FileCopy | None) -> None:
         old = self._index.pop(chunk_id, None)
         self._num_bytes += (copy.size_bytes if copy else 0) - (old.size_bytes if old else 0)
         if copy is None or copy.primary:
@@ -393,9 +393,9 @@ class LocalTier:
             while len(self._layouts) > _MOST_KNOWN_LAYOUTS:
                 self._layouts.popitem(last=False)
 
-    def _name_of(self, copy: Copy) -> str:
+    def _name_of(self, copy: FileCopy) -> str:
         return self.primary_name if copy.primary else self.name
 
-    def _stats_of(self, name: str, copies: list[Copy], pins: frozenset[str]) -> TierStats:
+    def _stats_of(self, name: str, copies: list[FileCopy], pins: frozenset[str]) -> TierStats:
         pinned = sum(c.size_bytes for c in copies if c.chunk_id in pins)
         return TierStats(name, len(copies), sum(c.size_bytes for c in copies), self.capacity_bytes, pinned)
