@@ -162,7 +162,7 @@ class EncodingBench:
         k_LHTD: Sequence[torch.Tensor],
         v_LHTD: Sequence[torch.Tensor],
         replace: bool,
-        behind: bool,
+        write_back: bool,
         encoding: str = "",
     ) -> None:
         self._kv[chunk_id] = (k_LHTD, v_LHTD)

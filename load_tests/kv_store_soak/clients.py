@@ -130,7 +130,7 @@ class SoakClient:
         path = Path(await store.stage(_ctx())) / f"client-{self.number}-{self._made}"
         await asyncio.to_thread(path.write_bytes, data)
         chunk.allowed.add(digest)
-        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), behind=self.rng.random() < 0.5)
+        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), write_back=self.rng.random() < 0.5)
         chunk.allowed = {digest}
 
     async def get(self) -> None:

@@ -97,7 +97,7 @@ class Clipper:
                 segment.k_LKTD,
                 segment.v_LKTD,
                 replace=False,
-                behind=False,
+                write_back=False,
             )
         self.question_len = len(prompts.encode_question(question))
         self.prefix_len = len(prompts.prefix_ids)

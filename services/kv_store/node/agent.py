@@ -28,11 +28,11 @@ from shared.kv_types import (
     ChunkStat,
     CollectedGarbage,
     DeletedChunks,
-    HeldChunk,
     Manifest,
     ManifestPage,
     NodeStats,
     OpenedChunk,
+    PeerCopy,
     PinnedChunks,
     PinnedDocuments,
     StoreStats,
@@ -84,9 +84,9 @@ class Agent:
             copies = await self._tiers.stored(ids, ask_objects=self._is_home)
         return [_stat(c, copies.get(c)) for c in ids]
 
-    async def held(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[HeldChunk]:
+    async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
         found = self._found([check_chunk_id(c) for c in chunk_ids])
-        return [HeldChunk(c, copy.size_bytes, self._location) for c, copy in found.items()]
+        return [PeerCopy(c, copy.size_bytes, self._location) for c, copy in found.items()]
 
     async def open(
         self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
@@ -112,11 +112,11 @@ class Agent:
         node_id: str,
         path: str,
         replace: bool = False,
-        behind: bool = False,
+        write_back: bool = False,
     ) -> bool:
         self._check_node(node_id)
         staged = self._tiers.disk.staging.given(path)
-        return await self._tiers.put(check_chunk_id(chunk_id), staged, replace, behind)
+        return await self._tiers.put(check_chunk_id(chunk_id), staged, replace, write_back)
 
     async def put(
         self,

@@ -1,9 +1,9 @@
 """Everything that one node does with chunks: its own tiers, the object store behind them, and the way from
 one to the other.
 
-open    memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
-put     staged ─▶ verified ─▶ object store ─▶ copy on disk          (no object store: ─▶ primary on disk)
-behind  staged ─▶ verified ─▶ primary on disk ┈▶ object store ─▶ copy on disk
+open        memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
+put         staged ─▶ verified ─▶ object store ─▶ copy on disk      (no object store: ─▶ primary on disk)
+write back  staged ─▶ verified ─▶ primary on disk ┈▶ object store ─▶ copy on disk
 """
 
 from __future__ import annotations
@@ -138,16 +138,16 @@ class NodeTiers:
         """Whether ``put`` would find it stored already; it is durable then."""
         return await self.writes.exists(chunk_id)
 
-    async def put(self, chunk_id: str, staged: Path, replace: bool = False, behind: bool = False) -> bool:
+    async def put(self, chunk_id: str, staged: Path, replace: bool = False, write_back: bool = False) -> bool:
         """Takes over a file of ``disk.staging``; returns whether the chunk was stored already (unless
         ``replace``, the new file is dropped). When it returns the chunk is durable: in the object store if
-        there is one, else (or ``behind``) on the disk.
+        there is one, else (or ``write_back``) on the disk.
 
         Raises:
             CorruptData: it is not a whole chunk file, or another chunk's.
             StorageFull, Unavailable: not stored.
         """
-        return await self.writes.put(chunk_id, staged, replace, behind)
+        return await self.writes.put(chunk_id, staged, replace, write_back)
 
     async def delete(self, chunk_id: str) -> bool:
         """From this node's tiers; whether it was here. Nothing that this node was bringing to the object

@@ -62,18 +62,18 @@ class TiersMachine(RuleBasedStateMachine):
         self.loop.close()
         shutil.rmtree(self.directory)
 
-    @rule(chunk_id=CHUNKS, version=st.integers(0, 3), replace=st.booleans(), behind=st.booleans())
-    def put(self, chunk_id: str, version: int, replace: bool, behind: bool) -> None:
+    @rule(chunk_id=CHUNKS, version=st.integers(0, 3), replace=st.booleans(), write_back=st.booleans())
+    def put(self, chunk_id: str, version: int, replace: bool, write_back: bool) -> None:
         staged = self.tiers.disk.staging.new()
         staged.write_bytes(chunk_bytes(chunk_id, version))
         try:
-            existed = self.run(self.tiers.put(chunk_id, staged, replace, behind))
+            existed = self.run(self.tiers.put(chunk_id, staged, replace, write_back))
         except Unavailable:
             assert self.objects.failure is not None
-            assert not behind
+            assert not write_back
             return
         except StorageFull:
-            assert behind
+            assert write_back
             return
         assert not staged.exists()
         if self.objects.failure is None:
