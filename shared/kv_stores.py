@@ -16,10 +16,10 @@ from shared.kv_types import (
     ChunkStat,
     CollectedGarbage,
     DeletedChunks,
-    HeldChunk,
     Manifest,
     ManifestPage,
     OpenedChunk,
+    PeerCopy,
     PinnedChunks,
     PinnedDocuments,
     StoreStats,
@@ -109,18 +109,18 @@ class NodeFiles(Protocol):
         node_id: str,
         path: str,
         replace: bool = False,
-        behind: bool = False,
+        write_back: bool = False,
     ) -> bool:
         """Whether the chunk was stored already. The file at ``path`` is gone afterwards, whatever happens.
 
-        ``behind``: acknowledged once durable on this node's disk; it reaches the object store later."""
+        ``write_back``: acknowledged once durable on this node's disk; it reaches the object store later."""
         ...
 
 
 class NodeStore(NodeFiles, Protocol):
     """One node's, or a client of it."""
 
-    async def held(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[HeldChunk]:
+    async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
         """Copies in this node's own tiers, evictable ones included."""
         ...
 

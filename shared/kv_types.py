@@ -19,7 +19,7 @@ class ChunkStat:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldChunk:
+class PeerCopy:
     """A copy in a node's own tiers. ``location``: of the Arrow Flight server that streams it."""
 
     chunk_id: str

@@ -235,7 +235,7 @@ class Shelf:
         k_LHTD: Sequence[torch.Tensor],
         v_LHTD: Sequence[torch.Tensor],
         replace: bool,
-        behind: bool,
+        write_back: bool,
         encoding: str = "",
     ) -> None:
         if self.failure is not None:

@@ -18,7 +18,7 @@ from protos.kvquilt.v1 import generation_pb2_grpc
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
-from services.generator.selecting import Selector
+from services.generator.selecting import SelectionPort
 from services.generator.serving import Generator
 from shared.clients.generation import APPLICATION, SERVICE, ForestClient, GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
@@ -42,7 +42,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    model: Path, store: NodeFiles | None = None, chooser: Selector | None = None, **settings: Any
+    model: Path, store: NodeFiles | None = None, chooser: SelectionPort | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
     """A server over ``model``; a model that cannot be loaded is served as the application does it."""
     config = load(GeneratorConfig, {"model": str(model)} | settings)

@@ -15,7 +15,7 @@ from shared.request import RequestContext
 
 class DirectoryStore:
     """``failure`` is raised by every method while it is set. ``calls`` are their names; ``adopted`` are
-    (chunk id, replaced), ``behind`` says of each whether it was written behind an answer."""
+    (chunk id, replaced), ``write_back`` says of each whether it was written back after an answer."""
 
     def __init__(self, root: Path) -> None:
         self._chunks, self._staging = root / "chunks", root / "staging"
@@ -25,7 +25,7 @@ class DirectoryStore:
         self.calls: list[str] = []
         self.prefetched: list[str] = []
         self.adopted: list[tuple[str, bool]] = []
-        self.behind: list[bool] = []
+        self.write_back: list[bool] = []
 
     def path_of(self, chunk_id: str) -> Path:
         return self._chunks / f"{chunk_id}.arrow"
@@ -57,7 +57,7 @@ class DirectoryStore:
         node_id: str,
         path: str,
         replace: bool = False,
-        behind: bool = False,
+        write_back: bool = False,
     ) -> bool:
         await self._called("adopt")
         assert verify_chunk(path).header.chunk_id == chunk_id
@@ -65,7 +65,7 @@ class DirectoryStore:
         if not existed or replace:
             os.replace(path, self.path_of(chunk_id))
             self.adopted.append((chunk_id, replace))
-            self.behind.append(behind)
+            self.write_back.append(write_back)
         return existed
 
     async def _called(self, name: str) -> None:

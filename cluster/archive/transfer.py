@@ -25,7 +25,7 @@ from shared.kv_types import PIECE_BYTES, ChunkStat, Manifest
 from shared.request import RequestContext, check_name
 
 
-class Store(Protocol):
+class ArchiveStore(Protocol):
     def list_manifests(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[Manifest, None]: ...
 
     def get(
@@ -57,7 +57,7 @@ class Transferred:
 
 
 async def export_collection(
-    console: Console, store: Store, ctx: RequestContext, collection: str, target: Path
+    console: Console, store: ArchiveStore, ctx: RequestContext, collection: str, target: Path
 ) -> Transferred:
     """
     Raises:
@@ -90,7 +90,7 @@ async def export_collection(
 
 async def import_collection(
     console: Console,
-    store: Store,
+    store: ArchiveStore,
     ctx: RequestContext,
     model: ModelDescription,
     source: Path,
@@ -148,7 +148,7 @@ class _Documents:
         )
 
 
-async def _spool(store: Store, ctx: RequestContext, collection: str, spool: Path) -> _Documents:
+async def _spool(store: ArchiveStore, ctx: RequestContext, collection: str, spool: Path) -> _Documents:
     """Writes the documents to a file, a line each."""
     found = _Documents()
     with open(spool, "wb") as file:
@@ -171,7 +171,7 @@ def _lines(spool: Path) -> Iterator[bytes]:
         yield from file
 
 
-async def _fetch(store: Store, ctx: RequestContext, chunk_id: str, path: Path) -> None:
+async def _fetch(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path) -> None:
     try:
         with open(path, "wb") as file:
             async with aclosing(store.get(ctx, chunk_id)) as pieces:
@@ -226,7 +226,7 @@ def _moved(data: bytes, head: Head, tenant: str, collection: str) -> Manifest:
     return replace(manifest, tenant=tenant, collection=collection, chunks=chunks)
 
 
-async def _send(store: Store, ctx: RequestContext, chunk_id: str, path: Path) -> bool:
+async def _send(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path) -> bool:
     """Whether it was not there before."""
     (stored,) = await store.stat(ctx, [chunk_id])
     return not stored.exists and not await store.put(ctx, chunk_id, path.stat().st_size, _pieces(path))

@@ -29,7 +29,7 @@ Contexts = Callable[[str], RequestContext]
 """A context of a tenant (empty: of the one that was chosen)."""
 
 
-class Store(Protocol):
+class UpkeepStore(Protocol):
     async def stats(self, ctx: RequestContext) -> StoreStats: ...
 
     async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
@@ -48,7 +48,7 @@ class Ingest(Protocol):
 
 
 @dataclass(slots=True)
-class Findings:
+class ScrubFindings:
     """What a scrub found."""
 
     num_copies: int = 0
@@ -72,8 +72,8 @@ class Findings:
             console.print(f"{chunk_id}  no durable good copy is left", style="red")
 
 
-async def verify(console: Console, store: Store, ctx: RequestContext, repair: bool) -> Findings:
-    findings = Findings()
+async def verify(console: Console, store: UpkeepStore, ctx: RequestContext, repair: bool) -> ScrubFindings:
+    findings = ScrubFindings()
     stats = await store.stats(ctx)
     tiers = [t for node in stats.nodes for t in node.tiers] + ([stats.objects] if stats.objects else [])
     with scrub_bar(console) as bar:
@@ -93,11 +93,11 @@ async def verify(console: Console, store: Store, ctx: RequestContext, repair: bo
 async def repair(
     out: Console,
     console: Console,
-    store: Store,
+    store: UpkeepStore,
     ingest: Ingest,
     contexts: Contexts,
     tenant: str,
-    findings: Findings,
+    findings: ScrubFindings,
 ) -> bool:
     """Computes what a repairing scrub could not restore, for ``tenant`` (empty: for all that have documents);
     whether everything is whole now."""
@@ -153,7 +153,7 @@ def byte_bar(console: Console) -> Iterator[Progress]:
         yield bar
 
 
-async def _absent(store: Store, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+async def _absent(store: UpkeepStore, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
     stats = [
         s
         for begin in range(0, len(chunk_ids), _IDS_PER_CALL)

@@ -41,7 +41,7 @@ MODES = (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.CACHECLIP)
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AskedQuestion:
     question: str
     answer: str
     document: str
@@ -51,7 +51,7 @@ class Question:
 class Asked:
     """One question, answered with every reuse mode."""
 
-    question: Question
+    question: AskedQuestion
     answers: Mapping[ReuseMode, WholeAnswer]
 
     def is_correct(self, mode: ReuseMode) -> bool:
@@ -64,7 +64,7 @@ def run_demo(console: Console, report_path: Path, keep: bool) -> None:
         KvquiltError: a service failed; everything has been taken down.
     """
     questions = [
-        Question(**q) for q in json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))
+        AskedQuestion(**q) for q in json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))
     ]
     launcher.stop(DATA_DIR.absolute())
     shutil.rmtree(DATA_DIR, ignore_errors=True)
@@ -94,7 +94,7 @@ def _start(console: Console) -> str:
 
 
 async def _use(
-    console: Console, target: str, questions: Sequence[Question]
+    console: Console, target: str, questions: Sequence[AskedQuestion]
 ) -> tuple[list[Asked], WholeAnswer]:
     await _ingest(console, target)
     async with rag_client(target) as client:
@@ -151,7 +151,7 @@ def show_answers(console: Console, asked: Sequence[Asked]) -> None:
         console.print()
 
 
-def show_many(console: Console, many: WholeAnswer, questions: Sequence[Question]) -> None:
+def show_many(console: Console, many: WholeAnswer, questions: Sequence[AskedQuestion]) -> None:
     console.rule("several questions over one context, decoded together")
     assert many.usage is not None
     for text in sorted(many.texts, key=lambda t: t.question):

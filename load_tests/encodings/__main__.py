@@ -49,13 +49,13 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class EncodingTrial:
     chunks: tuple[Ids, ...]
     question: Ids
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class EncodingAgreement:
     """One trial with one encoding; a number per row. ``tokens``: the free answer."""
 
     top1: tuple[bool, ...]
@@ -64,7 +64,7 @@ class Agreement:
     tokens: Ids
 
 
-def shipped_trials(tokenizer: PromptTokenizer, count: int | None = None) -> list[Trial]:
+def shipped_trials(tokenizer: PromptTokenizer, count: int | None = None) -> list[EncodingTrial]:
     """The shipped questions, or the first ``count`` of them."""
     chunker = Chunker(tokenizer, CHUNK_TOKENS)
     documents = {
@@ -84,20 +84,20 @@ def shipped_trials(tokenizer: PromptTokenizer, count: int | None = None) -> list
 
 def _trial(
     tokenizer: PromptTokenizer, question: str, chunks: Mapping[str, Sequence[Ids]], document: str, seed: int
-) -> Trial:
+) -> EncodingTrial:
     draw = random.Random(seed)
     passages = list(chunks[document][:PASSAGES])
     others = [ids for name, of_document in chunks.items() if name != document for ids in of_document]
     passages += draw.sample(others, PASSAGES - len(passages))
     draw.shuffle(passages)
-    return Trial(tuple(passages), tokenizer.encode_question(question))
+    return EncodingTrial(tuple(passages), tokenizer.encode_question(question))
 
 
-class Bench:
+class EncodingBench:
     """The model with the KV of all passages. ``SegmentSource`` of its own engines: what is exact in memory is
     read as if it had been stored in ``encoding``."""
 
-    def __init__(self, model: LoadedModel, prefix_ids: Ids, trials: Sequence[Trial]) -> None:
+    def __init__(self, model: LoadedModel, prefix_ids: Ids, trials: Sequence[EncodingTrial]) -> None:
         self.model = model
         self.trials = trials
         self.encoding = EXACT
@@ -123,7 +123,7 @@ class Bench:
         return answers
 
     @torch.inference_mode()
-    def logits(self, encoding: str, trial: Trial, ids: Ids) -> torch.Tensor:
+    def logits(self, encoding: str, trial: EncodingTrial, ids: Ids) -> torch.Tensor:
         """[R, V] of ``ids`` behind prefix and passages."""
         self.encoding = encoding
         context, end = [self._prefix], len(self._prefix_ids)
@@ -162,7 +162,7 @@ class Bench:
         k_LHTD: Sequence[torch.Tensor],
         v_LHTD: Sequence[torch.Tensor],
         replace: bool,
-        behind: bool,
+        write_back: bool,
         encoding: str = "",
     ) -> None:
         self._kv[chunk_id] = (k_LHTD, v_LHTD)
@@ -194,7 +194,7 @@ class Bench:
         segment.length = len(chunk.token_ids)
         return segment
 
-    def _chunks(self, trial: Trial) -> tuple[Chunk, ...]:
+    def _chunks(self, trial: EncodingTrial) -> tuple[Chunk, ...]:
         fingerprint = self.model.fingerprint
         return tuple(
             Chunk(chunk_identity("", fingerprint, self._prefix_ids, ids), ids) for ids in trial.chunks
@@ -220,10 +220,10 @@ class _Decoded:
         pass
 
 
-def compare(bench: Bench, encodings: Iterable[str] = LOSSY) -> dict[str, list[Agreement]]:
+def compare(bench: EncodingBench, encodings: Iterable[str] = LOSSY) -> dict[str, list[EncodingAgreement]]:
     """By encoding, the exact one included: its own agreement is perfect, its answers are the baseline."""
     answers = {encoding: bench.answers(encoding, ReuseMode.REORDERED) for encoding in (EXACT, *encodings)}
-    agreements: dict[str, list[Agreement]] = {encoding: [] for encoding in answers}
+    agreements: dict[str, list[EncodingAgreement]] = {encoding: [] for encoding in answers}
     for i, trial in enumerate(bench.trials):
         ids = trial.question + answers[EXACT][i]
         exact_RV = bench.logits(EXACT, trial, ids)
@@ -232,9 +232,9 @@ def compare(bench: Bench, encodings: Iterable[str] = LOSSY) -> dict[str, list[Ag
     return agreements
 
 
-def _agreement(exact_RV: torch.Tensor, ours_RV: torch.Tensor, tokens: Ids) -> Agreement:
+def _agreement(exact_RV: torch.Tensor, ours_RV: torch.Tensor, tokens: Ids) -> EncodingAgreement:
     exact_log_RV, ours_log_RV = exact_RV.log_softmax(-1), ours_RV.log_softmax(-1)
-    return Agreement(
+    return EncodingAgreement(
         top1=tuple((exact_RV.argmax(-1) == ours_RV.argmax(-1)).tolist()),
         kl=tuple((exact_log_RV.exp() * (exact_log_RV - ours_log_RV)).sum(-1).tolist()),
         square_error=tuple((exact_RV - ours_RV).square().mean(-1).tolist()),
@@ -242,12 +242,12 @@ def _agreement(exact_RV: torch.Tensor, ours_RV: torch.Tensor, tokens: Ids) -> Ag
     )
 
 
-def top1_agreement(agreements: Sequence[Agreement]) -> float:
+def top1_agreement(agreements: Sequence[EncodingAgreement]) -> float:
     rows = [same for agreement in agreements for same in agreement.top1]
     return sum(rows) / len(rows)
 
 
-def measure(bench: Bench) -> list[Measurement]:
+def measure(bench: EncodingBench) -> list[Measurement]:
     agreements = compare(bench)
     full = bench.answers(EXACT, ReuseMode.FULL)
     like_full = {
@@ -304,12 +304,12 @@ def real_bytes(encoding: str) -> int:
     return 28 * 4 * sum(spec.row_bytes for spec in buffers_of(encoding, 512, 128, "bfloat16"))
 
 
-def bench_of(model_path: str, count: int | None = None) -> Bench:
+def bench_of(model_path: str, count: int | None = None) -> EncodingBench:
     """The first ``count`` shipped questions (None: all) with the model in a directory."""
     tokenizer = PromptTokenizer.of_model(model_path)
     if tokenizer is None:
         raise SystemExit(f"{model_path}: has no tokenizer")
-    return Bench(load_model(model_path), tokenizer.prefix_ids, shipped_trials(tokenizer, count))
+    return EncodingBench(load_model(model_path), tokenizer.prefix_ids, shipped_trials(tokenizer, count))
 
 
 def main(arguments: Sequence[str]) -> None:

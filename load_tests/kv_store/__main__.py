@@ -30,7 +30,7 @@ _RATE = "byte/s"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StorePlan:
     """What is measured: a chunk of Qwen2-7B, and time to first token with a model of Qwen2-0.5B's shape.
     ``s3``: the endpoint of a server that is there already; ``runs`` 0: as many as each measurement needs."""
 
@@ -57,7 +57,7 @@ class Plan:
 
 
 def measure(
-    plan: Plan, on_measured: Callable[[Measurement], None] = lambda measurement: None
+    plan: StorePlan, on_measured: Callable[[Measurement], None] = lambda measurement: None
 ) -> list[Measurement]:
     measurements: list[Measurement] = []
     for name, step in plan.steps():
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     directory = Path(tempfile.mkdtemp(prefix="kvquilt-load-", dir=args.directory))
     try:
-        measurements = measure(Plan(directory, args.s3), lambda m: print(line(m), flush=True))
+        measurements = measure(StorePlan(directory, args.s3), lambda m: print(line(m), flush=True))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if args.json:

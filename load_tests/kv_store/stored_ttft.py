@@ -175,7 +175,7 @@ def stored_source(
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:
-    """KV is written behind.
+    """KV is written back.
 
     Raises:
         TimeoutError: not within two minutes.

@@ -31,7 +31,7 @@ class Violation(AssertionError):
 
 
 @dataclass(slots=True)
-class Chunk:
+class ExpectedChunk:
     """``allowed``: digests of what the store may answer; empty for absent. More than one after a call whose
     end is not known."""
 
@@ -79,7 +79,7 @@ class SoakClient:
     scratch: Path
     counts: Counter[str]
     rng: random.Random
-    chunks: dict[str, Chunk] = field(default_factory=dict)
+    chunks: dict[str, ExpectedChunk] = field(default_factory=dict)
     documents: dict[str, set[str]] = field(default_factory=dict)
     """Acknowledged ones, and the chunks of each."""
     gone_documents: set[str] = field(default_factory=set)
@@ -130,7 +130,7 @@ class SoakClient:
         path = Path(await store.stage(_ctx())) / f"client-{self.number}-{self._made}"
         await asyncio.to_thread(path.write_bytes, data)
         chunk.allowed.add(digest)
-        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), behind=self.rng.random() < 0.5)
+        await store.adopt(_ctx(), chunk.chunk_id, "", str(path), write_back=self.rng.random() < 0.5)
         chunk.allowed = {digest}
 
     async def get(self) -> None:
@@ -216,22 +216,22 @@ class SoakClient:
 
     # ----
 
-    def _check(self, chunk: Chunk, found: str) -> None:
+    def _check(self, chunk: ExpectedChunk, found: str) -> None:
         """``found`` is a digest, or empty for absent."""
         if found not in chunk.allowed:
             raise Violation(f"{chunk.chunk_id} is {'absent' if not found else 'not what was put there'}")
         if len(chunk.allowed) > 1 and not chunk.document:
             self.counts["unknown ends settled"] += 1
 
-    def _any(self) -> Chunk:
+    def _any(self) -> ExpectedChunk:
         return self.chunks[self.rng.choice(sorted(self.chunks))]
 
-    async def _new(self) -> tuple[Chunk, bytes, str]:
+    async def _new(self) -> tuple[ExpectedChunk, bytes, str]:
         if len(self.chunks) >= _MOST_CHUNKS:
             self._retire(force=True)
         self._made += 1
         chunk_id = hashlib.blake2b(f"{self.number}/{self._made}".encode(), digest_size=20).hexdigest()
-        chunk = self.chunks[chunk_id] = Chunk(chunk_id)
+        chunk = self.chunks[chunk_id] = ExpectedChunk(chunk_id)
         data = await self._data(chunk_id)
         return chunk, data, _digest(data)
 

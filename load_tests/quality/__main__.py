@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cluster.paths import DEMO_ASSETS
-from load_tests.quality.bench import Bench
+from load_tests.quality.bench import QualityBench
 from load_tests.quality.findings import findings, likenesses, measurements, scores
 from load_tests.quality.ledger import LAST_LAYER, Ledger
-from load_tests.quality.modes import BASELINES, CONTROLS, Clip, labels, parse_clips, parse_controls
+from load_tests.quality.modes import BASELINES, CONTROLS, ClipSetting, labels, parse_clips, parse_controls
 from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
 from shared.engine.kv.encodings import EXACT
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:
     controls, clips = parse_controls(args.controls), parse_clips(args.cacheclip)
     shapes = Shapes(tuple(args.passages), tuple(args.chars))
-    bench = Bench(args.model, args.auxiliary, args.ratio, clips)
+    bench = QualityBench(args.model, args.auxiliary, args.ratio, clips)
     settings = {
         "seed": args.seed,
         "ratio": args.ratio,
@@ -108,10 +108,10 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
 
 
 def _ask_all(
-    bench: Bench,
+    bench: QualityBench,
     ledger: Ledger,
     trials: Sequence[Trial],
-    modes: Sequence[ReuseMode | Clip],
+    modes: Sequence[ReuseMode | ClipSetting],
     minutes: float | None,
     errors: Console,
 ) -> None:
@@ -145,8 +145,8 @@ def _batches(trials: Sequence[Trial]) -> Iterator[Sequence[Trial]]:
         yield trials[first : first + _CONTEXTS_AT_ONCE]
 
 
-def _label(mode: ReuseMode | Clip) -> str:
-    return mode.label if isinstance(mode, Clip) else mode.value
+def _label(mode: ReuseMode | ClipSetting) -> str:
+    return mode.label if isinstance(mode, ClipSetting) else mode.value
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from load_tests.quality.ledger import FIRST_LAYER, LAST_LAYER, Answer
-from load_tests.quality.modes import Clip
+from load_tests.quality.ledger import FIRST_LAYER, LAST_LAYER, GradedAnswer
+from load_tests.quality.modes import ClipSetting
 from load_tests.quality.paired import agreement
 from load_tests.quality.trials import Trial, is_spread
-from services.training.contexts import Question
+from services.training.contexts import TrainingQuestion
 from services.training.evaluate import answers
 from shared.engine import Engine, EngineConfig, load_model
 from shared.errors import ConfigError
@@ -36,7 +36,7 @@ Scores = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class EngineReply:
     """What the engine said to one question."""
 
     text: str
@@ -58,7 +58,7 @@ class Prepared:
     trial: Trial
     paired: tuple[PairedChunk, ...]
     chunks: tuple[Chunk, ...]
-    chosen: Mapping[Clip, Sequence[Selection]]
+    chosen: Mapping[ClipSetting, Sequence[Selection]]
     attention: Mapping[str, Sequence[Scores]]
 
     @property
@@ -66,12 +66,12 @@ class Prepared:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
 
-class Bench:
+class QualityBench:
     """``clips``: the forms of ``cacheclip``; the controls recompute as many tokens as the first one of
     them."""
 
     def __init__(
-        self, primary: str, auxiliary: str, ratio: float, clips: Sequence[Clip], max_tokens: int = 48
+        self, primary: str, auxiliary: str, ratio: float, clips: Sequence[ClipSetting], max_tokens: int = 48
     ) -> None:
         """
         Raises:
@@ -126,7 +126,7 @@ class Bench:
             found[name] = [np.concatenate(scorer.score(segments, ids).chunks) for ids in questions]
         return found
 
-    def ask(self, mode: ReuseMode | Clip, trials: Sequence[Prepared]) -> Iterator[list[Answer]]:
+    def ask(self, mode: ReuseMode | ClipSetting, trials: Sequence[Prepared]) -> Iterator[list[GradedAnswer]]:
         """Answers by trial, in order."""
         requests = [request for prepared in trials for request in self._requests(mode, prepared)]
         replies = self._replies(requests)
@@ -136,7 +136,7 @@ class Bench:
                 for i in range(len(prepared.trial.questions))
             ]
 
-    def _requests(self, mode: ReuseMode | Clip, prepared: Prepared) -> Iterator[GenerateRequest]:
+    def _requests(self, mode: ReuseMode | ClipSetting, prepared: Prepared) -> Iterator[GenerateRequest]:
         """One per question, as each has tokens of its own recomputed; where none are, all questions over one
         context."""
         prefix_ids, questions = (
@@ -149,7 +149,7 @@ class Bench:
             )
             return
         for i, question in enumerate(questions):
-            if isinstance(mode, Clip):
+            if isinstance(mode, ClipSetting):
                 reuse, recompute = ReuseMode.TOKENS, Recompute(tokens=_tokens(prepared.chosen[mode][i]))
             else:
                 ratio = prepared.chosen[self.clips[0]][i].num_chosen / prepared.num_tokens
@@ -167,7 +167,7 @@ class Bench:
                 recompute=recompute,
             )
 
-    def _replies(self, requests: Sequence[GenerateRequest]) -> dict[str, Reply]:
+    def _replies(self, requests: Sequence[GenerateRequest]) -> dict[str, EngineReply]:
         """By name of the question.
 
         Raises:
@@ -194,7 +194,7 @@ class Bench:
             for name, reply in self._read(request, events[request.request_id])
         }
 
-    def _read(self, request: GenerateRequest, events: Sequence[Event]) -> Iterator[tuple[str, Reply]]:
+    def _read(self, request: GenerateRequest, events: Sequence[Event]) -> Iterator[tuple[str, EngineReply]]:
         if isinstance(events[-1], FailedEvent):
             raise events[-1].error
         eos_ids = self.engine.model.spec.eos_ids
@@ -207,15 +207,17 @@ class Bench:
                 if isinstance(e, TokenEvent) and e.question == index and e.token_id not in eos_ids
             ]
             text = self.prompts.decode(ids).strip()
-            yield f"{context}.{int(first) + index}", Reply(text, selection)
+            yield f"{context}.{int(first) + index}", EngineReply(text, selection)
 
-    def _judge(self, mode: ReuseMode | Clip, prepared: Prepared, index: int, reply: Reply) -> Answer:
+    def _judge(
+        self, mode: ReuseMode | ClipSetting, prepared: Prepared, index: int, reply: EngineReply
+    ) -> GradedAnswer:
         question = prepared.trial.questions[index]
         if isinstance(mode, ReuseMode) and not mode.row.stored:
-            reply = Reply(reply.text, SelectedEvent(tuple(range(prepared.num_tokens))))
+            reply = EngineReply(reply.text, SelectedEvent(tuple(range(prepared.num_tokens))))
         told = self._value_tokens(prepared, question)
-        return Answer(
-            mode.label if isinstance(mode, Clip) else mode.value,
+        return GradedAnswer(
+            mode.label if isinstance(mode, ClipSetting) else mode.value,
             prepared.trial.number,
             index,
             is_spread(question),
@@ -240,7 +242,7 @@ class Bench:
         others[FIRST_LAYER] = prepared.attention[FIRST_LAYER][index]
         return {name: agreement(last_T, scores_T, self.ratio) for name, scores_T in others.items()}
 
-    def _value_tokens(self, prepared: Prepared, question: Question) -> set[int]:
+    def _value_tokens(self, prepared: Prepared, question: TrainingQuestion) -> set[int]:
         """The primary's tokens, counted over all chunks, of the value where it stands in the passage that
         states it."""
         whole_words = re.compile(rf"(?<!\w){re.escape(question.value)}(?!\w)")

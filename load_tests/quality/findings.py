@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from load_tests.quality.ledger import FIRST_LAYER, Answer
+from load_tests.quality.ledger import FIRST_LAYER, GradedAnswer
 from load_tests.quality.modes import CACHECLIP
 from load_tests.quality.paired import Bools, Clusters, Interval, mcnemar, won_back
 from shared.generation.modes import ReuseMode
@@ -22,7 +22,7 @@ SPREAD, SINGLE = "spread", "single"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ModeResult:
     """One mode on one kind of question.
 
     selected: share of the context's tokens that were recomputed; found: of the asked-for value's tokens, how
@@ -52,7 +52,7 @@ class Finding:
     kind: str
     num_questions: int
     num_contexts: int
-    rows: Sequence[Row]
+    rows: Sequence[ModeResult]
     of_attention: Interval | None
 
 
@@ -69,7 +69,7 @@ class Likeness:
     num_questions: int
 
 
-def findings(answers: Sequence[Answer], modes: Sequence[str]) -> list[Finding]:
+def findings(answers: Sequence[GradedAnswer], modes: Sequence[str]) -> list[Finding]:
     """Of contexts that have been asked about in all modes."""
     return [
         _finding(kind, modes, by_mode)
@@ -78,7 +78,7 @@ def findings(answers: Sequence[Answer], modes: Sequence[str]) -> list[Finding]:
     ]
 
 
-def likenesses(answers: Sequence[Answer], ratio: float) -> list[Likeness]:
+def likenesses(answers: Sequence[GradedAnswer], ratio: float) -> list[Likeness]:
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for answer in answers:
         for reading, pair in answer.agreement.items():
@@ -124,9 +124,9 @@ def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterato
         )
 
 
-def _complete(answers: Sequence[Answer], modes: Sequence[str]) -> dict[str, list[Answer]]:
+def _complete(answers: Sequence[GradedAnswer], modes: Sequence[str]) -> dict[str, list[GradedAnswer]]:
     """By mode, in the same order of questions."""
-    by_mode: dict[str, dict[tuple[int, int], Answer]] = {mode: {} for mode in modes}
+    by_mode: dict[str, dict[tuple[int, int], GradedAnswer]] = {mode: {} for mode in modes}
     for answer in answers:
         if answer.mode in by_mode:
             by_mode[answer.mode][answer.context, answer.question] = answer
@@ -134,7 +134,7 @@ def _complete(answers: Sequence[Answer], modes: Sequence[str]) -> dict[str, list
     return {mode: [of_mode[key] for key in common] for mode, of_mode in by_mode.items()} if common else {}
 
 
-def _finding(kind: str, modes: Sequence[str], by_mode: Mapping[str, Sequence[Answer]]) -> Finding:
+def _finding(kind: str, modes: Sequence[str], by_mode: Mapping[str, Sequence[GradedAnswer]]) -> Finding:
     clip = next(mode for mode in modes if mode.startswith(CACHECLIP))
     context_Q = np.array([answer.context for answer in by_mode[clip]])
     clusters = Clusters(context_Q)
@@ -147,11 +147,15 @@ def _finding(kind: str, modes: Sequence[str], by_mode: Mapping[str, Sequence[Ans
 
 
 def _row(
-    mode: str, answers: Sequence[Answer], correct: Mapping[str, Bools], clip_Q: Bools, clusters: Clusters
-) -> Row:
+    mode: str,
+    answers: Sequence[GradedAnswer],
+    correct: Mapping[str, Bools],
+    clip_Q: Bools,
+    clusters: Clusters,
+) -> ModeResult:
     ours_Q = correct[mode]
     ahead, behind = int((ours_Q & ~clip_Q).sum()), int((clip_Q & ~ours_Q).sum())
-    return Row(
+    return ModeResult(
         mode,
         clusters.interval(lambda ours: ours, ours_Q),
         clusters.interval(lambda ours, full: ours - full, ours_Q, correct[FULL]),

@@ -15,7 +15,7 @@ FIRST_LAYER, LAST_LAYER = "first_layer", "last_layer"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GradedAnswer:
     """
     correct: the value that was asked for stands in the text.
     spread: the evidence lies in two chunks.
@@ -46,7 +46,7 @@ class Ledger:
         Raises:
             InvalidRequest: the file holds answers that were made with other settings.
         """
-        self.answers: list[Answer] = []
+        self.answers: list[GradedAnswer] = []
         self._held: set[tuple[str, int]] = set()
         self._path = path
         if path is None:
@@ -57,21 +57,21 @@ class Ledger:
         if lines:
             _compare(path, json.loads(lines[0]), json.loads(head))
         for line in lines[1:]:
-            self._keep([Answer(**answer) for answer in json.loads(line)])
+            self._keep([GradedAnswer(**answer) for answer in json.loads(line)])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join([head, *lines[1:], ""]), encoding="utf-8")
 
     def holds(self, mode: str, context: int) -> bool:
         return (mode, context) in self._held
 
-    def add(self, answers: Sequence[Answer]) -> None:
+    def add(self, answers: Sequence[GradedAnswer]) -> None:
         """All of one context in one mode."""
         self._keep(answers)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([dataclasses.asdict(answer) for answer in answers]) + "\n")
 
-    def _keep(self, answers: Sequence[Answer]) -> None:
+    def _keep(self, answers: Sequence[GradedAnswer]) -> None:
         self.answers += answers
         self._held |= {(answer.mode, answer.context) for answer in answers}
 

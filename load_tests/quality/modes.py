@@ -15,7 +15,7 @@ CONTROLS = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO 
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class ClipSetting:
     """One form of ``cacheclip``; the first one of a run goes by that name alone, and says how many tokens the
     controls get."""
 
@@ -24,10 +24,12 @@ class Clip:
 
     @property
     def label(self) -> str:
-        return CACHECLIP if self == Clip() else f"{CACHECLIP}/{self.grouping.value}/{self.reading.value}"
+        return (
+            CACHECLIP if self == ClipSetting() else f"{CACHECLIP}/{self.grouping.value}/{self.reading.value}"
+        )
 
 
-def parse_clips(names: str) -> tuple[Clip, ...]:
+def parse_clips(names: str) -> tuple[ClipSetting, ...]:
     """``budget/stitched,paper/each``.
 
     Raises:
@@ -36,10 +38,10 @@ def parse_clips(names: str) -> tuple[Clip, ...]:
     return tuple(_clip(name) for name in names.split(","))
 
 
-def _clip(name: str) -> Clip:
+def _clip(name: str) -> ClipSetting:
     grouping, _, reading = name.strip().partition("/")
     try:
-        return Clip(Grouping(grouping), Reading(reading))
+        return ClipSetting(Grouping(grouping), Reading(reading))
     except ValueError:
         groupings, readings = "|".join(g.value for g in Grouping), "|".join(r.value for r in Reading)
         raise InvalidRequest(
@@ -59,6 +61,6 @@ def parse_controls(names: str) -> tuple[ReuseMode, ...]:
     return tuple(known[name] for name in wanted)
 
 
-def labels(controls: Sequence[ReuseMode], clips: Sequence[Clip]) -> tuple[str, ...]:
+def labels(controls: Sequence[ReuseMode], clips: Sequence[ClipSetting]) -> tuple[str, ...]:
     """In the order in which they are shown."""
     return (*(mode.value for mode in (*BASELINES, *controls)), *(clip.label for clip in clips))

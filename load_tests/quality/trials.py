@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.training.contexts import Context, ContextShape, Question
+from services.training.contexts import Context, ContextShape, TrainingQuestion
 from services.training.corpus import Worlds
 from services.training.cross_chunk import draw_cross_chunk
 from services.training.names import Split
@@ -35,7 +35,7 @@ class Trial:
         return tuple(passage.text for passage in self.context.passages)
 
     @property
-    def questions(self) -> tuple[Question, ...]:
+    def questions(self) -> tuple[TrainingQuestion, ...]:
         return self.context.questions
 
 
@@ -56,5 +56,5 @@ def draw_trials(seed: int, num_spread: int, shapes: Shapes) -> Iterator[Trial]:
         number += 1
 
 
-def is_spread(question: Question) -> bool:
+def is_spread(question: TrainingQuestion) -> bool:
     return len(question.evidence) > 1

@@ -29,7 +29,7 @@ import torch
 from load_tests.engine.__main__ import line
 from load_tests.engine.case import CHUNK_LEN, Case
 from load_tests.engine.plot import write_plot
-from load_tests.recompute.measuring import Plan, measure
+from load_tests.recompute.measuring import RecomputePlan, measure
 from shared.generation.selection import Grouping, Reading
 from shared.measuring.rates import Rates, measure_rates
 from shared.measuring.report import write_report
@@ -76,13 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> RecomputePlan:
     shape = SHAPES[args.shape]
     case = Case(
         shape, args.context, args.question, chunk_len=args.chunk, device=args.device, threads=args.threads
     )
     grouping, reading = Grouping(args.grouping), Reading(args.reading)
-    return Plan(case, SHAPES[args.auxiliary], tuple(args.ratios), grouping, reading, args.runs)
+    return RecomputePlan(case, SHAPES[args.auxiliary], tuple(args.ratios), grouping, reading, args.runs)
 
 
 def _print_rates(rates: Rates) -> None:

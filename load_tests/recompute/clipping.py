@@ -30,7 +30,7 @@ _LOADER_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class Selected:
     """``tokens`` of the primary to recompute, counted from 0 over all chunks. Seconds: both tokenizers read
     the chunks; the auxiliary's KV of them comes from its store; it reads the question; windows are ranked and
     mapped."""
@@ -97,12 +97,12 @@ class Clipper:
                 segment.k_LKTD,
                 segment.v_LKTD,
                 replace=False,
-                behind=False,
+                write_back=False,
             )
         self.question_len = len(prompts.encode_question(question))
         self.prefix_len = len(prompts.prefix_ids)
 
-    def clip(self, ratio: float, grouping: Grouping, reading: Reading) -> Clip:
+    def clip(self, ratio: float, grouping: Grouping, reading: Reading) -> Selected:
         """As a request has it done. Ratios that leave nothing to choose ask neither the store nor the
         model."""
         started, self._scorer.seconds = time.perf_counter(), 0.0
@@ -113,7 +113,7 @@ class Clipper:
         selection = self._selector.select(chunks, segments, self._question, ratio, grouping, reading)
         tokens = _numbers(selection)
         select_s = time.perf_counter() - loaded
-        return Clip(
+        return Selected(
             tokens, paired - started, loaded - paired, self._scorer.seconds, select_s - self._scorer.seconds
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from load_tests.engine.case import Case
 from load_tests.kv_store.stored_ttft import stored_source
-from load_tests.recompute.clipping import Clip, Clipper
+from load_tests.recompute.clipping import Clipper, Selected
 from load_tests.recompute.limits import prefill_flops, prefill_limit_s, scoring_flops, scoring_limit_s
 from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
@@ -30,7 +30,7 @@ _LATER = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RecomputePlan:
     """``case``: the primary's shape, and sizes in its tokens; ``percents`` of the context to recompute.
 
     Raises:
@@ -59,14 +59,14 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecomputeRun:
     """Seconds to the first token, and of CacheClip by percentage what was selected, and the engine's part.
     ``spread_s``: the engine's part at the percentage that is looked at, if as many tokens lay anywhere in the
     context."""
 
     full_s: float
     reordered_s: float
-    clips: dict[int, tuple[Clip, float]]
+    clips: dict[int, tuple[Selected, float]]
     spread_s: float = 0.0
 
     def clipped_s(self, percent: int) -> float:
@@ -75,7 +75,7 @@ class Run:
         return clip.total_s + prefill_s
 
 
-def measure(plan: Plan, rates: Rates, say: Progress) -> Iterator[Measurement]:
+def measure(plan: RecomputePlan, rates: Rates, say: Progress) -> Iterator[Measurement]:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvquilt-recompute-"))
         say("both models, and the auxiliary's KV")
@@ -92,11 +92,13 @@ def measure(plan: Plan, rates: Rates, say: Progress) -> Iterator[Measurement]:
         primary = stack.enter_context(
             closing(Primary(case, build_model(case.shape, case.device), chunks, question_ids))
         )
-        yield from Bench(plan, rates, clipper, primary, say).measure()
+        yield from RecomputeBench(plan, rates, clipper, primary, say).measure()
 
 
-class Bench:
-    def __init__(self, plan: Plan, rates: Rates, clipper: Clipper, primary: Primary, say: Progress) -> None:
+class RecomputeBench:
+    def __init__(
+        self, plan: RecomputePlan, rates: Rates, clipper: Clipper, primary: Primary, say: Progress
+    ) -> None:
         self._plan, self._rates, self._say = plan, rates, say
         self._clipper, self._primary = clipper, primary
         self._case = plan.case
@@ -117,10 +119,10 @@ class Bench:
 
     # --- what is done --------------------------------------------------------------------------------------
 
-    def _clip(self, percent: int, reading: Reading | None = None) -> Clip:
+    def _clip(self, percent: int, reading: Reading | None = None) -> Selected:
         return self._clipper.clip(percent / 100, self._plan.grouping, reading or self._plan.reading)
 
-    def _run(self) -> Run:
+    def _run(self) -> RecomputeRun:
         """In turn, so that whatever else the machine does meets all alike."""
         full_s, reordered_s = (
             self._primary.resident_s(mode) for mode in (ReuseMode.FULL, ReuseMode.REORDERED)
@@ -130,17 +132,17 @@ class Bench:
             clip = self._clip(percent)
             clips[percent] = clip, self._primary.resident_s(ReuseMode.TOKENS, clip.tokens)
         spread = self._spread(clips)
-        return Run(
+        return RecomputeRun(
             full_s, reordered_s, clips, self._primary.resident_s(ReuseMode.TOKENS, spread) if spread else 0.0
         )
 
-    def _spread(self, clips: Mapping[int, tuple[Clip, float]]) -> tuple[int, ...]:
+    def _spread(self, clips: Mapping[int, tuple[Selected, float]]) -> tuple[int, ...]:
         percent = self._plan.looked_at
         return () if percent is None else at_random(self._case.context, len(clips[percent][0].tokens), seed=0)
 
     # --- what comes of it ----------------------------------------------------------------------------------
 
-    def _curve(self, runs: list[Run]) -> Iterator[Measurement]:
+    def _curve(self, runs: list[RecomputeRun]) -> Iterator[Measurement]:
         context = self._case.context
         full = [run.full_s for run in runs]
         full_limit = self._prefill_limit(range(context))
@@ -167,7 +169,7 @@ class Bench:
             chosen = [float(len(run.clips[percent][0].tokens)) for run in runs]
             yield measured(f"tokens_{name}", chosen, "tokens", better="lower")
 
-    def _evenly(self, runs: list[Run], percent: int) -> Measurement:
+    def _evenly(self, runs: list[RecomputeRun], percent: int) -> Measurement:
         """What stands in front sees little and is cheap, and where a model of random weights looks means
         nothing. So: the same, if what was selected lay evenly over the context."""
         seconds = [run.clips[percent][0].total_s + run.spread_s for run in runs]
@@ -176,7 +178,7 @@ class Bench:
         name = f"ttft_recompute_{percent}_evenly"
         return measured(name, seconds, "s", better="lower", baseline=baseline, limit=limit)
 
-    def _parts(self, runs: list[Run], percent: int) -> Iterator[Measurement]:
+    def _parts(self, runs: list[RecomputeRun], percent: int) -> Iterator[Measurement]:
         """Where the time goes."""
         parts: defaultdict[str, list[float]] = defaultdict(list)
         for clip, prefill_s in (run.clips[percent] for run in runs):
@@ -198,7 +200,7 @@ class Bench:
             name = f"selection_{reading.value}"
             yield measured(name, seconds, "s", better="lower", limit=limit, flops=flops)
 
-    def _beside_loading(self, clips: list[Clip], percent: int) -> Iterator[Measurement]:
+    def _beside_loading(self, clips: list[Selected], percent: int) -> Iterator[Measurement]:
         """Chunks come so late that the selection is done before they are there."""
         load_s = _LATER * max(clip.total_s for clip in clips)
         self._say(f"the same beside loading that takes {load_s:.2f} s")

@@ -15,7 +15,7 @@ from load_tests.service.arrivals import read_trace
 from load_tests.service.compare import show_comparison
 from load_tests.service.outcome import read_outcome, write_outcome
 from load_tests.service.page import write_comparison, write_page
-from load_tests.service.plan import Plan, parse_rates, parse_reuse
+from load_tests.service.plan import LoadPlan, parse_rates, parse_reuse
 from load_tests.service.slo import parse_slo
 from load_tests.service.terminal import show
 from shared.errors import InvalidRequest, KvquiltError
@@ -81,7 +81,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
+def plan_of(args: argparse.Namespace) -> LoadPlan:
     """
     Raises:
         InvalidRequest: names the option.
@@ -90,7 +90,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         raise InvalidRequest("--duration, --requests and --max-in-flight must be positive")
     if not 0 <= args.warmup < 1:
         raise InvalidRequest(f"--warmup: a share of the arrivals, from 0 to below 1, got {args.warmup:g}")
-    return Plan(
+    return LoadPlan(
         slo=parse_slo(args.slo, args.slo_fraction),
         reuse=parse_reuse(args.reuse),
         rates=parse_rates(args.rate),

@@ -11,7 +11,7 @@ from shared.generation.orders import ASKED_MODES, AskedMode
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """
     rates: requests per second, one measurement each; empty: the highest that meets the SLO is searched.
     trace: instants instead, in seconds.

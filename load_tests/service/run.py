@@ -13,7 +13,7 @@ from load_tests.service.driver import Ask, Driver, OnToken, Progress
 from load_tests.service.loads import Load
 from load_tests.service.outcome import Unloaded
 from load_tests.service.overhead import added_per_token_ms, one_by_one
-from load_tests.service.plan import Plan
+from load_tests.service.plan import LoadPlan
 from load_tests.service.quality import Agreement, agreement
 from load_tests.service.result import Count, RateResult, overhead_ms, rate_result
 from load_tests.service.sample import Reply, Sample
@@ -25,7 +25,7 @@ from shared.generation.orders import AskedMode, may_reuse
 WARMING = 2
 
 
-class Watcher(Protocol):
+class LoadObserver(Protocol):
     """Who is told what happens."""
 
     def doing(self, what: str) -> None: ...
@@ -34,7 +34,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class LoadFindings:
     limits_ms: dict[str, float]
     unloaded: tuple[Unloaded, ...]
     token_overhead_ms: tuple[float, ...]
@@ -42,15 +42,15 @@ class Findings:
     quality: tuple[Agreement, ...]
 
 
-class Run:
+class LoadRun:
     """Requests outside the load have negative numbers, so that nothing of them repeats in it."""
 
-    def __init__(self, load: Load, plan: Plan, watcher: Watcher) -> None:
+    def __init__(self, load: Load, plan: LoadPlan, watcher: LoadObserver) -> None:
         self._load = load
         self._plan = plan
         self._watcher = watcher
 
-    async def findings(self) -> Findings:
+    async def findings(self) -> LoadFindings:
         """
         Raises:
             KvquiltError: a request failed while there was no load.
@@ -71,7 +71,7 @@ class Run:
                 rates += await _Mode(self._ask(mode), mode, plan, limits_ms, self._watcher).measure(
                     _medians(alone)["total"]
                 )
-        return Findings(limits_ms, tuple(unloaded), per_token, tuple(rates), await self._quality())
+        return LoadFindings(limits_ms, tuple(unloaded), per_token, tuple(rates), await self._quality())
 
     async def _unloaded(self, mode: AskedMode) -> Unloaded:
         self._watcher.doing(f"{mode}, one request at a time")
@@ -119,7 +119,7 @@ class _Mode:
     """All rates of one reuse mode."""
 
     def __init__(
-        self, ask: Ask, mode: AskedMode, plan: Plan, limits_ms: dict[str, float], watcher: Watcher
+        self, ask: Ask, mode: AskedMode, plan: LoadPlan, limits_ms: dict[str, float], watcher: LoadObserver
     ) -> None:
         self._ask = ask
         self._mode = mode

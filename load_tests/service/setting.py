@@ -19,8 +19,8 @@ from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS
 from load_tests.service.loads import Load, QuestionLoad, QuestionPlan, TokenLoad, TokenPlan
 from load_tests.service.outcome import Outcome
-from load_tests.service.plan import Plan
-from load_tests.service.run import Run
+from load_tests.service.plan import LoadPlan
+from load_tests.service.run import LoadRun
 from load_tests.service.terminal import Terminal
 from shared.errors import InvalidRequest
 from shared.measuring.rates import measure_rates
@@ -81,7 +81,7 @@ class Setting:
         return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
 
 
-async def run_against(target: str, setting: Setting, plan: Plan, console: Console, slo: str) -> Outcome:
+async def run_against(target: str, setting: Setting, plan: LoadPlan, console: Console, slo: str) -> Outcome:
     """
     Raises:
         KvquiltError: the target cannot be reached, cannot be prepared, or failed without load.
@@ -89,7 +89,7 @@ async def run_against(target: str, setting: Setting, plan: Plan, console: Consol
     level = await _level(target, setting)
     async with _prepared(target, level, setting, console) as (load, words):
         with console.status("") as status:
-            findings = await Run(load, plan, Terminal(console, status)).findings()
+            findings = await LoadRun(load, plan, Terminal(console, status)).findings()
     return Outcome(
         target=target,
         level=level,

@@ -19,7 +19,7 @@ from contextlib import aclosing
 from services.gateway.citations import cite
 from services.gateway.config import GatewayConfig
 from services.gateway.fusion import fuse
-from services.gateway.ports import Generator, Retriever
+from services.gateway.ports import GeneratorPort, Retriever
 from services.gateway.prefetching import Prefetching
 from services.gateway.regeneration import generate_with_retry
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
@@ -45,7 +45,7 @@ class Pipeline:
     def __init__(
         self,
         retriever: Retriever,
-        generator: Generator,
+        generator: GeneratorPort,
         config: GatewayConfig,
         prefetching: Prefetching,
         clock: Callable[[], float] = time.monotonic,

@@ -30,7 +30,7 @@ class Retriever(Protocol):
         ...
 
 
-class Generator(Protocol):
+class GeneratorPort(Protocol):
     async def describe(self, ctx: RequestContext) -> ModelDescription: ...
 
     def generate(self, ctx: RequestContext, order: GenerationOrder) -> AsyncGenerator[GenerationEvent, None]:

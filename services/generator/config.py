@@ -15,7 +15,7 @@ FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser
 
 
 @dataclass(frozen=True, slots=True)
-class SelectorConfig:
+class SelectionConfig:
     """Who chooses the tokens under ``cacheclip``, while KV is loaded, and how long a request waits for that.
 
     application: the selector's; empty: there is none, and ``cacheclip`` is refused.
@@ -63,7 +63,7 @@ class GeneratorConfig:
     kv_store: str = "kv_store"
     kv_encoding: Literal["exact", "int8", "int4"] = "exact"
     verdict: str = ""
-    selector: SelectorConfig = field(default_factory=SelectorConfig)
+    selector: SelectionConfig = field(default_factory=SelectionConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from services.generator.config import GeneratorConfig
-from services.generator.selecting import Selector
+from services.generator.selecting import SelectionPort
 from services.generator.serving import Generator
 from shared.engine import Engine, load_model
 from shared.engine.kv.source import NoSource, SegmentSource
@@ -25,7 +25,7 @@ def load_generator(
     store: NodeFiles | None,
     node_id: str,
     loop: asyncio.AbstractEventLoop,
-    selector: Selector | None = None,
+    selector: SelectionPort | None = None,
 ) -> Generator:
     """Loads the model and starts its engine. ``store`` is called on ``loop`` only; None keeps no KV.
     ``selector`` None: nobody chooses for ``cacheclip``.

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from services.generator.chunk_texts import ChunkReader
-from services.generator.config import SelectorConfig
+from services.generator.config import SelectionConfig
 from services.generator.reusing import Reusing
 from shared.engine.modes.selecting import DEFAULT_RATIO
 from shared.errors import KvquiltError
@@ -27,7 +27,7 @@ from shared.verdict import BY_RATIO
 log = logging.getLogger(__name__)
 
 
-class Selector(Protocol):
+class SelectionPort(Protocol):
     """What of ``shared.clients.selection.SelectionClient`` is used here."""
 
     async def select(
@@ -58,7 +58,7 @@ class _NotAskedError(Exception):
 
 
 class Choosing:
-    def __init__(self, selector: Selector, config: SelectorConfig, reader: ChunkReader) -> None:
+    def __init__(self, selector: SelectionPort, config: SelectionConfig, reader: ChunkReader) -> None:
         self._selector = selector
         self._config = config
         self._reader = reader

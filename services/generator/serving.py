@@ -13,7 +13,7 @@ from services.generator.config import GeneratorConfig
 from services.generator.engine_thread import EngineThread
 from services.generator.prompts import Prompts
 from services.generator.reusing import Modes, Reusing
-from services.generator.selecting import Choosing, Decision, Selector
+from services.generator.selecting import Choosing, Decision, SelectionPort
 from services.generator.telling import end_of, selected_of
 from shared.engine import Engine
 from shared.errors import InvalidRequest
@@ -47,7 +47,7 @@ class Generator:
         config: GeneratorConfig,
         engine: Engine,
         tokenizer: PromptTokenizer | None,
-        selector: Selector | None = None,
+        selector: SelectionPort | None = None,
         verdict: Verdict | None = None,
     ) -> None:
         self.config = config

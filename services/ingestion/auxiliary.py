@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from services.ingestion.ports import Selector
+from services.ingestion.ports import EncoderPort
 from shared.errors import DeadlineExceeded, KvquiltError, Unavailable
 from shared.generation.described import ModelDescription
 from shared.generation.selection import EncodedChunk, SelectionChunk
@@ -27,7 +27,7 @@ class AuxiliaryRun:
     answers."""
 
     def __init__(
-        self, selector: Selector | None, model: ModelDescription, timeout_s: float, batch: int
+        self, selector: EncoderPort | None, model: ModelDescription, timeout_s: float, batch: int
     ) -> None:
         """``timeout_s``: how long a single chunk may take; ``batch``: chunks per call."""
         self.identity = ""
@@ -92,7 +92,7 @@ class AuxiliaryRun:
         return encoded
 
     async def _call(
-        self, ctx: RequestContext, selector: Selector, chunks: Sequence[SelectionChunk]
+        self, ctx: RequestContext, selector: EncoderPort, chunks: Sequence[SelectionChunk]
     ) -> list[EncodedChunk]:
         encoded: list[EncodedChunk] = []
         async with aclosing(selector.encode(ctx, chunks)) as answers:

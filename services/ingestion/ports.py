@@ -14,7 +14,7 @@ from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
 
 
-class Generator(Protocol):
+class PrefillPort(Protocol):
     async def describe(self, ctx: RequestContext) -> ModelDescription: ...
 
     def prefill(
@@ -25,7 +25,7 @@ class Generator(Protocol):
         ...
 
 
-class Selector(Protocol):
+class EncoderPort(Protocol):
     async def describe(self, ctx: RequestContext) -> AuxiliaryDescription: ...
 
     def encode(
@@ -35,7 +35,7 @@ class Selector(Protocol):
         ...
 
 
-class Manifests(Protocol):
+class ManifestPort(Protocol):
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         """``FailedPrecondition``: a chunk of KV that it names is not stored."""
         ...

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from services.ingestion.config import IngestionConfig
 from services.ingestion.recipe import Recipe, is_current
 from services.ingestion.run import run_documents
-from services.ingestion.upkeep import Upkeep, unknown
+from services.ingestion.upkeep import DocumentUpkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
 from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, UpsertProgress
 from shared.errors import (
@@ -48,7 +48,7 @@ class IngestionService:
         # one: tokenizers are not for several threads
         self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")
         self._locks = Locks()
-        self.upkeep = Upkeep(store, self._locks, config.parallel_documents)
+        self.upkeep = DocumentUpkeep(store, self._locks, config.parallel_documents)
 
     async def upsert(
         self, ctx: RequestContext, collection: str, documents: Sequence[SourceDocument]

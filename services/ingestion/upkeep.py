@@ -26,7 +26,7 @@ from shared.request import RequestContext, check_name
 log = logging.getLogger(__name__)
 
 
-class Upkeep:
+class DocumentUpkeep:
     """Documents are named by their id, or as ``collection/document_id`` in a run over all collections."""
 
     def __init__(self, store: DocumentStore, locks: Locks, parallel: int) -> None:

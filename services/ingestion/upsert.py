@@ -21,7 +21,7 @@ from functools import partial
 
 from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
-from services.ingestion.ports import Generator, Index, Manifests, Selector
+from services.ingestion.ports import EncoderPort, Index, ManifestPort, PrefillPort
 from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
 from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
@@ -41,12 +41,12 @@ _ROUNDS = 3
 class DocumentStore:
     """The services behind a document, and how they are called. ``selector`` None: there is none."""
 
-    generator: Generator
-    manifests: Manifests
+    generator: PrefillPort
+    manifests: ManifestPort
     index: Index
     policy: CallPolicy
     prefill_batch: int
-    selector: Selector | None = None
+    selector: EncoderPort | None = None
     now: Callable[[], float] = time.time
 
     async def stored(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest | None:

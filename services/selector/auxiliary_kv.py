@@ -97,7 +97,7 @@ class AuxiliaryKv:
         self._scorer, self._prefix_ids, self._thread = scorer, prefix_ids, model_thread
         self._loader = Loader(source, scorer.spec, loader_threads)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._bytes_behind = 0  # written behind, not durable yet
+        self._write_back_bytes = 0  # of write-backs that are not durable yet
         self.resident = Resident(resident_bytes)
         self.counts = Counts()
 
@@ -135,7 +135,7 @@ class AuxiliaryKv:
                         index = keys.index(one.key)
                         found[one.key] = await self._encode(ctx, Turn.QUESTION, ids_of[one.key], index)
                         encode_s = time.monotonic() - loaded_s
-                        self._write_behind(one, ids_of[one.key], found[one.key])
+                        self._write_back(one, ids_of[one.key], found[one.key])
                     self.resident.put(one.key, found[one.key])
         return Found([found[key] if key else Segment(self._scorer.spec, 0) for key in keys], load_s, encode_s)
 
@@ -162,7 +162,13 @@ class AuxiliaryKv:
             ctx.check_deadline("encoding chunks")
             (saved,) = await _told(
                 lambda tell: self._loader.save(
-                    key, self._prefix_ids, token_ids, segment, replace=checked.broken, behind=False, done=tell
+                    key,
+                    self._prefix_ids,
+                    token_ids,
+                    segment,
+                    replace=checked.broken,
+                    write_back=False,
+                    done=tell,
                 ),
                 1,
                 Saved,
@@ -178,7 +184,7 @@ class AuxiliaryKv:
 
     def check_invariants(self) -> None:
         self.resident.check_invariants()
-        assert self._bytes_behind >= 0
+        assert self._write_back_bytes >= 0
 
     def _at_hand(self, keys: Iterable[str]) -> dict[str, Segment]:
         return {key: segment for key in keys if (segment := self.resident.get(key)) is not None}
@@ -205,19 +211,19 @@ class AuxiliaryKv:
         self.counts.encoded += 1
         return segment
 
-    def _write_behind(self, lost: Loaded, token_ids: Ids, segment: Segment) -> None:
+    def _write_back(self, lost: Loaded, token_ids: Ids, segment: Segment) -> None:
         """A store that takes nothing must not fill the memory with what waits for it: that is computed again
         some time."""
-        if self._bytes_behind + segment.num_bytes > self.resident.capacity_bytes:
+        if self._write_back_bytes + segment.num_bytes > self.resident.capacity_bytes:
             log.warning(
                 "auxiliary KV of chunk %s is not written back: too much waits to be written already", lost.key
             )
             return
-        self._bytes_behind += segment.num_bytes
+        self._write_back_bytes += segment.num_bytes
         loop = asyncio.get_running_loop()
 
         def written(saved: Saved) -> None:
-            self._bytes_behind -= segment.num_bytes
+            self._write_back_bytes -= segment.num_bytes
             self.counts.written += saved.error is None
 
         self._loader.save(
@@ -226,7 +232,7 @@ class AuxiliaryKv:
             token_ids,
             segment,
             replace=lost.broken,
-            behind=True,
+            write_back=True,
             done=lambda saved: _tell(loop, written, saved),
         )
 

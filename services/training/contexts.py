@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from services.training.corpus import Document, Section, Style, Worlds
+from services.training.corpus import CorpusDocument, Section, Style, Worlds
 from services.training.names import Split
 
 
@@ -16,7 +16,7 @@ from services.training.names import Split
 class Passage:
     text: str
     fact_keys: frozenset[str]
-    document: Document
+    document: CorpusDocument
 
     @property
     def names_subject(self) -> bool:
@@ -24,7 +24,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TrainingQuestion:
     """``evidence``: the passages that it takes to answer, where more than one may be."""
 
     text: str
@@ -36,11 +36,11 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Context:
     passages: tuple[Passage, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[TrainingQuestion, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TextLayout:
     """How a document became text: heading marks and, for formats that break lines, a line width in
     characters."""
 
@@ -50,7 +50,7 @@ class Layout:
     width: int | None = None
 
     @classmethod
-    def draw(cls, rng: random.Random) -> Layout:
+    def draw(cls, rng: random.Random) -> TextLayout:
         marks = ("# ", "## ") if rng.random() < 0.5 else ("", "")
         return cls(
             *marks, rng.choice(["\n\n", "\n\n", "\n"]), rng.randint(60, 100) if rng.random() < 0.15 else None
@@ -78,7 +78,9 @@ def draw_context(
     passages: list[Passage] = []
     while len(passages) < shape.num_passages:
         document = worlds.write(rng, rng.choice(kinds), split, Style.draw(rng))
-        cut = list(cut_passages(document, Layout.draw(rng), int(shape.passage_chars * rng.uniform(0.7, 1.2))))
+        cut = list(
+            cut_passages(document, TextLayout.draw(rng), int(shape.passage_chars * rng.uniform(0.7, 1.2)))
+        )
         if same_part is not None:
             passages.append(cut[int(same_part * len(cut))])
         else:
@@ -89,7 +91,7 @@ def draw_context(
     return Context(tuple(passages), _draw_questions(rng, passages, num_questions))
 
 
-def cut_passages(document: Document, layout: Layout, max_chars: int) -> Iterator[Passage]:
+def cut_passages(document: CorpusDocument, layout: TextLayout, max_chars: int) -> Iterator[Passage]:
     """Cuts a document as a splitter does: whole sections while they fit, else between sentences."""
     lines: list[str] = [layout.title_mark + document.title]
     keys: set[str] = set()
@@ -120,12 +122,14 @@ def _section_chars(section: Section) -> int:
     return len(section.heading) + sum(len(sentence.text) for sentence in section.sentences)
 
 
-def _paragraph(sentences: Sequence[str], layout: Layout) -> str:
+def _paragraph(sentences: Sequence[str], layout: TextLayout) -> str:
     text = " ".join(sentences)
     return text if layout.width is None else "\n".join(textwrap.wrap(text, layout.width))
 
 
-def _draw_questions(rng: random.Random, passages: Sequence[Passage], count: int) -> tuple[Question, ...]:
+def _draw_questions(
+    rng: random.Random, passages: Sequence[Passage], count: int
+) -> tuple[TrainingQuestion, ...]:
     """Only what can be told: the passage names its subject, or no other passage is about something of the
     same kind."""
     kinds = [passage.document.kind for passage in passages]
@@ -137,7 +141,8 @@ def _draw_questions(rng: random.Random, passages: Sequence[Passage], count: int)
     ]
     chosen = rng.sample(facts, min(count, len(facts)))
     return tuple(
-        Question(as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value) for fact in chosen
+        TrainingQuestion(as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value)
+        for fact in chosen
     )
 
 

@@ -39,7 +39,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class CorpusDocument:
     kind: str
     name: str
     sections: tuple[Section, ...]
@@ -96,7 +96,7 @@ class Worlds:
     def names(self, rng: random.Random, split: Split) -> NameMaker:
         return NameMaker(rng, split, self.choices, self.syllables)
 
-    def write(self, rng: random.Random, kind_key: str, split: Split, style: Style = PLAIN) -> Document:
+    def write(self, rng: random.Random, kind_key: str, split: Split, style: Style = PLAIN) -> CorpusDocument:
         """A new document about a ``kind_key``; names come from ``split``."""
         kind = self.kinds[kind_key]
         maker = self.names(rng, split)
@@ -110,7 +110,9 @@ class Worlds:
             for i, (heading, groups) in enumerate(kind.sections.items())
         )
         stated = {key for section in sections for sentence in section.sentences for key in sentence.fact_keys}
-        return Document(kind_key, name, sections, {key: fact for key, fact in facts.items() if key in stated})
+        return CorpusDocument(
+            kind_key, name, sections, {key: fact for key, fact in facts.items() if key in stated}
+        )
 
 
 def capitalise(text: str) -> str:

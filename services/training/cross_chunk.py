@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from services.training.contexts import (
     Context,
     ContextShape,
-    Layout,
     Passage,
-    Question,
+    TextLayout,
+    TrainingQuestion,
     as_typed,
     cut_passages,
 )
-from services.training.corpus import Document, Style, Worlds
+from services.training.corpus import CorpusDocument, Style, Worlds
 from services.training.names import Split
 
 LEAST_PASSAGES = 4
@@ -50,9 +50,9 @@ def draw_cross_chunk(
     return Context(tuple(passages), tuple(asked[:num_questions]))
 
 
-def _unlike(rng: random.Random, worlds: Worlds, kind: str, split: Split, count: int) -> list[Document]:
+def _unlike(rng: random.Random, worlds: Worlds, kind: str, split: Split, count: int) -> list[CorpusDocument]:
     """Documents of which no two have a name in common, nor the value of a fact."""
-    documents: list[Document] = []
+    documents: list[CorpusDocument] = []
     while len(documents) < count:
         document = worlds.write(rng, kind, split, _STYLE)
         if all(document.name != other.name and not _shared_values(document, other) for other in documents):
@@ -60,21 +60,21 @@ def _unlike(rng: random.Random, worlds: Worlds, kind: str, split: Split, count: 
     return documents
 
 
-def _shared_values(one: Document, other: Document) -> set[str]:
+def _shared_values(one: CorpusDocument, other: CorpusDocument) -> set[str]:
     return {
         key for key, fact in one.facts.items() if key in other.facts and other.facts[key].value == fact.value
     }
 
 
-def _part(rng: random.Random, document: Document, shape: ContextShape) -> list[Passage]:
+def _part(rng: random.Random, document: CorpusDocument, shape: ContextShape) -> list[Passage]:
     """At least two passages: shorter ones if one would hold the document."""
-    layout, max_chars = Layout.draw(rng), int(shape.passage_chars * rng.uniform(0.7, 1.2))
+    layout, max_chars = TextLayout.draw(rng), int(shape.passage_chars * rng.uniform(0.7, 1.2))
     while len(cut := list(cut_passages(document, layout, max_chars))) < 2:
         max_chars //= 2
     return cut
 
 
-def _ask(rng: random.Random, passages: list[Passage], apart: bool) -> Iterator[Question]:
+def _ask(rng: random.Random, passages: list[Passage], apart: bool) -> Iterator[TrainingQuestion]:
     """Questions, in random order. ``apart``: about facts of passages that do not name their subject, and that
     another document states in such a passage too."""
     facts = [
@@ -90,6 +90,6 @@ def _ask(rng: random.Random, passages: list[Passage], apart: bool) -> Iterator[Q
         ):
             fact = document.facts[key]
             naming = next(j for j, passage in enumerate(passages) if passage.document is document)
-            yield Question(
+            yield TrainingQuestion(
                 as_typed(rng, rng.choice(fact.questions)), fact.answer, fact.value, tuple(sorted({naming, i}))
             )

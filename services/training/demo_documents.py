@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from services.training.corpus import Document, Style, Worlds
+from services.training.corpus import CorpusDocument, Style, Worlds
 from services.training.names import Split
 from services.training.rendering import RENDERERS
 
@@ -28,7 +28,7 @@ _FOLDERS = {"company": "companies", "observatory": "observatories"}
 @dataclass(frozen=True, slots=True)
 class DemoDocument:
     path: str
-    document: Document
+    document: CorpusDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def demo_documents(seed: int = SEED) -> list[DemoDocument]:
     return written
 
 
-def _unlike(taken: set[str], rng: random.Random, worlds: Worlds, kind: str) -> Document:
+def _unlike(taken: set[str], rng: random.Random, worlds: Worlds, kind: str) -> CorpusDocument:
     while True:
         document = worlds.write(rng, kind, Split.HELD_OUT, _STYLE)
         word = document.name.removeprefix("the ").split()[0]

@@ -17,7 +17,7 @@ import click
 import torch
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-from services.training.corpus import Document, Fact, Worlds
+from services.training.corpus import CorpusDocument, Fact, Worlds
 from services.training.names import Split
 from services.training.reading import Mode, Reader
 from services.training.rendering import to_markdown, to_text
@@ -26,7 +26,7 @@ MODES: tuple[Mode, ...] = ("full", "reordered")
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class EvaluationTrial:
     chunks: tuple[str, ...]
     question: str
     value: str
@@ -60,7 +60,9 @@ def answers(text: str, value: str) -> bool:
     return f" {wanted} " in padded.replace(", ", "  ")
 
 
-def draw_trials(reader: Reader, count: int, k: int, chunk_tokens: int, seed: int) -> Iterator[Trial]:
+def draw_trials(
+    reader: Reader, count: int, k: int, chunk_tokens: int, seed: int
+) -> Iterator[EvaluationTrial]:
     """Questions about held-out documents; each with the ``k`` passages it is asked over."""
     rng, worlds = random.Random(f"{seed} trials"), Worlds.load()
     while count:
@@ -69,11 +71,13 @@ def draw_trials(reader: Reader, count: int, k: int, chunk_tokens: int, seed: int
         chunks = [split_document(rng, document, reader, chunk_tokens) for document in documents]
         fact = rng.choice(sorted(documents[0].facts.values(), key=lambda fact: fact.answer))
         if (gold := _telling(chunks[0], documents[0], fact)) is not None:
-            yield Trial(_retrieved(rng, gold, chunks, k), rng.choice(fact.questions), fact.value)
+            yield EvaluationTrial(_retrieved(rng, gold, chunks, k), rng.choice(fact.questions), fact.value)
             count -= 1
 
 
-def split_document(rng: random.Random, document: Document, reader: Reader, chunk_tokens: int) -> list[str]:
+def split_document(
+    rng: random.Random, document: CorpusDocument, reader: Reader, chunk_tokens: int
+) -> list[str]:
     backend = reader.prompt.backend
     if rng.random() < 0.5:
         return MarkdownSplitter.from_huggingface_tokenizer(backend, chunk_tokens).chunks(
@@ -82,7 +86,7 @@ def split_document(rng: random.Random, document: Document, reader: Reader, chunk
     return TextSplitter.from_huggingface_tokenizer(backend, chunk_tokens).chunks(to_text(document).decode())
 
 
-def _telling(chunks: Sequence[str], document: Document, fact: Fact) -> str | None:
+def _telling(chunks: Sequence[str], document: CorpusDocument, fact: Fact) -> str | None:
     """The passage that states the fact and names its subject, if one does both."""
     named = [
         chunk for chunk in chunks if answers(chunk, fact.value) and document.name.lower() in chunk.lower()
@@ -100,7 +104,7 @@ def _retrieved(rng: random.Random, gold: str, chunks: Sequence[Sequence[str]], k
     return tuple(found)
 
 
-def measure(reader: Reader, trials: Sequence[Trial], mode: Mode) -> Share:
+def measure(reader: Reader, trials: Sequence[EvaluationTrial], mode: Mode) -> Share:
     right = sum(answers(reader.answer(trial.chunks, trial.question, mode), trial.value) for trial in trials)
     return Share(right, len(trials))
 

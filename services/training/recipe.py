@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from services.training.contexts import ContextShape, Layout, cut_passages, draw_context
+from services.training.contexts import ContextShape, TextLayout, cut_passages, draw_context
 from services.training.corpus import Worlds
 from services.training.cross_chunk import LEAST_PASSAGES, draw_cross_chunk
 from services.training.names import Split
@@ -35,7 +35,7 @@ generator:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """``spread_full``, ``spread_independent``: the shares of contexts whose evidence is spread over passages,
     among rows of plain text and among rows of independent chunks."""
 
@@ -68,8 +68,8 @@ class Recipe:
         return 0.25 if step < self.steps * 0.08 else 0.0
 
 
-PRIMARY = Recipe()
-AUXILIARY = Recipe(
+PRIMARY = TrainingRecipe()
+AUXILIARY = TrainingRecipe(
     steps=6000,
     model_type="llama",
     tokenizer="unigram",
@@ -89,7 +89,7 @@ for Qwen2. It shall find where evidence may be, so it reads what is spread over 
 row."""
 
 
-def build_model(recipe: Recipe, end_id: int) -> Any:
+def build_model(recipe: TrainingRecipe, end_id: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(recipe.seed)
@@ -120,7 +120,8 @@ def sample_texts(seed: int, num_documents: int) -> list[str]:
     for _ in range(num_documents):
         document = worlds.write(rng, rng.choice(list(worlds.kinds)), Split.TRAIN)
         texts += [
-            TEMPLATE.chunk.replace("{text}", p.text) for p in cut_passages(document, Layout.draw(rng), 300)
+            TEMPLATE.chunk.replace("{text}", p.text)
+            for p in cut_passages(document, TextLayout.draw(rng), 300)
         ]
         for fact in document.facts.values():
             texts.append(
@@ -129,7 +130,7 @@ def sample_texts(seed: int, num_documents: int) -> list[str]:
     return texts
 
 
-def draw_batch(recipe: Recipe, maker: RowMaker, step: int) -> Batch:
+def draw_batch(recipe: TrainingRecipe, maker: RowMaker, step: int) -> Batch:
     """The batch of ``step``: half of its contexts as plain text, half as independent chunks."""
     rng, worlds = random.Random(f"{recipe.seed} step {step}"), Worlds.load()
     if rng.random() < recipe.repetition_share(step):
@@ -146,7 +147,7 @@ def draw_batch(recipe: Recipe, maker: RowMaker, step: int) -> Batch:
     return collate(rows)
 
 
-def _repetitions(rng: random.Random, worlds: Worlds, recipe: Recipe, maker: RowMaker) -> list[Row]:
+def _repetitions(rng: random.Random, worlds: Worlds, recipe: TrainingRecipe, maker: RowMaker) -> list[Row]:
     names = worlds.names(rng, Split.TRAIN)
     kinds = ["place", "person", "year 1200 1999", "number 10 9999"]
     return [

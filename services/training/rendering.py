@@ -6,28 +6,28 @@ import html
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from services.training.corpus import Document, Section
+from services.training.corpus import CorpusDocument, Section
 
 
 def _prose(section: Section) -> str:
     return " ".join(sentence.text for sentence in section.sentences)
 
 
-def to_markdown(document: Document) -> bytes:
+def to_markdown(document: CorpusDocument) -> bytes:
     parts = [f"# {document.title}"]
     for section in document.sections:
         parts += [f"## {section.heading}", _prose(section)]
     return ("\n\n".join(parts) + "\n").encode()
 
 
-def to_text(document: Document) -> bytes:
+def to_text(document: CorpusDocument) -> bytes:
     parts = [document.title]
     for section in document.sections:
         parts += [section.heading, _prose(section)]
     return ("\n\n".join(parts) + "\n").encode()
 
 
-def to_html(document: Document) -> bytes:
+def to_html(document: CorpusDocument) -> bytes:
     title = html.escape(document.title)
     body = [f"<h1>{title}</h1>"]
     for section in document.sections:
@@ -36,7 +36,7 @@ def to_html(document: Document) -> bytes:
     return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{chr(10).join(body)}\n</body>\n</html>\n'.encode()  # noqa: E501
 
 
-def to_pdf(document: Document) -> bytes:
+def to_pdf(document: CorpusDocument) -> bytes:
     from fpdf import FPDF
 
     pdf = FPDF(format=(148, 210))
@@ -54,7 +54,7 @@ def to_pdf(document: Document) -> bytes:
     return bytes(pdf.output())
 
 
-RENDERERS: Mapping[str, Callable[[Document], bytes]] = {
+RENDERERS: Mapping[str, Callable[[CorpusDocument], bytes]] = {
     "md": to_markdown,
     "txt": to_text,
     "html": to_html,

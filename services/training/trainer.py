@@ -17,7 +17,7 @@ from services.training.contexts import ContextShape, draw_context
 from services.training.corpus import Worlds
 from services.training.names import Split
 from services.training.optimizers import Optimizers
-from services.training.recipe import TEMPLATE, Recipe, build_model, draw_batch, sample_texts
+from services.training.recipe import TEMPLATE, TrainingRecipe, build_model, draw_batch, sample_texts
 from services.training.rows import Batch, RowMaker, collate
 from services.training.tokenizer import save_tokenizer, train_tokenizer
 from shared.errors import ConfigError
@@ -27,7 +27,7 @@ CHECKPOINT = "checkpoint.pt"
 
 
 class Trainer:
-    def __init__(self, recipe: Recipe, out: Path) -> None:
+    def __init__(self, recipe: TrainingRecipe, out: Path) -> None:
         self.recipe, self.out = recipe, out
         self.tokenizer = train_tokenizer(
             sample_texts(recipe.seed, recipe.tokenizer_documents), recipe.vocab_size, recipe.tokenizer

@@ -14,7 +14,7 @@ from shared.clients.health import meta_of
 from shared.clients.kv_store import APPLICATION, KvStoreClient
 from shared.clients.kv_store import SERVICE as STORE_SERVICE
 from shared.clients.transport import Transport
-from shared.kv_types import HeldChunk, OpenedChunk, PinnedChunks
+from shared.kv_types import OpenedChunk, PeerCopy, PinnedChunks
 from shared.request import RequestContext
 
 SERVICE = "kvquilt.v1.NodeStore"
@@ -62,14 +62,14 @@ class NodeFilesClient:
         node_id: str,
         path: str,
         replace: bool = False,
-        behind: bool = False,
+        write_back: bool = False,
     ) -> bool:
         """Gives the file at ``path``, in the staging directory of ``node_id``, to the store, which makes it
         durable.
 
         Returns whether the chunk was stored already (``replace`` then replaces it; otherwise the new file is
         dropped).
-        ``behind``: acknowledged once durable on that node's disk; it reaches the object store later.
+        ``write_back``: acknowledged once durable on that node's disk; it reaches the object store later.
 
         Raises:
             CorruptData: the file is not a whole chunk file, or of another chunk.
@@ -77,7 +77,12 @@ class NodeFilesClient:
             StorageFull: no space left.
         """
         request = pb.AdoptRequest(
-            meta=meta_of(ctx), chunk_id=chunk_id, node_id=node_id, path=path, replace=replace, behind=behind
+            meta=meta_of(ctx),
+            chunk_id=chunk_id,
+            node_id=node_id,
+            path=path,
+            replace=replace,
+            write_back=write_back,
         )
         return (await self._node.unary("Adopt", request, kv_store_pb2.PutResponse, ctx.remaining_s)).existed
 
@@ -101,11 +106,11 @@ class AgentClient(NodeFilesClient, KvStoreClient):
             GrpcTransport(channel, STORE_SERVICE, APPLICATION), GrpcTransport(channel, SERVICE, APPLICATION)
         )
 
-    async def held(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[HeldChunk]:
+    async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
         """Copies in the node's own tiers, evictable ones included."""
-        request = pb.HeldRequest(meta=meta_of(ctx), chunk_ids=chunk_ids)
-        response = await self._node.unary("Held", request, pb.HeldResponse, ctx.remaining_s)
-        return [HeldChunk(c.chunk_id, c.size_bytes, c.location) for c in response.chunks]
+        request = pb.LocalCopiesRequest(meta=meta_of(ctx), chunk_ids=chunk_ids)
+        response = await self._node.unary("LocalCopies", request, pb.LocalCopiesResponse, ctx.remaining_s)
+        return [PeerCopy(c.chunk_id, c.size_bytes, c.location) for c in response.chunks]
 
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
         """Which must not be collected because of this node: too young, or being read."""

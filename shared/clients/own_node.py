@@ -81,12 +81,12 @@ class OwnNode:
         node_id: str,
         path: str,
         replace: bool = False,
-        behind: bool = False,
+        write_back: bool = False,
     ) -> bool:
         """Not repeated once the agent has taken the file: it may have stored it, and died before it said
         so."""
         return await self._call(
-            lambda node: node.adopt(ctx, chunk_id, node_id, path, replace, behind),
+            lambda node: node.adopt(ctx, chunk_id, node_id, path, replace, write_back),
             may_repeat=partial(asyncio.to_thread, Path(path).exists),
         )
 

@@ -56,7 +56,7 @@ class Prefilling:
             work.chunk.token_ids,
             work.branch.segment,
             work.broken,
-            behind=False,
+            write_back=False,
             encoding=job.request.encoding,
             done=lambda saved: self._inbox.post(lambda: self._on_saved(saved, job)),
         )

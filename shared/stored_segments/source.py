@@ -106,7 +106,7 @@ class StoreSegmentSource:
         k_LHTD: Sequence[torch.Tensor],
         v_LHTD: Sequence[torch.Tensor],
         replace: bool,
-        behind: bool,
+        write_back: bool,
         encoding: str = "",
     ) -> None:
         """Writes the file next to the store's own and hands it over, which moves it: one write, no copy."""
@@ -114,7 +114,7 @@ class StoreSegmentSource:
         layers = self._encoded.pop(k_LHTD[0], None) if encoding == self._encoding else None
         layers = layers or encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
         self._hand_over(
-            self._shape.header(chunk_id, prefix_ids, token_ids, encoding), layers, replace, behind
+            self._shape.header(chunk_id, prefix_ids, token_ids, encoding), layers, replace, write_back
         )
 
     def _find(self, chunk_lens: Mapping[str, int]) -> dict[str, StoredSegment]:
@@ -190,15 +190,17 @@ class StoreSegmentSource:
             segment.read_layer(layer, k_HTD, v_HTD)
         layers = encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
         self._hand_over(
-            dataclasses.replace(segment.header, encoding=encoding), layers, replace=True, behind=False
+            dataclasses.replace(segment.header, encoding=encoding), layers, replace=True, write_back=False
         )
 
-    def _hand_over(self, header: ChunkHeader, layers: Sequence[Buffers], replace: bool, behind: bool) -> None:
+    def _hand_over(
+        self, header: ChunkHeader, layers: Sequence[Buffers], replace: bool, write_back: bool
+    ) -> None:
         ctx = RequestContext.create(deadline_ms=_SAVE_DEADLINE_MS)
         with self._staged(ctx, header.chunk_id) as path:
             write_layers(path, header, layers)
             self._wait(
-                self._store.adopt(ctx, header.chunk_id, self._node_id, str(path), replace, behind), ctx
+                self._store.adopt(ctx, header.chunk_id, self._node_id, str(path), replace, write_back), ctx
             )
 
     @contextmanager

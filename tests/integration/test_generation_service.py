@@ -332,7 +332,7 @@ class TestFaults:
             after = await generate(served, chunks, [question], "reordered", prefix)
             assert tokens(after).token_ids == tokens(before).token_ids
             assert_oracle(stock["qwen2"], "reordered", after, prefix, chunks, [question])
-            for _ in range(3000):  # written behind the answer
+            for _ in range(3000):  # written back after the answer
                 if (
                     path.exists()
                     and path.stat().st_size == len(good)

@@ -80,10 +80,10 @@ async def test_the_answer_that_had_to_recompute_and_the_one_that_loads_are_the_s
 ) -> None:
     async with serving(DEMO_MODEL, store, kv_encoding=encoding) as served:
         first = await ask(served)
-        while len(store.adopted) < len(PASSAGES):  # written behind the answer
+        while len(store.adopted) < len(PASSAGES):  # written back after the answer
             await asyncio.sleep(0.01)
     assert encodings_in(store) == [encoding] * 3
-    assert store.behind == [True] * 3
+    assert store.write_back == [True] * 3
     async with serving(DEMO_MODEL, store, kv_encoding=encoding) as served:
         second = await ask(served)
     assert recomputed(second) < recomputed(first)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.kv_store.__main__ import Plan, line, measure
+from load_tests.kv_store.__main__ import StorePlan, line, measure
 from load_tests.kv_store.stored_chunks import ChunkShape
 from load_tests.kv_store.stored_ttft import Contexts
 from shared.measuring.report import measured
@@ -20,7 +20,7 @@ TINY_MODEL = Shape(hidden=64, layers=3, heads=4, kv_heads=2, head_dim=16, mlp=96
 def test_every_measurement_is_made_under_the_name_by_which_targets_go(
     tmp_path: Path, s3_server: S3Server
 ) -> None:
-    plan = Plan(
+    plan = StorePlan(
         tmp_path, s3_server.endpoint, ChunkShape(3, 2, 16, 24), TINY_MODEL, Contexts((24, 24), 5, 6), runs=2
     )
     by_name = {m.name: m for m in measure(plan)}

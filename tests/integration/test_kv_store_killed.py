@@ -97,8 +97,8 @@ async def _write_until_killed(
 
 
 async def _write(client: AgentClient, acknowledged: Acknowledged, writer: int) -> None:
-    """Chunks, through or behind, documents over them, and now and then the end of a document, until the agent
-    is gone."""
+    """Chunks, written through or back, documents over them, and now and then the end of a document, until the
+    agent is gone."""
     ctx = RequestContext.create(deadline_ms=30_000)
     with suppress(KvquiltError):
         for n in range(10_000):
@@ -109,7 +109,7 @@ async def _write(client: AgentClient, acknowledged: Acknowledged, writer: int) -
             else:
                 path = Path(await client.stage(ctx)) / document_id
                 path.write_bytes(data)
-                await client.adopt(ctx, chunk_id, "", str(path), behind=True)
+                await client.adopt(ctx, chunk_id, "", str(path), write_back=True)
             acknowledged.chunks.add(chunk_id)
             acknowledged.count += 1
             await client.put_manifest(

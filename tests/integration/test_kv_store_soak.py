@@ -72,7 +72,7 @@ class LyingStore:
         node_id: str,
         path: str,
         replace: bool = False,
-        behind: bool = False,
+        write_back: bool = False,
     ) -> bool:
         self.chunks[chunk_id] = Path(path).read_bytes()
         self._lie(self)

@@ -16,7 +16,7 @@ from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute import __main__ as command
 from load_tests.recompute.clipping import Clipper
 from load_tests.recompute.limits import prefill_limit_s, scoring_limit_s
-from load_tests.recompute.measuring import Plan, measure
+from load_tests.recompute.measuring import RecomputePlan, measure
 from load_tests.recompute.serving import Primary
 from load_tests.recompute.text import Speech
 from shared.errors import InvalidRequest
@@ -77,14 +77,14 @@ def test_the_limit_of_a_scoring_leaves_out_what_the_last_layer_need_not_give() -
 )
 def test_plans_that_make_no_sense_are_refused_by_name(setting: str, changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=setting):
-        Plan(SMALL, AUXILIARY, **changes)  # type: ignore[arg-type]
+        RecomputePlan(SMALL, AUXILIARY, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("percents", "looked_at"), [((0, 10, 20), 20), ((0, 10, 40), 10), ((0, 100), None)])
 def test_what_leaves_something_to_choose_is_looked_at(
     percents: tuple[int, ...], looked_at: int | None
 ) -> None:
-    assert Plan(SMALL, AUXILIARY, percents).looked_at == looked_at
+    assert RecomputePlan(SMALL, AUXILIARY, percents).looked_at == looked_at
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_selection_that_fails_ends_the_measurement(primary: Primary) -> None:
 
 
 def test_everything_is_measured_in_one_run() -> None:
-    plan = Plan(SMALL, AUXILIARY, percents=(0, 25, 100), runs=2)
+    plan = RecomputePlan(SMALL, AUXILIARY, percents=(0, 25, 100), runs=2)
     found = {m.name: m for m in measure(plan, RATES, silent)}
     curve = [name for percent in plan.percents for name in _curve(percent)]
     parts = [f"{part}_25" for part in ("pair", "load", "score", "group", "prefill")]
@@ -180,7 +180,7 @@ def _curve(percent: int) -> list[str]:
 
 
 def test_a_context_need_not_be_of_whole_chunks() -> None:
-    plan = Plan(replace(SMALL, context=70), AUXILIARY, percents=(20,), runs=1)
+    plan = RecomputePlan(replace(SMALL, context=70), AUXILIARY, percents=(20,), runs=1)
     found = {m.name: m for m in measure(plan, RATES, silent)}
     assert 14 <= found["tokens_recompute_20"].value < 14 + 32
 
@@ -195,7 +195,9 @@ def test_a_selection_is_hidden_as_far_as_the_request_waits_for_its_kv(primary: P
 
 
 def test_without_anything_to_choose_only_the_curve_is_measured() -> None:
-    found = [m.name for m in measure(Plan(SMALL, AUXILIARY, percents=(0, 100), runs=1), RATES, silent)]
+    found = [
+        m.name for m in measure(RecomputePlan(SMALL, AUXILIARY, percents=(0, 100), runs=1), RATES, silent)
+    ]
     assert found == ["ttft_full", "ttft_reordered", *_curve(0), *_curve(100)]
 
 

@@ -66,13 +66,13 @@ def ctx() -> RequestContext:
     return RequestContext.create(deadline_ms=60_000)
 
 
-async def write(agent: Agent, behind: bool = False) -> int:
+async def write(agent: Agent, write_back: bool = False) -> int:
     """A chunk of several parts; its size."""
     path = Path(await agent.stage(ctx())) / "mine"
     header = header_of(layers=4, heads=2, tokens=700, head_dim=256, chunk_id=CHUNK)
     size = write_chunk(path, header, *kv_of(header))
     assert size > 3 * FETCH.part_bytes
-    await agent.adopt(ctx(), CHUNK, "", str(path), behind=behind)
+    await agent.adopt(ctx(), CHUNK, "", str(path), write_back=write_back)
     return size
 
 
@@ -118,7 +118,7 @@ async def test_a_chunk_written_on_one_is_loaded_on_the_other_once_for_eight_aske
 async def test_what_waits_on_one_node_for_the_object_store_is_read_on_the_other(tmp_path: Path) -> None:
     objects = FailingBlobs(DictBlobs(), Unavailable("down"))
     async with TwoNodes(tmp_path, objects) as two:
-        await write(two.there, behind=True)
+        await write(two.there, write_back=True)
         assert (await read(two.here)).exists
         assert (await counters(two.here))["peer_fetches"] == 1
 
@@ -135,7 +135,7 @@ async def test_a_prefetched_chunk_is_there_soon(two: TwoNodes) -> None:
     await write(two.there)
     await two.here.prefetch(ctx(), [CHUNK, CHUNK, chunk_id_of(1)])
     give_up = time.monotonic() + 30
-    while not await two.here.held(ctx(), [CHUNK]):
+    while not await two.here.local_copies(ctx(), [CHUNK]):
         assert time.monotonic() < give_up
         await asyncio.sleep(0.01)
     assert (await two.here.open(ctx(), [CHUNK]))[0].progress == ""

@@ -78,6 +78,15 @@ def test_modules_import_each_other_in_no_circle() -> None:
     assert circles(import_graph()) == []
 
 
+def test_one_name_means_one_class() -> None:
+    where: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in where.items() if len(found) > 1} == {}
+
+
 def modes_in(node: ast.AST) -> list[str]:
     """Members of ``ReuseMode`` that an expression names."""
     return [

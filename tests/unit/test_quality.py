@@ -16,8 +16,8 @@ import torch
 
 from load_tests.quality.__main__ import main
 from load_tests.quality.findings import Finding, findings, scores
-from load_tests.quality.ledger import Answer, Ledger
-from load_tests.quality.modes import CONTROLS, Clip, parse_clips, parse_controls
+from load_tests.quality.ledger import GradedAnswer, Ledger
+from load_tests.quality.modes import CONTROLS, ClipSetting, parse_clips, parse_controls
 from load_tests.quality.paired import Clusters, agreement, mcnemar, won_back
 from load_tests.quality.trials import Shapes, draw_trial, draw_trials, is_spread
 from services.training.evaluate import answers
@@ -171,8 +171,8 @@ def test_divergence_and_overlap_of_judgements_are_those_of_the_books() -> None:
     assert agreement(p, q, 2 / 3)[1] == 1
 
 
-def answer(mode: str, context: int, question: int, correct: bool, spread: bool = True) -> Answer:
-    return Answer(mode, context, question, spread, correct, "", num_tokens=100, selected=20)
+def answer(mode: str, context: int, question: int, correct: bool, spread: bool = True) -> GradedAnswer:
+    return GradedAnswer(mode, context, question, spread, correct, "", num_tokens=100, selected=20)
 
 
 def test_findings_compare_only_questions_that_were_asked_in_all_modes() -> None:
@@ -247,7 +247,10 @@ def test_answers_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
 
 
 def test_forms_and_controls_are_named_or_refused() -> None:
-    assert parse_clips("budget/stitched, paper/each") == (Clip(), Clip(Grouping.PAPER, Reading.EACH))
+    assert parse_clips("budget/stitched, paper/each") == (
+        ClipSetting(),
+        ClipSetting(Grouping.PAPER, Reading.EACH),
+    )
     assert [clip.label for clip in parse_clips("budget/stitched,paper/each")] == [
         "cacheclip",
         "cacheclip/paper/each",
@@ -290,7 +293,9 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
     assert main(command) == 0
     assert kept.read_bytes() == of_first_run
 
-    given = [Answer(**one) for line in of_first_run.decode().splitlines()[1:] for one in json.loads(line)]
+    given = [
+        GradedAnswer(**one) for line in of_first_run.decode().splitlines()[1:] for one in json.loads(line)
+    ]
     by_mode = {
         mode: {(a.context, a.question): a for a in given if a.mode == mode}
         for mode in dict.fromkeys(a.mode for a in given)

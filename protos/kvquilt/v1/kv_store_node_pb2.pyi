@@ -57,22 +57,22 @@ class StageResponse(_message.Message):
     def __init__(self, directory: _Optional[str] = ...) -> None: ...
 
 class AdoptRequest(_message.Message):
-    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace", "behind")
+    __slots__ = ("meta", "chunk_id", "node_id", "path", "replace", "write_back")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
-    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    WRITE_BACK_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     chunk_id: str
     node_id: str
     path: str
     replace: bool
-    behind: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., behind: _Optional[bool] = ...) -> None: ...
+    write_back: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ..., node_id: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., write_back: _Optional[bool] = ...) -> None: ...
 
-class HeldRequest(_message.Message):
+class LocalCopiesRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -80,7 +80,7 @@ class HeldRequest(_message.Message):
     chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class HeldChunk(_message.Message):
+class PeerCopy(_message.Message):
     __slots__ = ("chunk_id", "size_bytes", "location")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -90,11 +90,11 @@ class HeldChunk(_message.Message):
     location: str
     def __init__(self, chunk_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., location: _Optional[str] = ...) -> None: ...
 
-class HeldResponse(_message.Message):
+class LocalCopiesResponse(_message.Message):
     __slots__ = ("chunks",)
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    chunks: _containers.RepeatedCompositeFieldContainer[HeldChunk]
-    def __init__(self, chunks: _Optional[_Iterable[_Union[HeldChunk, _Mapping]]] = ...) -> None: ...
+    chunks: _containers.RepeatedCompositeFieldContainer[PeerCopy]
+    def __init__(self, chunks: _Optional[_Iterable[_Union[PeerCopy, _Mapping]]] = ...) -> None: ...
 
 class NeededRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids", "grace_s")

@@ -58,10 +58,10 @@ class NodeStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchResponse.FromString,
                 _registered_method=True)
-        self.Held = channel.unary_unary(
-                '/kvquilt.v1.NodeStore/Held',
-                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.HeldRequest.SerializeToString,
-                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.HeldResponse.FromString,
+        self.LocalCopies = channel.unary_unary(
+                '/kvquilt.v1.NodeStore/LocalCopies',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.LocalCopiesRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.LocalCopiesResponse.FromString,
                 _registered_method=True)
         self.Needed = channel.unary_unary(
                 '/kvquilt.v1.NodeStore/Needed',
@@ -114,7 +114,7 @@ class NodeStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Held(self, request, context):
+    def LocalCopies(self, request, context):
         """Copies in this node's own tiers, evictable ones included, and where they are streamed from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -165,10 +165,10 @@ def add_NodeStoreServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchResponse.SerializeToString,
             ),
-            'Held': grpc.unary_unary_rpc_method_handler(
-                    servicer.Held,
-                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.HeldRequest.FromString,
-                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.HeldResponse.SerializeToString,
+            'LocalCopies': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocalCopies,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.LocalCopiesRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.LocalCopiesResponse.SerializeToString,
             ),
             'Needed': grpc.unary_unary_rpc_method_handler(
                     servicer.Needed,
@@ -308,7 +308,7 @@ class NodeStore:
             _registered_method=True)
 
     @staticmethod
-    def Held(request,
+    def LocalCopies(request,
             target,
             options=(),
             channel_credentials=None,
@@ -321,9 +321,9 @@ class NodeStore:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvquilt.v1.NodeStore/Held',
-            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.HeldRequest.SerializeToString,
-            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.HeldResponse.FromString,
+            '/kvquilt.v1.NodeStore/LocalCopies',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.LocalCopiesRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.LocalCopiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,7 +41,7 @@ class Quotas:
             )
 
 
-class Usage:
+class TenantUsage:
     """Sizes of chunks as they were last seen, and what they make of the tenants' documents. For one thread at
     a time."""
 

@@ -21,7 +21,7 @@ Mark = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class FileSection:
     """Bytes [start, end) of the file that have a checksum of their own. ``layer`` None: the head."""
 
     start: int
@@ -33,7 +33,7 @@ class Section:
 class ArrivingPart:
     """Consecutive sections. One thread at a time feeds it."""
 
-    def __init__(self, sections: Sequence[Section], chunk_id: str, mark: Mark) -> None:
+    def __init__(self, sections: Sequence[FileSection], chunk_id: str, mark: Mark) -> None:
         """``mark``: called with every layer that is there and right."""
         self._sections, self._chunk_id, self._mark = sections, chunk_id, mark
         self._num_whole = 0
@@ -72,7 +72,7 @@ class ArrivingPart:
         if self._num_whole < len(self._sections):
             raise CorruptData(f"chunk {self._chunk_id}: less came than was asked for")
 
-    def _finish(self, section: Section) -> None:
+    def _finish(self, section: FileSection) -> None:
         self.is_damaged = self._hash.intdigest() != section.checksum
         if self.is_damaged:
             what = "its head" if section.layer is None else f"layer {section.layer}"
@@ -89,16 +89,16 @@ class ArrivingPart:
             self._position = self._sections[self._num_whole].start
 
 
-def sections_of(frame: Frame) -> list[Section]:
+def sections_of(frame: Frame) -> list[FileSection]:
     """All of a file but its tail, which the frame vouches for."""
-    head = Section(0, frame.seal.layout.head_len, frame.seal.head_checksum, None)
+    head = FileSection(0, frame.seal.layout.head_len, frame.seal.head_checksum, None)
     layers = zip(frame.summary.layers, frame.seal.layer_checksums, strict=True)
-    return [head, *(Section(at, at + size, sum_, i) for i, ((at, size), sum_) in enumerate(layers))]
+    return [head, *(FileSection(at, at + size, sum_, i) for i, ((at, size), sum_) in enumerate(layers))]
 
 
-def parts_of(sections: Sequence[Section], part_bytes: int) -> Iterator[list[Section]]:
+def parts_of(sections: Sequence[FileSection], part_bytes: int) -> Iterator[list[FileSection]]:
     """Consecutive sections: one layer at least, and of more than one at most ``part_bytes`` together."""
-    part: list[Section] = []
+    part: list[FileSection] = []
     for section in sections:
         if part and part[-1].layer is not None and section.end - part[0].start > part_bytes:
             yield part

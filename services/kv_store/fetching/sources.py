@@ -15,7 +15,7 @@ from services.kv_store.fetching.nodes import Nodes, ask
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.object_chunks import read_tail
 from shared.errors import NotFound
-from shared.kv_types import HeldChunk
+from shared.kv_types import PeerCopy
 from shared.request import RequestContext
 
 Write = Callable[[int, bytes | memoryview], None]
@@ -65,11 +65,11 @@ class FlightSource:
 
     kind = "peer"
 
-    def __init__(self, flights: Flights, held: HeldChunk) -> None:
-        self._flights, self._held = flights, held
+    def __init__(self, flights: Flights, copy: PeerCopy) -> None:
+        self._flights, self._copy = flights, copy
 
     async def end(self, length: int) -> tuple[int, bytes] | None:
-        size_bytes = self._held.size_bytes
+        size_bytes = self._copy.size_bytes
         start = max(size_bytes - length, 0)
         tail = bytearray(size_bytes - start)
 
@@ -80,7 +80,7 @@ class FlightSource:
         return size_bytes, bytes(tail)
 
     def read(self, start: int, length: int, write: Write) -> None:
-        self._flights.read(self._held.location, self._held.chunk_id, start, length, write, _PEER_COPY_S)
+        self._flights.read(self._copy.location, self._copy.chunk_id, start, length, write, _PEER_COPY_S)
 
 
 class PeerSearch:
@@ -108,9 +108,9 @@ class PeerSearch:
         """Nodes that do not answer soon have nothing."""
         others = [n for n in self._nodes.ids() if n != self._own_node_id]
         soon = replace(self._ctx, deadline_s=time.monotonic() + _PEER_TIMEOUT_S)
-        answers, _ = await ask(self._nodes, others, lambda peer: peer.held(soon, self._chunk_ids))
+        answers, _ = await ask(self._nodes, others, lambda peer: peer.local_copies(soon, self._chunk_ids))
         sources: dict[str, list[Source]] = {}
         for copies in answers.values():
-            for held in copies:
-                sources.setdefault(held.chunk_id, []).append(FlightSource(self._flights, held))
+            for copy in copies:
+                sources.setdefault(copy.chunk_id, []).append(FlightSource(self._flights, copy))
         return sources

@@ -18,7 +18,7 @@ from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.home import HomeDocuments
 from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, chunk_of
-from services.kv_store.tiers.files import Copy
+from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.object_chunks import all_objects
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.clients.health import ServiceHealth
@@ -28,11 +28,11 @@ from shared.kv_types import (
     ChunkStat,
     CollectedGarbage,
     DeletedChunks,
-    HeldChunk,
     Manifest,
     ManifestPage,
     NodeStats,
     OpenedChunk,
+    PeerCopy,
     PinnedChunks,
     PinnedDocuments,
     StoreStats,
@@ -84,9 +84,9 @@ class Agent:
             copies = await self._tiers.stored(ids, ask_objects=self._is_home)
         return [_stat(c, copies.get(c)) for c in ids]
 
-    async def held(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[HeldChunk]:
+    async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
         found = self._found([check_chunk_id(c) for c in chunk_ids])
-        return [HeldChunk(c, copy.size_bytes, self._location) for c, copy in found.items()]
+        return [PeerCopy(c, copy.size_bytes, self._location) for c, copy in found.items()]
 
     async def open(
         self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
@@ -112,11 +112,11 @@ class Agent:
         node_id: str,
         path: str,
         replace: bool = False,
-        behind: bool = False,
+        write_back: bool = False,
     ) -> bool:
         self._check_node(node_id)
         staged = self._tiers.disk.staging.given(path)
-        return await self._tiers.put(check_chunk_id(chunk_id), staged, replace, behind)
+        return await self._tiers.put(check_chunk_id(chunk_id), staged, replace, write_back)
 
     async def put(
         self,
@@ -231,7 +231,7 @@ class Agent:
         self._documents.check_invariants()
         self._upkeep.check_invariants()
 
-    def _found(self, chunk_ids: Sequence[str]) -> dict[str, Copy]:
+    def _found(self, chunk_ids: Sequence[str]) -> dict[str, FileCopy]:
         return {c: copy for c in chunk_ids if (copy := self._tiers.find(c)) is not None}
 
     def _search(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> PeerSearch:
@@ -262,7 +262,7 @@ class Agent:
     def _list(self, start_after: str, limit: int) -> ChunkPage:
         """One more than asked for says that there are more."""
         objects = self._tiers.objects
-        found = self._tiers.disk.copies(start_after, limit + 1, kept_only=objects is not None)
+        found = self._tiers.disk.copies(start_after, limit + 1, primary_only=objects is not None)
         chunks = {c.chunk_id: _stat(c.chunk_id, c) for c in found}
         if objects is not None and self._is_home:
             for blob in islice(all_objects(objects, start_after, limit + 1), limit + 1):
@@ -280,7 +280,7 @@ class Agent:
         return self._nodes.home() == self._node_id
 
 
-def _stat(chunk_id: str, copy: Copy | None) -> ChunkStat:
+def _stat(chunk_id: str, copy: FileCopy | None) -> ChunkStat:
     if copy is None:
         return ChunkStat(chunk_id, exists=False)
     return ChunkStat(chunk_id, True, copy.size_bytes, copy.modified_s)

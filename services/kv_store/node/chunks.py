@@ -1,9 +1,9 @@
 """Everything that one node does with chunks: its own tiers, the object store behind them, and the way from
 one to the other.
 
-open    memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
-put     staged ─▶ verified ─▶ object store ─▶ copy on disk          (no object store: ─▶ kept on disk)
-behind  staged ─▶ verified ─▶ kept on disk ┈▶ object store ─▶ copy on disk
+open        memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
+put         staged ─▶ verified ─▶ object store ─▶ copy on disk      (no object store: ─▶ primary on disk)
+write back  staged ─▶ verified ─▶ primary on disk ┈▶ object store ─▶ copy on disk
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.uploader import Sleep
 from services.kv_store.node.writes import Writes
 from services.kv_store.tiers.chunk_names import blob_of
-from services.kv_store.tiers.files import Copy
+from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import all_objects, find_object
 from services.kv_store.tiers.promotion import Promotion
@@ -66,7 +66,7 @@ class NodeTiers:
     @property
     def truth(self) -> Blobs:
         """Where a few small things are kept that must not be lost, beside the chunks."""
-        return self.disk.kept if self.objects is None else self.objects
+        return self.disk.primary_blobs if self.objects is None else self.objects
 
     # ---- reading
 
@@ -117,20 +117,20 @@ class NodeTiers:
         except NotFound:
             raise NotFound(f"chunk {chunk_id}: not stored") from None
 
-    def find(self, chunk_id: str) -> Copy | None:
+    def find(self, chunk_id: str) -> FileCopy | None:
         """A copy in any of this node's own tiers."""
         return next((c for tier in reversed(self.own) if (c := tier.find(chunk_id))), None)
 
-    async def stored(self, chunk_ids: Sequence[str], ask_objects: bool = True) -> dict[str, Copy]:
-        """Those that are whole in the object store, or kept here until they are."""
-        kept = {c: copy for c in chunk_ids if (copy := self.disk.find(c)) is not None and copy.kept}
+    async def stored(self, chunk_ids: Sequence[str], ask_objects: bool = True) -> dict[str, FileCopy]:
+        """Those that are whole in the object store, or have their primary copy here until they are."""
+        primary = {c: copy for c in chunk_ids if (copy := self.disk.find(c)) is not None and copy.primary}
         asked = (
             []
             if self.objects is None or not ask_objects
-            else [c for c in dict.fromkeys(chunk_ids) if c not in kept]
+            else [c for c in dict.fromkeys(chunk_ids) if c not in primary]
         )
         stats = await asyncio.gather(*(self.in_threads(find_object, self.objects, c) for c in asked))
-        return {**kept, **{c: stat for c, stat in zip(asked, stats, strict=True) if stat is not None}}
+        return {**primary, **{c: stat for c, stat in zip(asked, stats, strict=True) if stat is not None}}
 
     # ---- writing
 
@@ -138,16 +138,16 @@ class NodeTiers:
         """Whether ``put`` would find it stored already; it is durable then."""
         return await self.writes.exists(chunk_id)
 
-    async def put(self, chunk_id: str, staged: Path, replace: bool = False, behind: bool = False) -> bool:
+    async def put(self, chunk_id: str, staged: Path, replace: bool = False, write_back: bool = False) -> bool:
         """Takes over a file of ``disk.staging``; returns whether the chunk was stored already (unless
         ``replace``, the new file is dropped). When it returns the chunk is durable: in the object store if
-        there is one, else (or ``behind``) on the disk.
+        there is one, else (or ``write_back``) on the disk.
 
         Raises:
             CorruptData: it is not a whole chunk file, or another chunk's.
             StorageFull, Unavailable: not stored.
         """
-        return await self.writes.put(chunk_id, staged, replace, behind)
+        return await self.writes.put(chunk_id, staged, replace, write_back)
 
     async def delete(self, chunk_id: str) -> bool:
         """From this node's tiers; whether it was here. Nothing that this node was bringing to the object

@@ -58,12 +58,12 @@ class ClusterStore:
         node_id: str,
         path: str,
         replace: bool = False,
-        behind: bool = False,
+        write_back: bool = False,
     ) -> bool:
         return await on_node(
             self._nodes,
             self._node(node_id),
-            lambda store: store.adopt(ctx, chunk_id, "", path, replace, behind),
+            lambda store: store.adopt(ctx, chunk_id, "", path, replace, write_back),
         )
 
     async def put(

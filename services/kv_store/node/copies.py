@@ -83,7 +83,7 @@ class NodeCopies:
     def _local(self) -> Iterator[LocalCopy]:
         for tier in self._node.own:
             for copy in tier.copies():
-                name = tier.kept_name if copy.kept else tier.name
+                name = tier.primary_name if copy.primary else tier.name
                 yield LocalCopy(copy.chunk_id, name, copy.size_bytes, copy.modified_s)
 
     def _objects(self) -> Iterator[LocalCopy]:
@@ -96,7 +96,7 @@ class NodeCopies:
         """Whether the truth is whole."""
         if self._node.objects is None:
             copy = self._node.disk.find(chunk_id)
-            return copy is not None and copy.kept
+            return copy is not None and copy.primary
         try:
             await self.verify_copy(chunk_id, "objects")
         except (NotFound, CorruptData):

@@ -52,7 +52,7 @@ class FileHandlers:
     @unary(kv_store_pb2.PutResponse)
     async def Adopt(self, request: pb.AdoptRequest, ctx: RequestContext) -> kv_store_pb2.PutResponse:
         existed = await self._files.adopt(
-            ctx, request.chunk_id, request.node_id, request.path, request.replace, request.behind
+            ctx, request.chunk_id, request.node_id, request.path, request.replace, request.write_back
         )
         return kv_store_pb2.PutResponse(chunk_id=request.chunk_id, existed=existed)
 
@@ -65,12 +65,14 @@ class AgentHandlers(StoreHandlers, FileHandlers):
         FileHandlers.__init__(self, agent)
         self._agent = agent
 
-    @unary(pb.HeldResponse)
-    async def Held(self, request: pb.HeldRequest, ctx: RequestContext) -> pb.HeldResponse:
-        held = await self._agent.held(ctx, request.chunk_ids)
-        return pb.HeldResponse(
+    @unary(pb.LocalCopiesResponse)
+    async def LocalCopies(
+        self, request: pb.LocalCopiesRequest, ctx: RequestContext
+    ) -> pb.LocalCopiesResponse:
+        copies = await self._agent.local_copies(ctx, request.chunk_ids)
+        return pb.LocalCopiesResponse(
             chunks=[
-                pb.HeldChunk(chunk_id=h.chunk_id, size_bytes=h.size_bytes, location=h.location) for h in held
+                pb.PeerCopy(chunk_id=c.chunk_id, size_bytes=c.size_bytes, location=c.location) for c in copies
             ]
         )
 

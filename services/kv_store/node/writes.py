@@ -1,4 +1,4 @@
-"""How chunks become durable: through to the object store, or kept on the disk and brought there later.
+"""How chunks become durable: through to the object store, or written to the disk and brought there later.
 
 What is deleted or replaced goes from the disk first and from memory then, for copies go the other way.
 """
@@ -52,17 +52,19 @@ class Writes:
     async def exists(self, chunk_id: str) -> bool:
         """Whether it is stored, and as durably as ``put`` would make it."""
         async with self._locks.hold(chunk_id):
-            return await self._exists(chunk_id, behind=False, uploaded=True)
+            return await self._exists(chunk_id, write_back=False, uploaded=True)
 
-    async def put(self, chunk_id: str, staged: Path, replace: bool, behind: bool) -> bool:
+    async def put(self, chunk_id: str, staged: Path, replace: bool, write_back: bool) -> bool:
         """See ``NodeTiers.put``."""
         try:
             async with self._locks.hold(chunk_id):
                 copied = self._objects is None and any(tier.find(chunk_id) for tier in self._tiers)
-                durable = await self._exists(chunk_id, behind, uploaded=not behind and not replace)
-                newer = await self._in_threads(self._is_newer, chunk_id, durable and replace and not behind)
+                durable = await self._exists(chunk_id, write_back, uploaded=not write_back and not replace)
+                newer = await self._in_threads(
+                    self._is_newer, chunk_id, durable and replace and not write_back
+                )
                 if not newer and (not durable or replace):
-                    await self._store(chunk_id, staged, behind)
+                    await self._store(chunk_id, staged, write_back)
                 return durable or copied or newer
         finally:
             await self._in_threads(self._disk.staging.discard, staged)
@@ -72,7 +74,7 @@ class Writes:
         staged = await self._in_threads(self._disk.staging.copy_of, path)
         try:
             async with self._locks.hold(chunk_id):
-                await self._store(chunk_id, staged, behind=False)
+                await self._store(chunk_id, staged, write_back=False)
         finally:
             await self._in_threads(self._disk.staging.discard, staged)
 
@@ -90,7 +92,7 @@ class Writes:
 
     def upload_pending(self) -> None:
         if self._objects is not None:
-            self._uploader.add(c.chunk_id for c in self._disk.copies(kept_only=True))
+            self._uploader.add(c.chunk_id for c in self._disk.copies(primary_only=True))
 
     async def uploaded(self) -> None:
         """Returns once nothing waits for the object store."""
@@ -101,11 +103,11 @@ class Writes:
         for chunk_id in list(self._leaving):
             self._leave(chunk_id)
 
-    async def _exists(self, chunk_id: str, behind: bool, uploaded: bool) -> bool:
+    async def _exists(self, chunk_id: str, write_back: bool, uploaded: bool) -> bool:
         """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there
         first."""
         copy = self._disk.find(chunk_id)
-        if copy is not None and copy.kept:
+        if copy is not None and copy.primary:
             await self._in_threads(self._disk.commit, chunk_id)
             if uploaded:
                 await self._upload_locked(chunk_id)
@@ -115,14 +117,14 @@ class Writes:
         try:
             return await self._in_threads(self._objects.stat, blob_of(chunk_id)) is not None
         except KvquiltError:
-            if behind:  # it can be stored here, and the object store be asked later
+            if write_back:  # it can be stored here, and the object store be asked later
                 return False
             raise
 
-    async def _store(self, chunk_id: str, staged: Path, behind: bool) -> None:
+    async def _store(self, chunk_id: str, staged: Path, write_back: bool) -> None:
         summary = await self._in_threads(verified, staged, chunk_id)
         self._fetches.drop(chunk_id)
-        if self._objects is None or behind:
+        if self._objects is None or write_back:
             await self._in_threads(self._keep_truth, chunk_id, staged, summary)
             if self._objects is not None:
                 self._uploader.add([chunk_id])
@@ -156,7 +158,7 @@ class Writes:
     async def _upload_locked(self, chunk_id: str) -> None:
         """Brings what is kept here to the object store; nothing if it is not here any more."""
         copy = self._disk.find(chunk_id)
-        if self._objects is None or copy is None or not copy.kept:
+        if self._objects is None or copy is None or not copy.primary:
             return
         version, path = self._disk.version(chunk_id), self._disk.path_of(chunk_id)
         try:

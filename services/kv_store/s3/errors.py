@@ -80,34 +80,34 @@ def speaking_s3() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ErrorResponse:
     """``code``: S3's name of the error, empty if the server gave none."""
 
     code: str
     status: int
 
 
-def answer_of(error: MinioException) -> Answer:
+def answer_of(error: MinioException) -> ErrorResponse:
     """An answer to HEAD has no body: there MinIO says the code in a header. A body that does not call itself
     application/xml is left to us by the SDK."""
     match error:
         case S3Error():
-            return Answer(
+            return ErrorResponse(
                 error.response.headers.get("x-minio-error-code") or error.code or "", error.response.status
             )
         case InvalidResponseError():
             found = _CODE.search(error._body or "")
-            return Answer(found.group(1) if found else "", error._code)
+            return ErrorResponse(found.group(1) if found else "", error._code)
         case ServerError():
-            return Answer("", error.status_code)
-    return Answer("", 0)
+            return ErrorResponse("", error.status_code)
+    return ErrorResponse("", 0)
 
 
 def translate(error: Exception) -> KvquiltError:
     return _of_answer(answer_of(error)) if isinstance(error, MinioException) else _of_connection(error)
 
 
-def _of_answer(answer: Answer) -> KvquiltError:
+def _of_answer(answer: ErrorResponse) -> KvquiltError:
     code, status = answer.code, answer.status
     if code in _BY_CODE:
         known = _BY_CODE[code]

@@ -38,7 +38,7 @@ class Machine:
 
 
 class OwnTiers:
-    """``objects``: whether there is an object store, so that what is kept on the disk only waits for it."""
+    """``objects``: whether there is an object store, so that primary copies on the disk only wait for it."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class OwnTiers:
             "disk",
             directory,
             disk=machine.disk,
-            keeps=True,
-            kept_name="pending" if objects else "",
+            holds_primaries=True,
+            primary_name="pending" if objects else "",
             capacity_bytes=config.disk_capacity_bytes,
             lease_s=config.lease_s,
             clock=machine.clock,

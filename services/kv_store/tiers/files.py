@@ -1,6 +1,6 @@
 """The files of one of a node's own tiers, and where in its directory they lie.
 
-    <directory>/chunks/ab/abcd….arrow          kept: the only whole ones there are, durable, never evicted
+    <directory>/chunks/ab/abcd….arrow          primary copies: the only whole ones, durable, never evicted
     <directory>/cache/chunks/ab/abcd….arrow    copies of what is whole elsewhere: evicted when room is needed
     <directory>/staging/                       being written
 
@@ -22,47 +22,49 @@ _LARGEST_LIST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """``kept``: not evictable, for it may be the only one. ``modified_s``: seconds since 1970."""
+class FileCopy:
+    """``primary``: not evictable, for it may be the only one. ``modified_s``: seconds since 1970."""
 
     chunk_id: str
     size_bytes: int
     modified_s: float
-    kept: bool = False
+    primary: bool = False
 
 
 class TierFiles:
     """Thread-safe, and knows nothing by itself: the file system is asked every time."""
 
-    def __init__(self, directory: Path, staging: Staging, disk: Disk | None, keeps: bool) -> None:
+    def __init__(self, directory: Path, staging: Staging, disk: Disk | None, holds_primaries: bool) -> None:
         self.cache = DirectoryBlobs(directory / "cache", staging, disk, durable=False)
-        self._kept = DirectoryBlobs(directory, staging, disk) if keeps else None
+        self._primary = DirectoryBlobs(directory, staging, disk) if holds_primaries else None
 
     @property
-    def keeps(self) -> bool:
-        return self._kept is not None
+    def holds_primaries(self) -> bool:
+        return self._primary is not None
 
-    def blobs(self, kept: bool) -> DirectoryBlobs:
-        if not kept:
+    def blobs(self, primary: bool) -> DirectoryBlobs:
+        if not primary:
             return self.cache
-        assert self._kept is not None, "this tier holds copies only"
-        return self._kept
+        assert self._primary is not None, "this tier holds copies only"
+        return self._primary
 
-    def path_of(self, copy: Copy) -> Path:
-        return self.blobs(copy.kept).path_of(blob_of(copy.chunk_id))
+    def path_of(self, copy: FileCopy) -> Path:
+        return self.blobs(copy.primary).path_of(blob_of(copy.chunk_id))
 
-    def find(self, chunk_id: str, copies_only: bool = False) -> Copy | None:
-        for kept in [True, False] if self.keeps and not copies_only else [False]:
-            stat = self.blobs(kept).stat(blob_of(chunk_id))
+    def find(self, chunk_id: str, copies_only: bool = False) -> FileCopy | None:
+        for primary in [True, False] if self.holds_primaries and not copies_only else [False]:
+            stat = self.blobs(primary).stat(blob_of(chunk_id))
             if stat is not None:
-                return Copy(chunk_id, stat.size_bytes, stat.modified_s, kept)
+                return FileCopy(chunk_id, stat.size_bytes, stat.modified_s, primary)
         return None
 
-    def scan(self, clean: bool = False, kept_no_more: Container[str] = ()) -> dict[str, Copy]:
-        """What is there; ``clean``: and removes copies of what is also kept (a crash came in between).
-        ``kept_no_more``: of these only copies count."""
+    def scan(self, clean: bool = False, primary_no_more: Container[str] = ()) -> dict[str, FileCopy]:
+        """What is there; ``clean``: and removes copies where there is a primary copy too (a crash came in
+        between). ``primary_no_more``: of these only copies count."""
         found = (
-            {c.chunk_id: c for c in self._list(True) if c.chunk_id not in kept_no_more} if self.keeps else {}
+            {c.chunk_id: c for c in self._list(True) if c.chunk_id not in primary_no_more}
+            if self.holds_primaries
+            else {}
         )
         for copy in self._list(False):
             if copy.chunk_id not in found:
@@ -71,13 +73,13 @@ class TierFiles:
                 self.cache.delete(blob_of(copy.chunk_id))
         return found
 
-    def _list(self, kept: bool) -> Iterator[Copy]:
+    def _list(self, primary: bool) -> Iterator[FileCopy]:
         after = ""
         while True:
-            page = self.blobs(kept).list(CHUNKS, after, _LARGEST_LIST)
+            page = self.blobs(primary).list(CHUNKS, after, _LARGEST_LIST)
             for blob in page.blobs:
                 if chunk_id := chunk_of(blob.name):
-                    yield Copy(chunk_id, blob.size_bytes, blob.modified_s, kept)
+                    yield FileCopy(chunk_id, blob.size_bytes, blob.modified_s, primary)
             if not page.truncated:
                 return
             after = page.blobs[-1].name

@@ -1,9 +1,9 @@
 """One of a node's own tiers: which chunks lie in a directory, how much room they take, and which of them go
 when there is none.
 
-A *primary copy* (``kept``) may be the only one there is: it is durable and never evicted. The others are
-copies of what is whole elsewhere. Long, because index, eviction queue, leases and byte counters change
-together, under one lock, with the names of the files.
+A *primary copy* may be the only one there is: it is durable and never evicted. The others are copies of what
+is whole elsewhere. Long, because index, eviction queue, leases and byte counters change together, under one
+lock, with the names of the files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.kv_store.blobs.staging import StagedFile, Staging
 from services.kv_store.tiers.chunk_files import Stamp, is_damaged, stamp_of, verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.eviction import S3Fifo
-from services.kv_store.tiers.files import Copy, TierFiles
+from services.kv_store.tiers.files import FileCopy, TierFiles
 from services.kv_store.tiers.leases import Leases
 from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
 from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
@@ -63,52 +63,52 @@ class LocalTier:
         directory: Path,
         *,
         disk: Disk | None = None,
-        keeps: bool = False,
-        kept_name: str = "",
+        holds_primaries: bool = False,
+        primary_name: str = "",
         capacity_bytes: int = 0,
         lease_s: float = LEASE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``keeps``: it may hold the truth, which counts as tier ``kept_name``. ``capacity_bytes`` 0: as much
-        as fits."""
-        self.name, self.kept_name, self.capacity_bytes = name, kept_name or name, capacity_bytes
+        """``holds_primaries``: it may hold primary copies, which count as tier ``primary_name``.
+        ``capacity_bytes`` 0: as much as fits."""
+        self.name, self.primary_name, self.capacity_bytes = name, primary_name or name, capacity_bytes
         self.staging = Staging(directory / "staging", disk, clock)
-        self._files = TierFiles(directory, self.staging, disk, keeps)
+        self._files = TierFiles(directory, self.staging, disk, holds_primaries)
         self._lock = threading.RLock()  # held while files change names
         self._layouts: OrderedDict[str, tuple[Stamp, ChunkSummary]] = OrderedDict()
         self._leases = Leases(lease_s, clock)
         self._pins: frozenset[str] = frozenset()
         self._queue = S3Fifo()
         self._uses: Counter[str] = Counter()
-        self._leaving: set[str] = set()  # copies whose name as kept is still there
+        self._leaving: set[str] = set()  # copies whose name as primary ones is there
         self._sorted: list[str] | None = None
         self._reserved_bytes = self.num_evictions = 0
         self._index = self._files.scan(clean=True)
         self._num_bytes = sum(c.size_bytes for c in self._index.values())
         for copy in self._index.values():
-            if not copy.kept:
+            if not copy.primary:
                 self._queue.admit(copy.chunk_id, copy.size_bytes)
         self._shrink()
 
     @property
-    def kept(self) -> DirectoryBlobs:
+    def primary_blobs(self) -> DirectoryBlobs:
         """The directory itself, where nothing is evicted."""
         return self._files.blobs(True)
 
     # ---- looking
 
-    def find(self, chunk_id: str) -> Copy | None:
+    def find(self, chunk_id: str) -> FileCopy | None:
         with self._lock:
             return self._index.get(chunk_id)
 
-    def copies(self, start_after: str = "", limit: int = 0, kept_only: bool = False) -> list[Copy]:
+    def copies(self, start_after: str = "", limit: int = 0, primary_only: bool = False) -> list[FileCopy]:
         """In the order of ids; ``limit`` 0: all."""
         with self._lock:
             if self._sorted is None:
                 self._sorted = sorted(self._index)
             start = bisect_right(self._sorted, start_after)
             found = (self._index[c] for c in self._sorted[start:])
-            return list(islice((c for c in found if c.kept or not kept_only), limit or None))
+            return list(islice((c for c in found if c.primary or not primary_only), limit or None))
 
     def path_of(self, chunk_id: str) -> Path:
         """Where its file is.
@@ -128,7 +128,7 @@ class LocalTier:
             NotFound: not in this tier (raised by the first ``next``).
         """
         copy = self.find(chunk_id)
-        return self._files.blobs(copy is not None and copy.kept).read(blob_of(chunk_id), byte_range)
+        return self._files.blobs(copy is not None and copy.primary).read(blob_of(chunk_id), byte_range)
 
     def open(self, chunk_id: str) -> OpenedChunk | None:
         """Where a reader finds it, and a promise to leave it there for a while. A file whose frame is
@@ -169,11 +169,15 @@ class LocalTier:
             return self._uses[chunk_id]
 
     def stats(self) -> list[TierStats]:
-        """One for the copies, one for what is kept if that is called differently."""
+        """One for the copies, one for primary ones if those are called differently."""
         with self._lock:
             copies = list(self._index.values())
             pins = self._pins
-        names = [self.name] if not self._files.keeps else list(dict.fromkeys((self.name, self.kept_name)))
+        names = (
+            [self.name]
+            if not self._files.holds_primaries
+            else list(dict.fromkeys((self.name, self.primary_name)))
+        )
         return [self._stats_of(name, [c for c in copies if self._name_of(c) == name], pins) for name in names]
 
     # ---- changing
@@ -226,7 +230,7 @@ class LocalTier:
             if reservation is not None:
                 reservation.release()
             old = self._index.get(chunk_id)
-            if unless() or (old is not None and old.kept and not truth):
+            if unless() or (old is not None and old.primary and not truth):
                 return False
             if not self._make_room(summary.size_bytes - (old.size_bytes if old else 0), besides=chunk_id):
                 if truth:
@@ -239,11 +243,11 @@ class LocalTier:
         return True
 
     def demote(self, chunk_id: str, version: str) -> None:
-        """What was kept is whole elsewhere now: it becomes a copy, if it is still what it was. Its old name
+        """A primary copy is whole elsewhere now: it becomes a plain one, if it is what it was. Its old name
         stays until ``leave``, for those who were told of it."""
         with self._lock:
             copy = self._index.get(chunk_id)
-            if copy is None or not copy.kept or self.version(chunk_id) != version:
+            if copy is None or not copy.primary or self.version(chunk_id) != version:
                 self.check_again(chunk_id)
                 return
             blob = blob_of(chunk_id)
@@ -251,7 +255,7 @@ class LocalTier:
             self._files.cache.prepare(blob, second)
             self._files.cache.place(blob, second)
             self._leaving.add(chunk_id)
-            self._index[chunk_id] = replace(copy, kept=False)
+            self._index[chunk_id] = replace(copy, primary=False)
             self._queue.admit(chunk_id, copy.size_bytes)
             self._shrink()
 
@@ -273,7 +277,7 @@ class LocalTier:
         """Makes sure that the truth that is here is durable: whoever placed it may not have come to this
         yet."""
         copy = self.find(chunk_id)
-        if copy is not None and copy.kept:
+        if copy is not None and copy.primary:
             self._files.blobs(True).commit(blob_of(chunk_id))
 
     def remove(self, chunk_id: str) -> bool:
@@ -302,13 +306,13 @@ class LocalTier:
         """The index is what a scan finds, every counter is what it says; ``verify``: and every file is
         whole."""
         with self._lock:
-            found = self._files.scan(kept_no_more=self._leaving)
+            found = self._files.scan(primary_no_more=self._leaving)
             assert self._index == found, set(self._index.items()) ^ set(found.items())
             assert self._num_bytes == sum(c.size_bytes for c in found.values())
             assert self._reserved_bytes >= 0
             assert self._sorted is None or self._sorted == sorted(found)
             self._queue.check_invariants()
-            copies = [c for c in found.values() if not c.kept]
+            copies = [c for c in found.values() if not c.primary]
             assert len(self._queue) == len(copies)
             assert all(c.chunk_id in self._queue for c in copies)
             assert self._queue.num_bytes == sum(c.size_bytes for c in copies)
@@ -359,7 +363,7 @@ class LocalTier:
 
     def _drop(self, chunk_id: str) -> bool:
         self.leave(chunk_id)
-        removed = self._files.blobs(self._index[chunk_id].kept).delete(blob_of(chunk_id))
+        removed = self._files.blobs(self._index[chunk_id].primary).delete(blob_of(chunk_id))
         self._note(chunk_id, None)
         return removed
 
@@ -368,10 +372,10 @@ class LocalTier:
         with self._lock:
             self._note(chunk_id, self._files.find(chunk_id, copies_only=chunk_id in self._leaving))
 
-    def _note(self, chunk_id: str, copy: Copy | None) -> None:
+    def _note(self, chunk_id: str, copy: FileCopy | None) -> None:
         old = self._index.pop(chunk_id, None)
         self._num_bytes += (copy.size_bytes if copy else 0) - (old.size_bytes if old else 0)
-        if copy is None or copy.kept:
+        if copy is None or copy.primary:
             self._queue.remove(chunk_id)
         else:
             self._queue.admit(chunk_id, copy.size_bytes)
@@ -389,9 +393,9 @@ class LocalTier:
             while len(self._layouts) > _MOST_KNOWN_LAYOUTS:
                 self._layouts.popitem(last=False)
 
-    def _name_of(self, copy: Copy) -> str:
-        return self.kept_name if copy.kept else self.name
+    def _name_of(self, copy: FileCopy) -> str:
+        return self.primary_name if copy.primary else self.name
 
-    def _stats_of(self, name: str, copies: list[Copy], pins: frozenset[str]) -> TierStats:
+    def _stats_of(self, name: str, copies: list[FileCopy], pins: frozenset[str]) -> TierStats:
         pinned = sum(c.size_bytes for c in copies if c.chunk_id in pins)
         return TierStats(name, len(copies), sum(c.size_bytes for c in copies), self.capacity_bytes, pinned)

@@ -10,7 +10,7 @@ import xxhash
 
 from services.kv_store.blobs.protocol import Blobs, BlobStat, Last, Span
 from services.kv_store.tiers.chunk_names import CHUNKS, blob_of, chunk_of
-from services.kv_store.tiers.files import Copy
+from services.kv_store.tiers.files import FileCopy
 from shared.errors import CorruptData, NewerFormat, NotFound
 from shared.kv_format import Array, ChunkSummary, Frame, hashed_pieces, read_frame
 
@@ -26,9 +26,9 @@ def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> 
         after = page.blobs[-1].name
 
 
-def find_object(objects: Blobs, chunk_id: str) -> Copy | None:
+def find_object(objects: Blobs, chunk_id: str) -> FileCopy | None:
     stat = objects.stat(blob_of(chunk_id))
-    return Copy(chunk_id, stat.size_bytes, stat.modified_s) if stat else None
+    return FileCopy(chunk_id, stat.size_bytes, stat.modified_s) if stat else None
 
 
 class ObjectChunk:

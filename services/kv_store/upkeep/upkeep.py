@@ -18,7 +18,7 @@ from typing import TypeVar
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.pins import Pin, Pins, check_room
-from services.kv_store.documents.quotas import Quotas, Usage, after_replacing
+from services.kv_store.documents.quotas import Quotas, TenantUsage, after_replacing
 from services.kv_store.fetching.nodes import Nodes, ask, merged_page
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
@@ -69,7 +69,7 @@ class Upkeep:
         )
         self._quotas = quotas
         self._pins = Pins(tiers.truth, documents.documents)
-        self._usage = Usage()
+        self._usage = TenantUsage()
         self._pinned_version = ""
 
     # ---- scrubbing

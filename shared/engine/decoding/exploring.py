@@ -1,7 +1,7 @@
 """A live forest: branches over one context that its owner starts, forks, rewinds, prunes, continues and
 merges while they run.
 
-A branch (``Node``) is its tokens behind the context; which segments hold their KV is nobody's business. Every
+A branch (``ForestNode``) is its tokens behind the context; which segments hold their KV is nobody's business. Every
 operation is a fork::
 
     fork    a branch that sees the first tokens of another; those whose KV is not computed yet are pending on both
@@ -17,12 +17,12 @@ them.
 from __future__ import annotations
 
 from shared.engine.decoding.forest import placed_context
-from shared.engine.decoding.nodes import Nodes
+from shared.engine.decoding.nodes import ForestNodes
 from shared.engine.decoding.sampling import Sampled, sample
 from shared.engine.decoding.text import Decode, TextStream
 from shared.engine.decoding.tree import compact
 from shared.engine.jobs.context import Grower, Question, Survey
-from shared.engine.jobs.forest import ForestJob, Growth, Node
+from shared.engine.jobs.forest import ForestJob, ForestNode, Growth
 from shared.engine.jobs.job import Computed
 from shared.engine.kv.segment import Branch
 from shared.engine.model.rope import Rotation
@@ -43,7 +43,7 @@ class Exploring:
         self._config = config
         self._decode = decode
         self._rotation = Rotation(spec.rope, spec.device)
-        self._nodes = Nodes(spec)
+        self._nodes = ForestNodes(spec)
 
     def start(self, job: ForestJob) -> None:
         policy = prepare(job, self._spec.num_layers)
@@ -92,7 +92,7 @@ class Exploring:
                 owner.end(job, self._spec)
             case Question():
                 job.questions.remove(owner)
-            case Node():
+            case ForestNode():
                 owner.logits_V = computed.logits_V
                 self._grow(job, owner, computed.chosen)
                 if owner.logits_V is not None:
@@ -107,7 +107,7 @@ class Exploring:
 
     # --- commands ------------------------------------------------------------------------------------------
 
-    def _apply(self, job: ForestJob, command: Edit) -> Node | None:
+    def _apply(self, job: ForestJob, command: Edit) -> ForestNode | None:
         """The branch that it names, unless that is gone now."""
         match command:
             case Start(branch, piece):
@@ -163,7 +163,7 @@ class Exploring:
             case Merge():
                 return self._add(job, "merge.branch", self._nodes.merge(job, command))
 
-    def _add(self, job: ForestJob, field: str, node: Node) -> Node:
+    def _add(self, job: ForestJob, field: str, node: ForestNode) -> ForestNode:
         branch = node.branch_id
         if branch in job.nodes:
             raise InvalidRequest(
@@ -179,7 +179,7 @@ class Exploring:
 
     # --- growth --------------------------------------------------------------------------------------------
 
-    def _grow(self, job: ForestJob, node: Node, chosen: Sampled | None = None) -> None:
+    def _grow(self, job: ForestJob, node: ForestNode, chosen: Sampled | None = None) -> None:
         """The next token, if one is wanted and can be known. ``chosen``: it was drawn already."""
         growth, draw = node.growth, node.draw()
         if growth is None or draw is None or node.logits_V is None:
@@ -201,7 +201,7 @@ class Exploring:
         elif growth.num_tokens >= params.limit:
             self._rest(job, node, growth, FinishReason.LENGTH)
 
-    def _rest(self, job: ForestJob, node: Node, growth: Growth, reason: FinishReason) -> None:
+    def _rest(self, job: ForestJob, node: ForestNode, growth: Growth, reason: FinishReason) -> None:
         node.growth = None
         rest = growth.text.finish()
         reason = FinishReason.STOP if growth.text.stopped else reason

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import torch
 
-from shared.engine.jobs.forest import ForestJob, Node
+from shared.engine.jobs.forest import ForestJob, ForestNode
 from shared.engine.kv.segment import Branch
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
@@ -15,19 +15,19 @@ from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, No
 from shared.generation.forest import Merge
 
 
-class Nodes:
+class ForestNodes:
     """Makes branches of a forest, and checks what it is asked for. Nothing of the forest is changed."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self._rotation = Rotation(spec.rope, spec.device)
 
-    def find(self, job: ForestJob, field: str, branch: int) -> Node:
+    def find(self, job: ForestJob, field: str, branch: int) -> ForestNode:
         if branch not in job.nodes:
             raise NotFound(f"{field}: there is no branch {branch}; it was never started, or it was pruned")
         return job.nodes[branch]
 
-    def resting(self, job: ForestJob, field: str, branch: int) -> Node:
+    def resting(self, job: ForestJob, field: str, branch: int) -> ForestNode:
         node = self.find(job, field, branch)
         if node.growth is not None:
             raise FailedPrecondition(
@@ -35,14 +35,16 @@ class Nodes:
             )
         return node
 
-    def start(self, job: ForestJob, branch: int, token_ids: tuple[int, ...]) -> Node:
+    def start(self, job: ForestJob, branch: int, token_ids: tuple[int, ...]) -> ForestNode:
         self.check_ids("start.token_ids", token_ids)
         self.check_room(job, "start.token_ids", len(token_ids))
         root = Branch(self._spec, token_ids, job.origin, job.context, job.base)
         root.tempering = job.tempering
-        return Node(branch, root, list(token_ids))
+        return ForestNode(branch, root, list(token_ids))
 
-    def fork(self, job: ForestJob, node: Node, branch: int, field: str, length: int | None) -> Node:
+    def fork(
+        self, job: ForestJob, node: ForestNode, branch: int, field: str, length: int | None
+    ) -> ForestNode:
         """A node with the first ``length`` tokens. ``pending`` are those not computed, at least the last
         unless its logits are known."""
         length = len(node.tokens) if length is None else length
@@ -58,9 +60,9 @@ class Nodes:
             on = on.parent
         forked = on.fork(self._spec, tuple(node.tokens[seen:length]), num_seen=job.origin + seen - on.first)
         num_exact = None if node.num_exact is None or length <= node.num_exact else node.num_exact
-        return Node(branch, forked, node.tokens[:length], logits_V, num_exact=num_exact)
+        return ForestNode(branch, forked, node.tokens[:length], logits_V, num_exact=num_exact)
 
-    def merge(self, job: ForestJob, command: Merge) -> Node:
+    def merge(self, job: ForestJob, command: Merge) -> ForestNode:
         branch, sources, length = command.branch, command.sources, command.length
         nodes = [self.find(job, f"merge.sources[{i}]", source) for i, source in enumerate(sources)]
         if len(nodes) < 2:
@@ -95,7 +97,7 @@ class Nodes:
             merged.append([token for tail in tails for token in tail])
         return merged
 
-    def _place(self, job: ForestJob, merged: Node, node: Node, length: int) -> None:
+    def _place(self, job: ForestJob, merged: ForestNode, node: ForestNode, length: int) -> None:
         """Moves a copy of the KV of ``node``'s tokens from ``length`` on behind those of ``merged``."""
         distance = torch.tensor([len(merged.tokens) - length], device=self._spec.device)
         angles = self._rotation.angles(distance)

@@ -9,7 +9,7 @@ from shared.generation.told import Timings
 
 
 @dataclass(slots=True)
-class Clock:
+class JobTimes:
     """Instants of ``time.monotonic()``; 0.0 where not reached."""
 
     arrived: float = field(default_factory=time.monotonic)

@@ -30,7 +30,7 @@ class Growth:
 
 
 @dataclass(slots=True, eq=False)
-class Node(Grower):
+class ForestNode(Grower):
     """A branch of a live forest: all its tokens behind the context. ``logits_V``: behind the last one, once
     it is computed.
     ``num_exact``: so many of its tokens have exact KV, a merge placed that of the next one as it was; None:
@@ -70,7 +70,7 @@ class ForestJob(ContextJob):
     context: tuple[Placement, ...] = ()
     base: Branch | None = None
     origin: int = 0
-    nodes: dict[int, Node] = field(default_factory=dict)
+    nodes: dict[int, ForestNode] = field(default_factory=dict)
     commands: deque[Command] = field(default_factory=deque)
     num_commands: int = 0
     num_given: int = 0
@@ -89,7 +89,7 @@ class ForestJob(ContextJob):
         self.lead.obey(self)
 
     @property
-    def growing(self) -> Sequence[Node]:
+    def growing(self) -> Sequence[ForestNode]:
         return list(self.nodes.values())
 
     def leaves(self) -> Iterable[Branch]:

@@ -11,7 +11,7 @@ import torch
 
 from shared.engine.attention import Backend
 from shared.engine.decoding.sampling import Draw, Sampled
-from shared.engine.jobs.clock import Clock
+from shared.engine.jobs.clock import JobTimes
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch
@@ -66,7 +66,7 @@ class Job(ABC):
 
     request: GenerateRequest | PrefillRequest
     sink: Sink
-    clock: Clock = field(default_factory=Clock)
+    clock: JobTimes = field(default_factory=JobTimes)
     prefix: Entry | None = None
     num_open: int = 0
 

@@ -81,13 +81,15 @@ class Loader:
         token_ids: tuple[int, ...],
         segment: Segment,
         replace: bool,
-        behind: bool,
+        write_back: bool,
         encoding: str = "",
         done: Callable[[Saved], None] | None = None,
     ) -> None:
         """Makes a complete segment durable. Without ``done`` a failure is only logged: the answer does not
         depend on it."""
-        self._writer.submit(self._save, key, prefix_ids, token_ids, segment, replace, behind, encoding, done)
+        self._writer.submit(
+            self._save, key, prefix_ids, token_ids, segment, replace, write_back, encoding, done
+        )
 
     def close(self) -> None:
         """Waits for what is being stored; what is being read is given up."""
@@ -169,14 +171,14 @@ class Loader:
         token_ids: tuple[int, ...],
         segment: Segment,
         replace: bool,
-        behind: bool,
+        write_back: bool,
         encoding: str,
         done: Callable[[Saved], None] | None,
     ) -> None:
         error: KvquiltError | None = None
         try:
             self._source.save(
-                key, prefix_ids, token_ids, segment.k_LKTD, segment.v_LKTD, replace, behind, encoding
+                key, prefix_ids, token_ids, segment.k_LKTD, segment.v_LKTD, replace, write_back, encoding
             )
         except KvquiltError as failure:
             log.warning("KV of chunk %s could not be stored: %s", key, failure.detail)

@@ -1,4 +1,4 @@
-"""Where the KV of a request's context comes from: resident, else loaded, else computed and written behind."""
+"""Where the KV of a request's context comes from: resident, else loaded, else computed and written back."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SegmentCache:
         ]
 
     def _on_computed(self, entry: Entry, _: Computed) -> None:
-        """A prefix stays in memory; a chunk is written behind, for the next time."""
+        """A prefix stays in memory; a chunk is written back, for the next time."""
         assert entry.branch is not None
         segment = entry.branch.segment
         is_chunk = not entry.key.startswith(_PREFIX)
@@ -117,7 +117,7 @@ class SegmentCache:
         self._pool.fill(entry, segment)
         if is_chunk:
             self._loader.save(
-                entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken, behind=True
+                entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken, write_back=True
             )
 
     def evict_unused(self) -> int:

@@ -59,13 +59,13 @@ class SegmentSource(Protocol):
         k_LHTD: Sequence[torch.Tensor],
         v_LHTD: Sequence[torch.Tensor],
         replace: bool,
-        behind: bool,
+        write_back: bool,
         encoding: str = "",
     ) -> None:
         """Makes KV computed behind ``prefix_ids`` durable: returns once it is. ``replace``: what is stored
         now was found broken.
 
-        ``behind``: an answer did not wait for it, so durable on this machine is enough for now. ``encoding``
+        ``write_back``: no answer waits for it, so durable on this machine is enough for now. ``encoding``
         empty: the source's own.
 
         Raises:
@@ -94,7 +94,7 @@ class NoSource:
         k_LHTD: Sequence[torch.Tensor],
         v_LHTD: Sequence[torch.Tensor],
         replace: bool,
-        behind: bool,
+        write_back: bool,
         encoding: str = "",
     ) -> None:
         pass

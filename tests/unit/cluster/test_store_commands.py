@@ -17,7 +17,7 @@ from rich.console import Console
 from cluster.cli.main import main
 from cluster.cli.store_commands import Duration
 from cluster.cli.store_console import counters_table, damage_lines, stats_json, tenants_table, tiers_table
-from cluster.cli.store_upkeep import Findings, migrate, repair, verify
+from cluster.cli.store_upkeep import ScrubFindings, migrate, repair, verify
 from shared.documents import DocumentInfo, Stage, UpsertProgress
 from shared.kv_types import (
     ChunkStat,
@@ -206,7 +206,7 @@ async def test_verifying_gathers_all_damage_and_what_is_missing() -> None:
         ]
     )
     findings = await verify(console()[0], store, CTX, repair=False)
-    assert findings == Findings(9, 90, [first, second], ("c1",))
+    assert findings == ScrubFindings(9, 90, [first, second], ("c1",))
     assert not findings.whole
     assert store.asked == [("verify", False)]
     screen, out = console()
@@ -223,7 +223,7 @@ async def test_what_is_missing_is_computed_for_every_tenant_that_has_documents()
     store = Store(lost={"c1": "acme", "c2": "beta"})
     ingest = Ingest(store)
     assert await repair(
-        console()[0], console()[0], store, ingest, contexts, "", Findings(missing=("c1", "c2"))
+        console()[0], console()[0], store, ingest, contexts, "", ScrubFindings(missing=("c1", "c2"))
     )
     assert ingest.calls == [("refresh", "acme", "", "", "c1", "c2"), ("refresh", "beta", "", "", "c2")]
 
@@ -232,7 +232,7 @@ async def test_for_one_tenant_only_its_own_are_computed_and_the_rest_is_named() 
     store = Store(lost={"c1": "acme", "c2": "beta"})
     screen, out = console()
     assert not await repair(
-        screen, console()[0], store, Ingest(store), contexts, "acme", Findings(missing=("c1", "c2"))
+        screen, console()[0], store, Ingest(store), contexts, "acme", ScrubFindings(missing=("c1", "c2"))
     )
     assert "c2  could not be computed anew" in out.getvalue()
     assert "c1  could not" not in out.getvalue()
@@ -241,7 +241,7 @@ async def test_for_one_tenant_only_its_own_are_computed_and_the_rest_is_named() 
 async def test_nothing_missing_needs_no_computing() -> None:
     store = Store()
     ingest = Ingest(store)
-    assert await repair(console()[0], console()[0], store, ingest, contexts, "", Findings())
+    assert await repair(console()[0], console()[0], store, ingest, contexts, "", ScrubFindings())
     assert ingest.calls == []
 
 

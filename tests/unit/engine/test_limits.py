@@ -234,7 +234,7 @@ class TestStoredKv:
         request = prompts.request(prefill.prefix_ids, [c.token_ids for c in prefill.chunks])
         (one,) = run(fresh, request)
         assert_equals_oracle(one, tiny_model("qwen2"))
-        fresh.shut_down()  # it is written behind the answer
+        fresh.shut_down()  # it is written back after the answer
         assert shelf.saves == [(broken, True)]
         assert broken not in shelf.corrupt
 

@@ -9,7 +9,7 @@ import pytest
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.cluster_store import ClusterStore
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
-from shared.kv_types import HeldChunk, Manifest, ManifestChunk
+from shared.kv_types import Manifest, ManifestChunk, PeerCopy
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces
@@ -27,10 +27,10 @@ class Slow:
         self.num_asked = 0
         self.may_answer = asyncio.Event()
 
-    async def held(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[HeldChunk]:
+    async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
         self.num_asked += 1
         await self.may_answer.wait()
-        return await self._agent.held(ctx, chunk_ids)
+        return await self._agent.local_copies(ctx, chunk_ids)
 
 
 @pytest.fixture
@@ -230,13 +230,13 @@ async def test_the_front_prefetches_to_the_nodes_whose_agents_report_readers(
     await put(agents["far"], A)
     await agents["near"].open(CTX, [B])
     await front.prefetch(CTX, [A])
-    assert not await agents["near"].held(CTX, [A]), "nobody has reported yet"
+    assert not await agents["near"].local_copies(CTX, [A]), "nobody has reported yet"
 
     await front.follow_readers(CTX)
     await front.prefetch(CTX, [A])
-    while not await agents["near"].held(CTX, [A]):
+    while not await agents["near"].local_copies(CTX, [A]):
         await asyncio.sleep(0)
-    assert not await agents["home"].held(CTX, [A])
+    assert not await agents["home"].local_copies(CTX, [A])
 
     assert await agents["near"].read_lately(CTX)
     now[0] = 600.0

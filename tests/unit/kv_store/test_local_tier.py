@@ -33,7 +33,9 @@ def clock() -> Clock:
 
 
 def tier_in(directory: Path, disk: Disk | None = None, **settings: object) -> LocalTier:
-    return LocalTier("disk", directory, disk=disk or QuickDisk(), keeps=True, kept_name="pending", **settings)  # type: ignore[arg-type]
+    return LocalTier(
+        "disk", directory, disk=disk or QuickDisk(), holds_primaries=True, primary_name="pending", **settings
+    )  # type: ignore[arg-type]
 
 
 def stage(tier: LocalTier, chunk_id: str, seed: int = 0) -> Path:
@@ -88,7 +90,7 @@ def test_what_is_demoted_is_a_copy_unless_it_was_replaced_meanwhile(tmp_path: Pa
     keep(tier, B, seed=2, truth=True)
     for chunk_id, version in versions.items():
         tier.demote(chunk_id, version)
-    assert {(c.chunk_id, c.kept) for c in tier.copies()} == {(A, False), (B, True)}
+    assert {(c.chunk_id, c.primary) for c in tier.copies()} == {(A, False), (B, True)}
     assert [(s.tier, s.num_chunks) for s in tier.stats()] == [("disk", 1), ("pending", 1)]
     opened = tier.open(A)
     assert opened is not None
@@ -262,7 +264,7 @@ def test_a_new_life_finds_what_was_there_and_clears_what_was_half_written(tmp_pa
     torn.write_bytes(chunk_bytes(A))
 
     reborn = tier_in(tmp_path)
-    assert {(c.chunk_id, c.kept) for c in reborn.copies()} == {(A, True), (B, False)}
+    assert {(c.chunk_id, c.primary) for c in reborn.copies()} == {(A, True), (B, False)}
     assert [p.name for p in reborn.staging.directory.iterdir()] == ["of a generator"]
     assert not torn.exists()
     reborn.check_invariants()

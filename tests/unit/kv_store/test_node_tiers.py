@@ -85,11 +85,11 @@ async def open_one(tiers: NodeTiers, chunk_id: str = A) -> OpenedChunk:
 
 
 async def put(
-    tiers: NodeTiers, chunk_id: str = A, seed: int = 0, *, replace: bool = False, behind: bool = False
+    tiers: NodeTiers, chunk_id: str = A, seed: int = 0, *, replace: bool = False, write_back: bool = False
 ) -> bool:
     staged = tiers.disk.staging.new()
     staged.write_bytes(large(chunk_id, seed))
-    existed = await tiers.put(chunk_id, staged, replace, behind)
+    existed = await tiers.put(chunk_id, staged, replace, write_back)
     assert not staged.exists()
     return existed
 
@@ -290,7 +290,7 @@ async def test_a_newer_object_is_neither_read_nor_replaced(make: Make, stored: D
 
 async def test_a_newer_file_here_is_neither_read_nor_replaced(make: Make, stored: DictBlobs) -> None:
     tiers = make(stored)
-    await put(tiers, B, behind=True)
+    await put(tiers, B, write_back=True)
     await tiers.uploaded()
     path = tiers.disk.path_of(B)
     path.write_bytes(newer_chunk_bytes(B))
@@ -439,7 +439,7 @@ async def test_while_the_object_store_is_down_nothing_is_acknowledged_but_what_m
     tiers = make(objects)
     with pytest.raises(Unavailable):
         await put(tiers)
-    assert await put(tiers, B, behind=True) is False
+    assert await put(tiers, B, write_back=True) is False
     assert bytes_in(tiers) == {"disk": 0, "pending": SIZE}
     assert (await open_one(tiers, B)).exists
     with pytest.raises(Unavailable):
@@ -474,7 +474,7 @@ async def test_a_chunk_deleted_while_it_is_uploaded_is_not_in_the_object_store_a
             may_end.wait(30)
 
     tiers = make(HookedBlobs(inner, hook))
-    await put(tiers, behind=True)
+    await put(tiers, write_back=True)
     await asyncio.to_thread(uploading.wait)
     deleting = asyncio.create_task(tiers.delete(A))
     await asyncio.sleep(0)
@@ -489,8 +489,8 @@ async def test_a_chunk_deleted_while_it_is_uploaded_is_not_in_the_object_store_a
 async def test_what_is_replaced_while_it_waits_is_uploaded_as_it_is_then(make: Make) -> None:
     objects = FailingBlobs(inner := DictBlobs(), Unavailable("down"))
     tiers = make(objects)
-    await put(tiers, seed=1, behind=True)
-    await put(tiers, seed=2, behind=True, replace=True)
+    await put(tiers, seed=1, write_back=True)
+    await put(tiers, seed=2, write_back=True, replace=True)
     objects.failure = None
     await put(tiers, seed=3, replace=True)
     await tiers.uploaded()
@@ -503,7 +503,7 @@ async def test_what_waited_does_not_replace_a_newer_object(make: Make, stored: D
     stored.put(blob_of(A), newer_chunk_bytes(A))
     objects = FailingBlobs(stored, Unavailable("down"))
     tiers = make(objects)
-    assert await put(tiers, behind=True) is False
+    assert await put(tiers, write_back=True) is False
     objects.failure = None
     await tiers.uploaded()
     assert stored.data[blob_of(A)] == newer_chunk_bytes(A)
@@ -536,7 +536,7 @@ async def test_a_full_disk_does_not_keep_a_chunk_from_the_object_store(make: Mak
     await put(tiers)
     assert objects.data == {blob_of(A): large(A)}
     with pytest.raises(StorageFull):
-        await put(tiers, B, behind=True)
+        await put(tiers, B, write_back=True)
 
 
 # ---- every copy
@@ -547,7 +547,7 @@ async def test_every_copy_is_named_and_verified_by_itself(make: Make, stored: Di
     tiers = make(objects)
     await whole(tiers)
     objects.failure = Unavailable("down")
-    await put(tiers, B, behind=True)
+    await put(tiers, B, write_back=True)
     copies = sorted(copies_of(tiers).all(), key=lambda c: c.tier)
     assert [LocalCopy(c.chunk_id, c.tier, c.size_bytes, 0) for c in copies] == [
         LocalCopy(A, "disk", SIZE, 0),
@@ -598,7 +598,7 @@ async def test_stats_are_exact_to_the_byte(make: Make, stored: DictBlobs, tmp_pa
     tiers = make(stored, capacity_bytes=10 * SIZE, memory_bytes=SIZE)
     await whole(tiers)
     await put(tiers, B)
-    await put(tiers, C, behind=True)
+    await put(tiers, C, write_back=True)
     await tiers.uploaded()
     tiers.pin(frozenset([A]))
     disk = next(s for s in tiers.stats()[0] if s.tier == "disk")

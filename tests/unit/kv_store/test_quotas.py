@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.kv_store.documents.catalog import Document
-from services.kv_store.documents.quotas import Quotas, Usage, after_replacing
+from services.kv_store.documents.quotas import Quotas, TenantUsage, after_replacing
 from shared.errors import StorageFull
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk, TenantStats
 
@@ -21,7 +21,7 @@ def stats(**sizes: int) -> list[ChunkStat]:
 
 
 def test_usage_counts_each_chunk_once_per_tenant() -> None:
-    usage = Usage()
+    usage = TenantUsage()
     assert usage.unknown(["a", "b"]) == ["a", "b"]
     usage.learn(stats(a=5, b=7, c=0))
     assert usage.unknown(["a", "b", "c"]) == ["c"]
@@ -34,7 +34,7 @@ def test_usage_counts_each_chunk_once_per_tenant() -> None:
 
 
 def test_sizes_follow_a_change_of_encoding_and_are_forgotten_with_the_chunks() -> None:
-    usage = Usage()
+    usage = TenantUsage()
     usage.learn(stats(a=5, b=7))
     usage.learn(stats(a=3))
     assert usage.bytes_of({"a", "b"}) == 10

@@ -62,18 +62,18 @@ class TiersMachine(RuleBasedStateMachine):
         self.loop.close()
         shutil.rmtree(self.directory)
 
-    @rule(chunk_id=CHUNKS, version=st.integers(0, 3), replace=st.booleans(), behind=st.booleans())
-    def put(self, chunk_id: str, version: int, replace: bool, behind: bool) -> None:
+    @rule(chunk_id=CHUNKS, version=st.integers(0, 3), replace=st.booleans(), write_back=st.booleans())
+    def put(self, chunk_id: str, version: int, replace: bool, write_back: bool) -> None:
         staged = self.tiers.disk.staging.new()
         staged.write_bytes(chunk_bytes(chunk_id, version))
         try:
-            existed = self.run(self.tiers.put(chunk_id, staged, replace, behind))
+            existed = self.run(self.tiers.put(chunk_id, staged, replace, write_back))
         except Unavailable:
             assert self.objects.failure is not None
-            assert not behind
+            assert not write_back
             return
         except StorageFull:
-            assert behind
+            assert write_back
             return
         assert not staged.exists()
         if self.objects.failure is None:
@@ -113,7 +113,7 @@ class TiersMachine(RuleBasedStateMachine):
         place = self.tiers.memory if tier == "memory" else self.tiers.disk
         assert place is not None
         copy = place.find(chunk_id)
-        if copy is None or copy.kept:
+        if copy is None or copy.primary:
             return
         path = place.path_of(chunk_id)
         data = bytearray(path.read_bytes())
@@ -152,7 +152,7 @@ class TiersMachine(RuleBasedStateMachine):
             copy = self.tiers.disk.find(chunk_id)
             data = (
                 self.tiers.disk.path_of(chunk_id).read_bytes()
-                if copy and copy.kept
+                if copy and copy.primary
                 else inner.data.get(blob_of(chunk_id))
             )
             assert data == chunk_bytes(chunk_id, version)

@@ -170,7 +170,7 @@ class TestKv:
         assert [e.index for e in encoded] == list(range(len(PASSAGES)))
         assert store.chunk_ids() == {e.auxiliary_id for e in encoded}
         assert not any(e.existed for e in encoded)
-        assert not any(store.behind)
+        assert not any(store.write_back)
         header = inspect_chunk(store.path_of(encoded[0].auxiliary_id)).header
         assert header.model_fingerprint == model.scorer.fingerprint
         assert header.num_tokens == encoded[0].num_tokens
@@ -191,7 +191,7 @@ class TestKv:
             await select(service, PASSAGES[::-1])
             assert service.kv.counts.encoded == len(PASSAGES)
         assert len(store.chunk_ids()) == len(PASSAGES)
-        assert all(store.behind)
+        assert all(store.write_back)
         async with selecting(store) as restarted:
             await select(restarted)
             assert (restarted.kv.counts.encoded, restarted.kv.counts.loaded) == (0, len(PASSAGES))

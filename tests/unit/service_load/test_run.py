@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from load_tests.service.arrivals import read_trace
-from load_tests.service.plan import Plan, parse_rates, parse_reuse
-from load_tests.service.run import Findings, Run
+from load_tests.service.plan import LoadPlan, parse_rates, parse_reuse
+from load_tests.service.run import LoadFindings, LoadRun
 from load_tests.service.slo import parse_slo
 from shared.errors import InvalidRequest, KvquiltError, Overloaded, Unavailable
 from shared.generation.modes import ReuseMode
@@ -17,12 +17,12 @@ from tests.unit.service_load.simulated import SimulatedService, Witness
 from tests.virtual_time import run_virtually
 
 BOTH = parse_reuse("full,reordered")
-PLAN = Plan(parse_slo("ttft:2x"), BOTH, min_requests=100)
+PLAN = LoadPlan(parse_slo("ttft:2x"), BOTH, min_requests=100)
 
 
-def find(service: SimulatedService, plan: Plan) -> tuple[Findings, Witness]:
+def find(service: SimulatedService, plan: LoadPlan) -> tuple[LoadFindings, Witness]:
     witness = Witness()
-    return run_virtually(Run(service, plan, witness).findings()), witness
+    return run_virtually(LoadRun(service, plan, witness).findings()), witness
 
 
 def fast_and_slow() -> SimulatedService:
@@ -30,7 +30,7 @@ def fast_and_slow() -> SimulatedService:
     return SimulatedService({"full": 1.0, "reordered": 0.1}, num_tokens=1)
 
 
-def best(findings: Findings, mode: str) -> float:
+def best(findings: LoadFindings, mode: str) -> float:
     return max(result.rate for result in findings.rates if result.reuse == mode and result.holds)
 
 
@@ -154,7 +154,7 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
 
 
 def test_a_search_measures_long_enough_to_see_a_backlog() -> None:
-    plan = Plan(parse_slo("ttft:12s"), duration_s=30.0, min_requests=18, warmup=0.1)
+    plan = LoadPlan(parse_slo("ttft:12s"), duration_s=30.0, min_requests=18, warmup=0.1)
     assert plan.span_s(10.0, {"ttft": 12_000.0}) == 60.0
     assert plan.span_s(0.1, {"ttft": 12_000.0}) == pytest.approx(200.0)
     assert plan.span_s(10.0, {"tpot": 50.0}) == 30.0

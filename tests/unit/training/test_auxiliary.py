@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from load_tests.quality.bench import Bench
-from load_tests.quality.modes import Clip
+from load_tests.quality.bench import QualityBench
+from load_tests.quality.modes import ClipSetting
 from load_tests.quality.trials import Shapes, draw_trial
 from services.training.contexts import ContextShape
 from services.training.corpus import Worlds
@@ -118,7 +118,9 @@ def test_the_shipped_auxiliary_is_smaller_than_the_primary_and_of_another_family
 def test_the_shipped_auxiliary_looks_where_the_primary_looks() -> None:
     """More than chance would have it: of the best fifth of the tokens, two independent choices share a
     ninth."""
-    bench = Bench(str(ASSETS / "model"), str(ASSETS / "model" / "auxiliary"), 0.2, [Clip()], max_tokens=1)
+    bench = QualityBench(
+        str(ASSETS / "model"), str(ASSETS / "model" / "auxiliary"), 0.2, [ClipSetting()], max_tokens=1
+    )
     trials = [bench.prepare(draw_trial(5, number, Shapes())) for number in range(6)]
     told = [a for answers in bench.ask(ReuseMode.QUERY_ATTENTION, trials) for a in answers]
     bench.close()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.training.contexts import Context, ContextShape, Layout, cut_passages, draw_context
-from services.training.corpus import Document, Worlds
+from services.training.contexts import Context, ContextShape, TextLayout, cut_passages, draw_context
+from services.training.corpus import CorpusDocument, Worlds
 from services.training.demo_documents import demo_documents, demo_questions
 from services.training.evaluate import answers, wilson
 from services.training.names import Split
@@ -20,7 +20,7 @@ WORLDS = Worlds.load()
 ASSETS = Path(__file__).parents[3] / "cluster" / "demo_assets"
 
 
-def written(kind: str, seed: int, split: Split = Split.TRAIN) -> Document:
+def written(kind: str, seed: int, split: Split = Split.TRAIN) -> CorpusDocument:
     return WORLDS.write(random.Random(seed), kind, split)
 
 
@@ -66,7 +66,7 @@ def test_a_name_is_either_for_training_or_held_out() -> None:
 def test_passages_hold_a_whole_document_in_order() -> None:
     for seed in range(30):
         document = written("town", seed)
-        layout = Layout.draw(random.Random(seed))
+        layout = TextLayout.draw(random.Random(seed))
         passages = list(cut_passages(document, layout, 120))
         words = " ".join(passage.text for passage in passages).replace("#", "").split()
         assert words == RENDERERS["txt"](document).decode().split()

@@ -18,14 +18,14 @@ from services.training.demo_documents import demo_documents
 from services.training.evaluate import MODES, answers
 from services.training.names import Split
 from services.training.reading import Mode, Reader
-from services.training.recipe import Recipe, draw_batch
+from services.training.recipe import TrainingRecipe, draw_batch
 from services.training.rendering import to_text
 from services.training.rows import RowMaker, collate
 from services.training.trainer import Trainer
 from shared.errors import ConfigError
 
 ASSETS = Path(__file__).parents[3] / "cluster" / "demo_assets"
-TINY = Recipe(
+TINY = TrainingRecipe(
     steps=4,
     vocab_size=400,
     tokenizer_documents=60,
