@@ -51,8 +51,8 @@ class PromptGenerator(generation_pb2_grpc.GenerationServicer):
         self, request: generation_pb2.PrefillRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.PrefillResponse]:
         for index, chunk in enumerate(request.chunks):
-            self.prefilled.append(tuple(chunk.piece.token_ids.ids))
-            yield generation_pb2.PrefillResponse(index=index, num_tokens=len(chunk.piece.token_ids.ids))
+            self.prefilled.append(tuple(chunk.token_ids.ids))
+            yield generation_pb2.PrefillResponse(index=index, num_tokens=len(chunk.token_ids.ids))
 
     @server_stream
     async def Generate(
@@ -113,7 +113,7 @@ async def test_every_request_arrives_as_it_was_planned_and_is_counted() -> None:
     ]
     assert len(generator.prefilled) == len(set(generator.prefilled)) == 10
     for request in generator.requests:
-        chunks = [tuple(chunk.piece.token_ids.ids) for chunk in request.chunks]
+        chunks = [tuple(chunk.token_ids.ids) for chunk in request.chunks]
         assert len(set(chunks)) == 3
         assert set(chunks) <= set(generator.prefilled)
         assert [len(question.token_ids.ids) for question in request.questions] == [4, 4]
