@@ -17,7 +17,7 @@ from services.ingestion.upsert import DocumentStore
 from shared.documents import SourceDocument, Stage, UpsertProgress
 from shared.errors import FailedPrecondition, KvquiltError, NotFound
 from shared.generation.described import ModelDescription, PrefilledChunk
-from shared.generation.pieces import Piece
+from shared.generation.pieces import Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestPage
@@ -136,14 +136,15 @@ class World:
         self, ctx: RequestContext, chunks: Sequence[Piece], *, encoding: str = ""
     ) -> AsyncGenerator[PrefilledChunk, None]:
         for i, chunk in enumerate(chunks):
+            token_ids = ids_of(chunk)
             self._effect("prefill")
-            chunk_id = chunk_identity(ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids, chunk.token_ids)
+            chunk_id = chunk_identity(ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids, token_ids)
             existed = chunk_id in self.kv
             self.num_prefilled += not existed
             self.kv.add(chunk_id)
             self.encodings[chunk_id] = encoding or self.encodings.get(chunk_id, "exact")
             self._effect("prefilled")
-            yield PrefilledChunk(i, chunk_id, chunk.token_ids, existed)
+            yield PrefilledChunk(i, chunk_id, token_ids, existed)
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
         self._effect("put_manifest")

@@ -66,7 +66,7 @@ def document(document_id: str, *chunk_ids: str, tenant: str = "acme") -> Manifes
 
 
 async def held(agent: Agent) -> set[str]:
-    return {copy.chunk_id for copy in await agent.held(CTX, IDS)}
+    return {copy.chunk_id for copy in await agent.local_copies(CTX, IDS)}
 
 
 async def test_what_is_pinned_stays_while_everything_else_is_evicted(make: Make) -> None:
