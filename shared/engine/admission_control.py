@@ -9,7 +9,7 @@ import torch
 
 from shared.engine.endings import Endings
 from shared.engine.jobs.context import ContextJob
-from shared.engine.kv.reading import Arriving, Loaded
+from shared.engine.kv.chunk_reads import Arriving, Loaded
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.prefilling import Prefilling
 from shared.engine.request_queue import RequestQueue
