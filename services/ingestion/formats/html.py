@@ -7,6 +7,7 @@ import re
 
 from bs4 import BeautifulSoup, UnicodeDammit
 from bs4.element import NavigableString, Tag
+from bs4.exceptions import ParserRejectedMarkup
 
 from services.ingestion.formats.document import Heading, ParsedDocument
 from services.ingestion.formats.plain import decode
@@ -34,7 +35,14 @@ _HEADING = re.compile(r"h([1-6])")
 
 
 def parse_html(content: bytes, charset: str) -> ParsedDocument:
-    soup = BeautifulSoup(_decode(content, charset), "html.parser")
+    """
+    Raises:
+        UnreadableDocument: it is not HTML, or its charset is not the one it is in.
+    """
+    try:
+        soup = BeautifulSoup(_decode(content, charset), "html.parser")
+    except ParserRejectedMarkup as error:
+        raise UnreadableDocument(f"the document is not HTML that can be parsed: {error}") from None
     title = _squeeze(soup.title.get_text()) if soup.title else ""
     for tag in soup.find_all(_SKIPPED):
         tag.decompose()

@@ -41,7 +41,7 @@ class ManifestFiles:
 
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._directory, self._disk = directory, disk
-        self._blobs = DirectoryBlobs(directory, Staging(directory / "staging" / "documents", disk), disk)
+        self._blobs = DirectoryBlobs(directory, Staging(directory / "staging-documents", disk), disk)
         for path in (directory / "manifests", directory / "removed"):
             self._disk.make_dir(path)
 

@@ -80,6 +80,9 @@ static const Kernels *const KERNELS[] = {0, &kernels_avx2, &kernels_avx512};
 static const Kernels *const KERNELS[] = {0, 0, 0};
 #endif
 
+/* Of this library's Step: a caller that was compiled from other sources has another one. */
+int64_t kvquilt_step_bytes(void) { return sizeof(Step); }
+
 /* The best kernels that this processor runs: 2 AVX-512 with bfloat16, 1 AVX2, 0 none. */
 int kvquilt_level(void) {
 #if defined(__x86_64__)

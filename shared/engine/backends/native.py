@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from shared.engine.backends.tables import LOG2_E, Tiling, build_tables, choose_t
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 LIBRARY = "shared.engine.backends._native"
 LEVELS = {1: "AVX2", 2: "AVX-512 with bfloat16"}
@@ -64,17 +67,26 @@ class _Rows(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """None: this installation has none."""
+    """None: this installation has none, or one that was compiled from other sources."""
     found = importlib.util.find_spec(LIBRARY)
     if found is None or found.origin is None:
         return None
     loaded = ctypes.CDLL(found.origin)
+    if not fits(loaded):
+        log.warning("%s was compiled from other sources; reinstall kvquilt to use its kernels", found.origin)
+        return None
     loaded.kvquilt_level.restype = c_int
     loaded.kvquilt_workspace_bytes.restype = c_int64
     loaded.kvquilt_workspace_bytes.argtypes = (c_int, c_int, c_int)
     loaded.kvquilt_run.restype = None
     loaded.kvquilt_run.argtypes = (c_int, POINTER(_Step), c_int, _Rows, _Rows, _Rows, c_void_p, c_float)
     return loaded
+
+
+def fits(loaded: ctypes.CDLL) -> bool:
+    """Its ``Step`` is the one above."""
+    step_bytes = getattr(loaded, "kvquilt_step_bytes", None)
+    return step_bytes is not None and step_bytes() == ctypes.sizeof(_Step)
 
 
 def best_level() -> int:

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from shared.engine.backends import backend_for
 from shared.engine.backends.check import BackendBroken, check_backend
 from shared.engine.backends.flash import kernel_of
 from shared.engine.backends.kernels import fused_cpu_kernel, matmul_kernel
-from shared.engine.backends.native import LEVELS, NativeBackend, best_level
+from shared.engine.backends.native import LEVELS, NativeBackend, best_level, fits
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.tables import FIXED, Tiling, build_tables, choose_tiling
 from shared.engine.kv.exclusion import Excluded
@@ -385,6 +386,10 @@ class TestChoice:
         assert isinstance(backend, PiecewiseBackend)
         assert backend.kernel is fused_cpu_kernel
         assert "'native' was not compiled with this installation" in caplog.text
+
+    def test_kernels_compiled_from_other_sources_are_not_used(self) -> None:
+        assert not fits(SimpleNamespace())  # type: ignore[arg-type]
+        assert not fits(SimpleNamespace(kvquilt_step_bytes=lambda: 8))  # type: ignore[arg-type]
 
     @COMPILED
     def test_c_kernels_refuse_what_they_do_not_know(self) -> None:

@@ -138,6 +138,7 @@ def test_a_pdf_encrypted_without_a_password_is_read() -> None:
         ("a.txt", bytes(range(1, 256)) * 8, "binary"),
         ("a.md", b"\0\1\2\3" * 100, "binary"),
         ("a.html", b"<script>only()</script>", "holds no text"),
+        ("a.html", b"text <![1", "not HTML that can be parsed"),
         ("a.pdf", b"hello", "not a PDF"),
         ("a.pdf", b"%PDF-1.7\nrubbish", "damaged"),
         ("a.pdf", make_pdf("Some text")[:200], "damaged"),
