@@ -1,4 +1,4 @@
-"""Requests come in as room allows, pause, go on, and run out of time."""
+"""Admits requests as room allows, pauses and resumes them, and ends those that are out of time."""
 
 from __future__ import annotations
 
