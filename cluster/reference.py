@@ -14,6 +14,7 @@ from cluster.config import SECTIONS, QuiltConfig
 from cluster.paths import DEMO_MODEL
 from shared.config import choices_of
 from shared.deployment import DeploymentConfig
+from shared.generation.orders import AskedMode
 
 HEAD = """# Configuration
 
@@ -57,7 +58,7 @@ def reference() -> str:
 def _section(schema: type, prefix: str, skip: tuple[str, ...] = ()) -> Iterator[str]:
     """Its docstring, a table of its plain settings, then its subsections."""
     fields = [f for f in dataclasses.fields(schema) if f.name not in skip]
-    hints = typing.get_type_hints(schema)
+    hints = typing.get_type_hints(schema, include_extras=True)
     plain = [f for f in fields if not dataclasses.is_dataclass(hints[f.name])]
     yield _prose(schema)
     yield "\n| setting | values | default |\n| --- | --- | --- |"
@@ -77,7 +78,10 @@ def _prose(schema: type) -> str:
 
 
 def _type(hint: Any) -> str:
-    if choices := choices_of(hint):
+    choices = choices_of(hint)
+    if choices and all(isinstance(choice, AskedMode) for choice in choices):
+        return "a reuse mode (docs/recompute.md)"
+    if choices:
         return ", ".join(f"`{value}`" for value in choices)
     origin = typing.get_origin(hint)
     names = {

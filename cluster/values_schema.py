@@ -31,7 +31,7 @@ _AT_LEAST = {
 
 def quilt_schema(schema: Any = QuiltConfig) -> dict[str, Any]:
     """JSON schema of a configuration in which everything may be left out."""
-    hints = typing.get_type_hints(schema)
+    hints = typing.get_type_hints(schema, include_extras=True)
     fields = {field.name: _value(hints[field.name]) for field in dataclasses.fields(schema)}
     if schema is DeploymentConfig:
         for name, minimum in _AT_LEAST.items():

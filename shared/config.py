@@ -29,7 +29,7 @@ def load(schema: type[ConfigT], values: Mapping[str, Any], path: str = "") -> Co
     Raises:
         ConfigError: unknown key, wrong type or bad value, with the dotted name of the field.
     """
-    hints = typing.get_type_hints(schema)
+    hints = typing.get_type_hints(schema, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(schema)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
@@ -92,11 +92,13 @@ def _plain(value: Any) -> Any:
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
-    """What a field may be: of a ``Literal`` its values, of an enum or a union of enums the members; of any
-    other type nothing."""
+    """What a field may be: of a ``Literal`` its values, of an enum or a union of enums the members, of an
+    ``Annotated`` type the members that it is annotated with (a tuple); of any other type nothing."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return args
+    if origin is typing.Annotated:
+        return tuple(args[1])
     kinds = args if origin in (typing.Union, types.UnionType) else (hint,)
     if all(isinstance(kind, enum.EnumMeta) for kind in kinds):
         return tuple(member for kind in kinds for member in kind)

@@ -23,13 +23,9 @@ _OPTIONS = (
     click.option(
         "--reuse",
         type=click.Choice([mode.value for mode in ASKED_MODES]),
-        help="What is done with the chunks' stored KV. Nothing: full. Placed as it is: reordered (at "
-        "its place in the request), "
-        "composite (right after the prefix), ape (likewise, weighed). Placed, with a part of the "
-        "tokens computed anew: cacheclip "
-        "(a small model chooses them), query_attention (the question does), cacheblend (where stored "
-        "KV is off most), epic (the "
-        "first of each chunk), random, tokens (--recompute-tokens). auto does what the model's verdict says.",
+        help="What is done with the context. "
+        + "".join(f"{mode}: {mode.row.about}. " for mode in ReuseMode)
+        + "auto: what the model's verdict says.",
     ),
     click.option(
         "--recompute-ratio",

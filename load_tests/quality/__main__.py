@@ -17,7 +17,7 @@ from cluster.paths import DEMO_ASSETS
 from load_tests.quality.bench import QualityBench
 from load_tests.quality.findings import findings, likenesses, measurements, scores
 from load_tests.quality.ledger import LAST_LAYER, Ledger
-from load_tests.quality.modes import BASELINES, ClipSetting, labels, parse_clips, parse_controls
+from load_tests.quality.modes import BASELINES, CONTROLS, ClipSetting, labels, parse_clips, parse_controls
 from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
 from shared.engine.kv.encodings import EXACT
@@ -35,8 +35,8 @@ spread names the thing and asks what a later chunk states, as do the later chunk
 front nobody can tell which is meant. Other questions are about first chunks. All names are unseen in training.
 
 Every question is asked in every mode. cacheclip recomputes the windows that the auxiliary model attends to, about --ratio of
-the context's tokens; random, epic, cacheblend and query_attention recompute, question by question, as many. (cacheblend
-computes all tokens in its first two layers besides, as it is defined.) A right answer holds the asked-for value as whole words.
+the context's tokens; the modes of --controls recompute, question by question, as many. (cacheblend computes all
+tokens in its first two layers besides, as it is defined.) A right answer holds the asked-for value as whole words.
 
   python -m load_tests.quality --questions 100                          a first impression
   python -m load_tests.quality --minutes 8 --answers build/quality.jsonl --json build/quality.json
@@ -169,9 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ratio", type=float, default=0.2, help="of the tokens, to be recomputed (default: 0.2)"
     )
-    parser.add_argument(
-        "--controls", default="random,epic,cacheblend,query_attention", help="which (default: all four)"
-    )
+    parser.add_argument("--controls", default=",".join(CONTROLS), help="which (default: %(default)s)")
     parser.add_argument(
         "--cacheclip",
         default="budget/stitched",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
-from shared.generation.modes import ReuseMode
+from shared.generation.modes import GoesBy, ReuseMode
 from shared.generation.selection import Grouping, Reading
 
 CACHECLIP = "cacheclip"
 BASELINES = (ReuseMode.FULL, ReuseMode.REORDERED)
-CONTROLS = (ReuseMode.RANDOM, ReuseMode.EPIC, ReuseMode.CACHEBLEND, ReuseMode.QUERY_ATTENTION)
+CONTROLS = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO and not mode.deferred)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from shared.deployment import DeploymentConfig
 from shared.engine_config import EngineConfig
-from shared.generation.modes import ReuseMode
+from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
+
+FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,23 +19,15 @@ class SelectionConfig:
     """Who chooses the tokens under ``cacheclip``, while KV is loaded, and how long a request waits for that.
 
     application: the selector's; empty: there is none, and ``cacheclip`` is refused.
-    fallback: how a request goes on when the selector fails or is late.
+    fallback: how a request goes on when the selector fails or is late; any mode whose tokens
+    the engine chooses itself, or that computes none.
     deadline_share, timeout_s: late is what takes more than this part of the request's remaining time, or so
     many seconds.
     grouping, reading: where the request names none (docs/selection.md).
     """
 
     application: str = ""
-    fallback: Literal[
-        ReuseMode.FULL,
-        ReuseMode.REORDERED,
-        ReuseMode.COMPOSITE,
-        ReuseMode.EPIC,
-        ReuseMode.RANDOM,
-        ReuseMode.QUERY_ATTENTION,
-        ReuseMode.CACHEBLEND,
-        ReuseMode.APE,
-    ] = ReuseMode.EPIC
+    fallback: Annotated[ReuseMode, FALLBACKS] = ReuseMode.EPIC
     deadline_share: float = 0.25
     timeout_s: float = 5.0
     grouping: Grouping = Grouping.BUDGET

@@ -65,8 +65,7 @@ _NO_ROW = ModeRow("")  # ``ReuseMode(name)`` finds the member, and makes none
 
 
 class ReuseMode(enum.StrEnum):
-    """The table. A mode's value is its name on the command line and in configurations; on the wire it is
-    ``REUSE_MODE_`` and the name of the member."""
+    """The table. A mode's value is its name on the command line, in configurations and on the wire."""
 
     FULL = "full", ModeRow("all computed anew: the reference", stored=False)
     REORDERED = "reordered", ModeRow("as stored, at their places in the request")

@@ -144,7 +144,7 @@ def ape_to_pb(ape: Ape) -> recompute_pb2.Ape:
     return recompute_pb2.Ape(temperature=ape.temperature, scale=ape.scale)
 
 
-def reuse_of(mode: int, recompute: recompute_pb2.Recompute, ape: recompute_pb2.Ape) -> Reuse:
+def reuse_of(mode: str, recompute: recompute_pb2.Recompute, ape: recompute_pb2.Ape) -> Reuse:
     """Of a request's three fields, as they go there by ``MODES``, ``recompute_to_pb`` and ``ape_to_pb``."""
     usual = Ape()
     return Reuse(

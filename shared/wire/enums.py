@@ -1,4 +1,4 @@
-"""An enum and its twin among the protos: equal names, behind the twin's prefix."""
+"""Enums as messages carry them: by the names of a twin among the protos, or by their own values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from shared.generation.selection import Grouping, Reading
 from shared.generation.told import FinishReason
 
 MemberT = TypeVar("MemberT", bound=enum.Enum)
+NamedT = TypeVar("NamedT", bound=enum.StrEnum)
 
 
 class EnumWire(Generic[MemberT]):
-    """None is ``UNSPECIFIED``, number 0."""
+    """Equal names, behind the twin's prefix. None is ``UNSPECIFIED``, number 0."""
 
     def __init__(self, twin: EnumTypeWrapper, members: Iterable[MemberT]) -> None:
         self._prefix = twin.Name(0).removesuffix("UNSPECIFIED")
@@ -45,8 +46,31 @@ class EnumWire(Generic[MemberT]):
         return self._members.get(number)
 
 
-MODES: EnumWire[AskedMode] = EnumWire(common_pb2.ReuseMode, ASKED_MODES)
-USED_MODES = EnumWire(common_pb2.ReuseMode, ReuseMode)
+class NameWire(Generic[NamedT]):
+    """None is the empty string; a member is its value."""
+
+    def __init__(self, members: Iterable[NamedT]) -> None:
+        self._members = {member.value: member for member in members}
+
+    def to_pb(self, member: NamedT | None) -> str:
+        return "" if member is None else member.value
+
+    def of(self, name: str, field: str) -> NamedT | None:
+        """
+        Raises:
+            InvalidRequest: this version does not know it; names the field.
+        """
+        if name and name not in self._members:
+            raise InvalidRequest(f"{field}: {name!r} is not one of {', '.join(self._members)}")
+        return self._members.get(name)
+
+    def known(self, name: str) -> NamedT | None:
+        """None of one that this version does not know, too."""
+        return self._members.get(name)
+
+
+MODES: NameWire[AskedMode] = NameWire(ASKED_MODES)
+USED_MODES = NameWire(ReuseMode)
 FINISH_REASONS = EnumWire(common_pb2.FinishReason, FinishReason)
 STOPPINGS = EnumWire(common_pb2.EarlyStopping, EarlyStopping)
 RULES = EnumWire(common_pb2.ChoiceRule, ChoiceRule)

@@ -118,8 +118,8 @@ async def test_every_request_arrives_as_it_was_planned_and_is_counted() -> None:
         assert set(chunks) <= set(generator.prefilled)
         assert [len(question.token_ids.ids) for question in request.questions] == [4, 4]
         assert (request.sampling.max_tokens, request.meta.tenant) == (3, "load-test")
-    asked = {common_pb2.ReuseMode.Name(request.reuse) for request in generator.requests}
-    assert asked == {"REUSE_MODE_FULL", "REUSE_MODE_REORDERED"}
+    asked = {request.reuse for request in generator.requests}
+    assert asked == {"full", "reordered"}
     tokens = outcome.rates[0].tokens
     assert (tokens.resident, tokens.loaded, tokens.computed) == (40 * 15, 40 * 5, 40 * 10)
     names = {measurement.name for measurement in outcome.measurements()}

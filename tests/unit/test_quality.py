@@ -17,7 +17,7 @@ import torch
 from load_tests.quality.__main__ import main
 from load_tests.quality.findings import Finding, findings, scores
 from load_tests.quality.ledger import GradedAnswer, Ledger
-from load_tests.quality.modes import ClipSetting, parse_clips, parse_controls
+from load_tests.quality.modes import CONTROLS, ClipSetting, parse_clips, parse_controls
 from load_tests.quality.paired import Clusters, agreement, mcnemar, won_back
 from load_tests.quality.trials import Shapes, draw_trial, draw_trials, is_spread
 from services.training.evaluate import answers
@@ -257,10 +257,9 @@ def test_forms_and_controls_are_named_or_refused() -> None:
     ]
     with pytest.raises(InvalidRequest, match="budget\\|paper\\|sliding/stitched\\|each"):
         parse_clips("best/stitched")
-    with pytest.raises(
-        InvalidRequest, match="'full' is not one of random, epic, cacheblend, query_attention"
-    ):
+    with pytest.raises(InvalidRequest, match=f"'full' is not one of {', '.join(CONTROLS)}"):
         parse_controls("random,full")
+    assert {"random", "epic", "cacheblend", "query_attention"} <= set(CONTROLS)
 
 
 # --- a whole run -------------------------------------------------------------------------------------------
@@ -305,10 +304,7 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
         *(
             "full",
             "reordered",
-            "random",
-            "epic",
-            "cacheblend",
-            "query_attention",
+            *CONTROLS,
             "cacheclip",
             "cacheclip/paper/each",
         )

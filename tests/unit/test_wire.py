@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.kvquilt.v1 import common_pb2, generation_pb2, recompute_pb2, selection_pb2
+from protos.kvquilt.v1 import common_pb2, generation_pb2, rag_pb2, recompute_pb2, selection_pb2
 from shared import answer, search
 from shared.errors import InvalidRequest, NotFound
 from shared.generation import asked, described, forest, modes, orders, pieces, selection, told
@@ -19,7 +19,7 @@ from shared.wire import forest as forests
 from shared.wire import retrieval
 from shared.wire import selection as selecting
 from shared.wire import told as telling
-from shared.wire.enums import FINISH_REASONS, GROUPINGS, MODES, READINGS, RULES, STOPPINGS
+from shared.wire.enums import FINISH_REASONS, GROUPINGS, MODES, READINGS, RULES, STOPPINGS, USED_MODES
 
 META = common_pb2.RequestMeta(request_id="r")
 NUMBERS = st.integers(0, 2**32 - 1)
@@ -294,7 +294,6 @@ def test_descriptions_chunks_and_filters(
 @pytest.mark.parametrize(
     ("table", "twin"),
     [
-        (MODES, common_pb2.ReuseMode),
         (FINISH_REASONS, common_pb2.FinishReason),
         (STOPPINGS, common_pb2.EarlyStopping),
         (RULES, common_pb2.ChoiceRule),
@@ -310,6 +309,38 @@ def test_an_enum_and_its_twin_have_the_same_members(table: Any, twin: Any) -> No
     assert table.known(77) is None
 
 
+@pytest.mark.parametrize("mode", orders.ASKED_MODES, ids=lambda mode: mode.value)
+def test_a_mode_travels_as_its_name(mode: orders.AskedMode) -> None:
+    assert MODES.to_pb(mode) == mode.value
+    assert MODES.of(mode.value, "reuse") is mode
+    assert (USED_MODES.known(mode.value) is mode) == isinstance(mode, modes.ReuseMode)
+
+
+def test_no_mode_is_empty_and_an_unknown_one_is_answered_with_those_there_are() -> None:
+    assert (MODES.to_pb(None), MODES.of("", "reuse"), USED_MODES.known("")) == ("", None, None)
+    for name in ("magic", "FULL", " full"):
+        known = ", ".join(mode.value for mode in orders.ASKED_MODES)
+        with pytest.raises(InvalidRequest) as refusal:
+            MODES.of(name, "reuse")
+        assert refusal.value.detail == f"reuse: {name!r} is not one of {known}"
+        assert USED_MODES.known(name) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "number"),
+    [
+        (generation_pb2.GenerateRequest, 5),
+        (generation_pb2.ForestOpen, 4),
+        (rag_pb2.AnswerRequest, 4),
+        (common_pb2.Usage, 9),
+    ],
+)
+def test_a_message_with_the_number_that_a_mode_once_was_is_read_as_one_without(
+    message: Any, number: int
+) -> None:
+    assert message.FromString(bytes([number << 3, 1])).reuse == ""
+
+
 def test_what_is_left_out_is_the_services_own_or_the_usual() -> None:
     order = asking.order_of(generation_pb2.GenerateRequest())
     assert order == orders.GenerationOrder((), ())
@@ -323,7 +354,7 @@ def test_what_is_left_out_is_the_services_own_or_the_usual() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"reuse": 77}, "reuse: 77 is not known"),
+        ({"reuse": "magic"}, "reuse: 'magic' is not one of full, reordered"),
         ({"recompute": recompute_pb2.Recompute(grouping=9)}, "recompute.grouping: 9"),  # type: ignore[arg-type]
         ({"recompute": recompute_pb2.Recompute(reading=9)}, "recompute.reading: 9"),  # type: ignore[arg-type]
         ({"decoding": common_pb2.Decoding(choose=common_pb2.Choice())}, "decoding.choose.rule: is not set"),

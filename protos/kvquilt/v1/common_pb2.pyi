@@ -7,21 +7,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ReuseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    REUSE_MODE_UNSPECIFIED: _ClassVar[ReuseMode]
-    REUSE_MODE_FULL: _ClassVar[ReuseMode]
-    REUSE_MODE_REORDERED: _ClassVar[ReuseMode]
-    REUSE_MODE_COMPOSITE: _ClassVar[ReuseMode]
-    REUSE_MODE_TOKENS: _ClassVar[ReuseMode]
-    REUSE_MODE_EPIC: _ClassVar[ReuseMode]
-    REUSE_MODE_RANDOM: _ClassVar[ReuseMode]
-    REUSE_MODE_QUERY_ATTENTION: _ClassVar[ReuseMode]
-    REUSE_MODE_CACHEBLEND: _ClassVar[ReuseMode]
-    REUSE_MODE_APE: _ClassVar[ReuseMode]
-    REUSE_MODE_CACHECLIP: _ClassVar[ReuseMode]
-    REUSE_MODE_AUTO: _ClassVar[ReuseMode]
-
 class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EARLY_STOPPING_UNSPECIFIED: _ClassVar[EarlyStopping]
@@ -46,18 +31,6 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
-REUSE_MODE_UNSPECIFIED: ReuseMode
-REUSE_MODE_FULL: ReuseMode
-REUSE_MODE_REORDERED: ReuseMode
-REUSE_MODE_COMPOSITE: ReuseMode
-REUSE_MODE_TOKENS: ReuseMode
-REUSE_MODE_EPIC: ReuseMode
-REUSE_MODE_RANDOM: ReuseMode
-REUSE_MODE_QUERY_ATTENTION: ReuseMode
-REUSE_MODE_CACHEBLEND: ReuseMode
-REUSE_MODE_APE: ReuseMode
-REUSE_MODE_CACHECLIP: ReuseMode
-REUSE_MODE_AUTO: ReuseMode
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_FIRST: EarlyStopping
 EARLY_STOPPING_ESTIMATE: EarlyStopping
@@ -237,9 +210,9 @@ class Usage(_message.Message):
     selected_tokens: int
     picked_tokens: int
     grouped_tokens: int
-    reuse: ReuseMode
+    reuse: str
     note: str
-    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[_Union[ReuseMode, str]] = ..., note: _Optional[str] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., picked_tokens: _Optional[int] = ..., grouped_tokens: _Optional[int] = ..., reuse: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("retrieve_ms", "queue_ms", "load_ms", "prefill_ms", "first_token_ms", "decode_ms", "total_ms", "engine_ttft_ms", "select_ms", "select_wait_ms")

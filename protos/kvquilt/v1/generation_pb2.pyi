@@ -66,13 +66,13 @@ class GenerateRequest(_message.Message):
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[Piece]
     questions: _containers.RepeatedCompositeFieldContainer[Piece]
-    reuse: _common_pb2.ReuseMode
+    reuse: str
     sampling: _common_pb2.Sampling
     decoding: _common_pb2.Decoding
     recompute: _recompute_pb2.Recompute
     ape: _recompute_pb2.Ape
     explain: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin", "selected")
@@ -165,10 +165,10 @@ class ForestOpen(_message.Message):
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[Piece]
-    reuse: _common_pb2.ReuseMode
+    reuse: str
     recompute: _recompute_pb2.Recompute
     ape: _recompute_pb2.Ape
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ...) -> None: ...
 
 class ForestStart(_message.Message):
     __slots__ = ("branch", "piece")

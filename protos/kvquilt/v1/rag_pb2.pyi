@@ -36,7 +36,7 @@ class AnswerRequest(_message.Message):
     meta: _common_pb2.RequestMeta
     collection: str
     questions: _containers.RepeatedScalarFieldContainer[str]
-    reuse: _common_pb2.ReuseMode
+    reuse: str
     sampling: _common_pb2.Sampling
     retrieval: RetrievalOptions
     decoding: _common_pb2.Decoding
@@ -44,7 +44,7 @@ class AnswerRequest(_message.Message):
     ape: _recompute_pb2.Ape
     without_prefix: bool
     explain: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[_Union[_common_pb2.ReuseMode, str]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., questions: _Optional[_Iterable[str]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalOptions, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., without_prefix: _Optional[bool] = ..., explain: _Optional[bool] = ...) -> None: ...
 
 class AnswerEvent(_message.Message):
     __slots__ = ("retrieved", "token", "answer", "usage", "done", "chosen", "margin_token", "margin", "selected")

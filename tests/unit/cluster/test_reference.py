@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from cluster.config import SECTIONS
 from cluster.reference import reference
 
@@ -26,3 +28,8 @@ def test_every_section_and_nested_setting_is_in_it() -> None:
         "log.level",
     ):
         assert f"| `{setting}` |" in text
+
+
+@pytest.mark.parametrize("setting", ["gateway.reuse", "generator.reuse", "generator.selector.fallback"])
+def test_the_modes_are_listed_on_their_own_page_alone(setting: str) -> None:
+    assert f"| `{setting}` | a reuse mode (docs/recompute.md) |" in reference()

@@ -30,6 +30,9 @@ def test_a_whole_configuration_is_accepted(tmp_path: Path) -> None:
     [
         {"generator": {"reuze": "full"}},
         {"generator": {"reuse": "all"}},
+        {"generator": {"selector": {"fallback": "cacheclip"}}},
+        {"generator": {"selector": {"fallback": "tokens"}}},
+        {"generator": {"selector": {"fallback": "auto"}}},
         {"generator": {"engine": {"max_waiting": "many"}}},
         {"kv_store": {"quotas": {"tenants": {"a": "1 GB"}}}},
         {"gateway": {"deployment": {"num_replicas": 0}}},

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from protos.kvquilt.v1 import common_pb2
 from shared.engine.modes import token_selection
 from shared.engine.modes.policy import Policy, policy_of
 from shared.generation.asked import Chunk, GenerateRequest
@@ -22,11 +21,6 @@ def test_a_mode_is_found_by_its_name_and_travels_as_it(mode: ReuseMode) -> None:
     assert ReuseMode(mode.value) is mode
     assert pickle.loads(pickle.dumps(mode)) is mode
     assert mode.row.about
-
-
-@every_mode
-def test_a_mode_has_a_number_on_the_wire(mode: ReuseMode) -> None:
-    assert f"REUSE_MODE_{mode.name}" in dict(common_pb2.ReuseMode.items())
 
 
 @every_mode

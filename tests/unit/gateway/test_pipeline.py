@@ -348,7 +348,7 @@ async def test_without_the_prefix_none_is_sent_and_nothing_fetched_in_advance() 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"reuse": 77}, "reuse: 77 is not known; use one of FULL, REORDERED"),
+        ({"reuse": "magic"}, "reuse: 'magic' is not one of full, reordered"),
         ({"recompute": recompute_pb2.Recompute(grouping=7)}, "recompute.grouping: 7"),
         ({"questions": [" "]}, "question: is empty"),
     ],
