@@ -18,8 +18,8 @@ from protos.kvquilt.v1 import generation_pb2_grpc
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
 from services.generator.loading import load_generator
-from services.generator.selecting import SelectionPort
-from services.generator.serving import Generator
+from services.generator.selection import SelectionPort
+from services.generator.service import Generator
 from shared.clients.generation import APPLICATION, SERVICE, ForestClient, GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.config import load

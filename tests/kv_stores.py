@@ -24,11 +24,11 @@ from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.flight import FlightReader, Flights, FlightServer, ReadChunk, Write
 from services.kv_store.handlers import StoreHandlers
 from services.kv_store.node.agent import Agent
-from services.kv_store.node.building import Node, build_node, build_tiers
+from services.kv_store.node.builder import Node, build_node, build_tiers
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.node.handlers import FileHandlers, start_server
-from services.kv_store.tiers.building import Machine
+from services.kv_store.tiers.builder import Machine
 from services.kv_store.tiers.local import LEASE_S
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.kv_node import AgentClient, NodeFilesClient

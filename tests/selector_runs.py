@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast
 
 from services.selector.config import SelectorConfig
-from services.selector.selecting import SelectorService
+from services.selector.service import SelectorService
 from shared.generation.selection import EncodedChunk, Grouping, Reading, SelectedTokens, SelectionChunk
 from shared.prompt import PromptTemplate, PromptTokenizer
 from shared.request import RequestContext

@@ -124,7 +124,7 @@ def ask(
     kvquilt ask "Who signed it?" -c handbook --margins                 notes on every chunk first
     kvquilt ask "How many rooms?" -c handbook --thoughts 5 --choose majority --marker "Answer:"
     """
-    from cluster.cli.asking import collect, show, show_json
+    from cluster.cli.answer_output import collect, show, show_json
     from cluster.cli.remote import rag_client
     from shared.answer import Inquiry, RetrievalOptions
     from shared.search import SearchMode

@@ -37,7 +37,7 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
     kvquilt ingest lease.pdf notes.md -c handbook
     kvquilt ingest -c handbook --re-encode             after the model was changed
     """
-    from cluster.cli.ingesting import follow_all, ingest_files, print_skipped
+    from cluster.cli.ingest_command import follow_all, ingest_files, print_skipped
     from cluster.cli.remote import ingest_client
     from cluster.cli.sources import Sources, find_sources
 

@@ -54,7 +54,7 @@ def explore(
     \b
     kvquilt explore "the lease" -c handbook < commands.txt
     """
-    from cluster.cli.exploring import COMMANDS, Conversation, Lines, lines_of
+    from cluster.cli.conversation import COMMANDS, Conversation, Lines, lines_of
     from cluster.cli.remote import forest_client
 
     sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)

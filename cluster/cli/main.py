@@ -83,7 +83,7 @@ def up(
     kvquilt up --model Qwen/Qwen2.5-0.5B-Instruct
     kvquilt --data-dir /srv/kv up --config quilt.yaml
     """
-    from cluster.cli.starting import start_progress
+    from cluster.cli.startup import start_progress
     from cluster.config import load_quilt
     from cluster.local import launcher
     from shared.config import read_yaml

@@ -50,7 +50,7 @@ def rebuild(session: Session, collection: str) -> None:
     kvquilt retrieval rebuild
     kvquilt retrieval rebuild -c handbook
     """
-    from cluster.cli.ingesting import follow_all
+    from cluster.cli.ingest_command import follow_all
     from cluster.cli.remote import ingest_client
 
     async def go() -> int:
@@ -320,7 +320,7 @@ def import_(session: Session, file: Path, collection: str) -> None:
     kvquilt --tenant acme store import handbook.kvquilt -c manual
     """
     from cluster.archive.transfer import import_collection
-    from cluster.cli.ingesting import follow_all
+    from cluster.cli.ingest_command import follow_all
     from cluster.cli.remote import generation_client, ingest_client, store_client
 
     async def go() -> int:

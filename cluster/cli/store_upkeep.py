@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from cluster.cli.ingesting import Summary, follow_all
+from cluster.cli.ingest_command import Summary, follow_all
 from shared.documents import DocumentInfo, UpsertProgress
 from shared.kv_types import ChunkStat, DamagedCopy, StoreStats, VerifyProgress
 from shared.request import RequestContext

@@ -18,12 +18,12 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from cluster.cli.asking import WholeAnswer, collect
+from cluster.cli.answer_output import WholeAnswer, collect
 from cluster.cli.console import citation_line, stage_cells, stages_table, usage_line
-from cluster.cli.ingesting import ingest_files
+from cluster.cli.ingest_command import ingest_files
 from cluster.cli.remote import ingest_client, rag_client
 from cluster.cli.sources import find_sources
-from cluster.cli.starting import start_progress
+from cluster.cli.startup import start_progress
 from cluster.config import QuiltConfig, load_quilt
 from cluster.local import launcher
 from cluster.paths import DEMO_ASSETS

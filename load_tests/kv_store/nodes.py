@@ -11,7 +11,7 @@ from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig, MemoryConfig
 from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.node.agent import Agent
-from services.kv_store.node.building import Node, build_node
+from services.kv_store.node.builder import Node, build_node
 from shared.errors import NotFound
 from shared.kv_stores import NodeAgent
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from load_tests.kv_store.nodes import only_node
 from services.kv_store.config import KvStoreConfig, MemoryConfig
-from services.kv_store.documents.syncing import keep_synced
-from services.kv_store.node.building import Node
+from services.kv_store.documents.sync import keep_synced
+from services.kv_store.node.builder import Node
 from services.kv_store.node.handlers import start_server
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.s3.settings import ObjectSettings

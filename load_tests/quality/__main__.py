@@ -24,7 +24,7 @@ from shared.engine.kv.encodings import EXACT
 from shared.errors import KvquiltError
 from shared.generation.modes import ReuseMode
 from shared.identity import ids_hash
-from shared.measuring.judging import judge
+from shared.measuring.judge import judge
 from shared.measuring.report import write_detailed_report
 
 _CONTEXTS_AT_ONCE = 8

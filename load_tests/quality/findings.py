@@ -14,7 +14,7 @@ from load_tests.quality.ledger import FIRST_LAYER, GradedAnswer
 from load_tests.quality.modes import CACHECLIP
 from load_tests.quality.paired import Bools, Clusters, Interval, mcnemar, won_back
 from shared.generation.modes import ReuseMode
-from shared.measuring.judging import Score
+from shared.measuring.judge import Score
 from shared.measuring.report import Measurement
 
 FULL, REORDERED, ATTENTION = ReuseMode.FULL.value, ReuseMode.REORDERED.value, ReuseMode.QUERY_ATTENTION.value

@@ -2,6 +2,6 @@
 load_tests.recompute --help``.
 
 ``text`` makes text that two tokenizers read, ``limits`` says what no machine with these rates can beat,
-``clipping`` is the auxiliary model's part, ``serving`` the primary's. Start reading at ``measuring``, which
+``clipper`` is the auxiliary model's part, ``primary`` the primary's. Start reading at ``measurements``, which
 asks them in turn.
 """

@@ -29,7 +29,7 @@ import torch
 from load_tests.engine.__main__ import line
 from load_tests.engine.case import CHUNK_LEN, Case
 from load_tests.engine.plot import write_plot
-from load_tests.recompute.measuring import RecomputePlan, measure
+from load_tests.recompute.measurements import RecomputePlan, measure
 from shared.generation.selection import Grouping, Reading
 from shared.measuring.rates import Rates, measure_rates
 from shared.measuring.report import write_report

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from cluster.cli.starting import start_progress
+from cluster.cli.startup import start_progress
 from cluster.config import load_quilt
 from cluster.local import launcher
 from shared.errors import KvquiltError

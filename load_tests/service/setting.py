@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cluster.cli.ingesting import ingest_files
+from cluster.cli.ingest_command import ingest_files
 from cluster.cli.remote import generation_client, ingest_client, rag_client
 from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS

@@ -9,7 +9,7 @@ from ray import serve
 from services.gateway.config import GatewayConfig
 from services.gateway.handlers import SERVICE, GatewayHandlers
 from services.gateway.pipeline import Pipeline
-from services.gateway.prefetching import Prefetching
+from services.gateway.prefetch import Prefetching
 from shared import log
 from shared.clients.generation import GenerationClient
 from shared.clients.health import ApplicationHealth

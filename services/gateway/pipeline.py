@@ -20,7 +20,7 @@ from services.gateway.citations import cite
 from services.gateway.config import GatewayConfig
 from services.gateway.fusion import fuse
 from services.gateway.ports import GeneratorPort, Retriever
-from services.gateway.prefetching import Prefetching
+from services.gateway.prefetch import Prefetching
 from services.gateway.regeneration import generate_with_retry
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.errors import InvalidRequest, ModelMismatch, NotFound

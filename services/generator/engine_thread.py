@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import replace
 from typing import Protocol
 
-from services.generator.selecting import Decision
+from services.generator.selection import Decision
 from shared.errors import DeadlineExceeded, InternalError, KvquiltError, Unavailable
 from shared.generation.asked import GenerateRequest, PrefillRequest
 from shared.generation.forest import Close, Command, ForestRequest

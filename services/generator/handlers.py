@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2
 from services.generator.margins import MarginWriter
-from services.generator.serving import Generator
+from services.generator.service import Generator
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.errors import InvalidRequest, KvquiltError, Unavailable
 from shared.generation.told import Event, GenerationEvent

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from services.generator.config import GeneratorConfig
-from services.generator.selecting import SelectionPort
-from services.generator.serving import Generator
+from services.generator.selection import SelectionPort
+from services.generator.service import Generator
 from shared.engine import Engine, load_model
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.kv_stores import NodeFiles

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from services.generator.serving import Generator, Plan
+from services.generator.service import Generator, Plan
 from shared.errors import InvalidRequest
 from shared.generation.asked import Margins, MarginsAfter, SamplingParams
 from shared.generation.modes import ReuseMode

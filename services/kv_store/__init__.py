@@ -23,7 +23,7 @@ again.
 
 Where to read what:
 
-- ``node``: one node's store. ``building`` puts it together, ``agent`` answers, ``chunks`` is its tiers as
+- ``node``: one node's store. ``builder`` puts it together, ``agent`` answers, ``chunks`` is its tiers as
   one, ``home`` keeps the documents; ``cluster_store`` is the front's view of all nodes.
 - ``blobs`` is the one interface of everything that keeps bytes, ``s3`` the object store, ``tiers`` a node's
   own directories, ``fetching`` how chunks come in, ``documents`` manifests and pins, ``upkeep`` scrubbing and

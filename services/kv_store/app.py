@@ -20,11 +20,11 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from services.kv_store.config import KvStoreConfig
-from services.kv_store.documents.syncing import keep_synced
+from services.kv_store.documents.sync import keep_synced
 from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.handlers import StoreHandlers
 from services.kv_store.node.agent import Agent
-from services.kv_store.node.building import build_node
+from services.kv_store.node.builder import build_node
 from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.node.handlers import FileHandlers, start_server
 from services.kv_store.node.housekeeping import Housekeeping, follow_readers

@@ -13,8 +13,8 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from services.selector.worker_thread import Turn, WorkerThread
+from shared.engine.kv.chunk_reads import Loaded
 from shared.engine.kv.loader import Checked, Loader, Saved
-from shared.engine.kv.reading import Loaded
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
 from shared.errors import ContextTooLong

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2
 from protos.kvquilt.v1 import selection_pb2 as pb
-from services.selector.selecting import SelectorService
+from services.selector.service import SelectorService
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.errors import KvquiltError
 from shared.generation.selection import Grouping, Reading

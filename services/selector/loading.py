@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from services.selector.config import SelectorConfig
-from services.selector.selecting import SelectorService
+from services.selector.service import SelectorService
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError

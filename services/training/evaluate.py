@@ -19,7 +19,7 @@ from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from services.training.corpus import CorpusDocument, Fact, Worlds
 from services.training.names import Split
-from services.training.reading import Mode, Reader
+from services.training.reader import Mode, Reader
 from services.training.rendering import to_markdown, to_text
 
 MODES: tuple[Mode, ...] = ("full", "reordered")

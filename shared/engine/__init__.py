@@ -4,14 +4,14 @@ One idea carries it: a segment's keys stand at local positions, a request places
 query at position p sees key j of a segment at offset o as if it stood at o + j, because RoPE is a rotation
 group. Nothing about a segment depends on a request, so one resident copy serves all. Read ``segment`` (what
 is placed), ``attention`` (how it is seen), ``model`` (how a stock model is driven), then ``engine`` (the step
-loop) and ``answering`` (what tokens become); ``scheduler`` and ``residency`` decide, ``loader`` moves KV in
-and out.
+loop) and ``answer_lifecycle`` (what tokens become); ``scheduler`` and ``residency`` decide, ``loader`` moves
+KV in and out.
 """
 
 from shared.engine.decoding.live_forest import LiveForest
 from shared.engine.engine import Engine
 from shared.engine.kv.source import NoSource, SegmentSource, StoredSegment
-from shared.engine.model.loading import load_model, wrap_model
+from shared.engine.model.loader import load_model, wrap_model
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.spec import ModelSpec
 from shared.engine.stats import EngineStats

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from shared.engine import admission
-from shared.engine.admitting import Admitting
-from shared.engine.decoding.answering import Answering
-from shared.engine.decoding.exploring import Exploring
+from shared.engine.admission_control import Admitting
+from shared.engine.decoding.answer_lifecycle import Answering
+from shared.engine.decoding.exploration import Exploring
 from shared.engine.decoding.text import Decode
 from shared.engine.endings import Endings
 from shared.engine.inbox import Inbox
@@ -26,9 +26,9 @@ from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.forest import ForestJob
 from shared.engine.jobs.job import Job, Sink
 from shared.engine.jobs.prefill import PrefillJob
+from shared.engine.kv.chunk_reads import Arriving, Loaded
 from shared.engine.kv.loader import Loader
 from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
-from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine.model.model import LoadedModel
@@ -36,7 +36,7 @@ from shared.engine.prefilling import Prefilling
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler
 from shared.engine.stats import EngineStats
-from shared.engine.stepping import Stepping
+from shared.engine.steps import Stepping
 from shared.engine_config import EngineConfig
 from shared.errors import (
     Cancelled,

@@ -1,4 +1,4 @@
-"""What other threads have for the engine's: calls, made there in the order in which they came."""
+"""Hands calls of other threads to the engine's thread, in the order in which they came."""
 
 from __future__ import annotations
 

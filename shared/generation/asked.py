@@ -114,7 +114,7 @@ class ChoiceRule(enum.StrEnum):
 class Choice:
     """Of the ``sampling.n`` thoughts on each question one is chosen: the one whose tokens have the best mean
     log-probability, or one whose final answer, the text behind the last ``marker``, most thoughts share; see
-    ``shared.engine.decoding.choosing``."""
+    ``shared.engine.decoding.choice``."""
 
     rule: ChoiceRule
     marker: str = ""

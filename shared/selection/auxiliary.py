@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.model.loading import load_model
+from shared.engine.model.loader import load_model
 from shared.engine.model.packing import can_pack
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError, ModelUnsupported

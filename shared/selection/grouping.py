@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.engine.modes.selecting import num_selected
+from shared.engine.modes.token_selection import num_selected
 from shared.errors import InvalidRequest
 from shared.generation.selection import Grouping
 

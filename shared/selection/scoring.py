@@ -29,7 +29,7 @@ from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.generation.selection import Reading
 from shared.selection.limits import Limits
-from shared.selection.watching import Watcher, run_watched
+from shared.selection.watcher import Watcher, run_watched
 
 
 @dataclass(frozen=True, slots=True, eq=False)

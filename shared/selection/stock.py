@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from shared.engine.kv.segment import Segment
-from shared.engine.model.loading import BROKEN_WEIGHTS
+from shared.engine.model.loader import BROKEN_WEIGHTS
 from shared.engine.model.model import fingerprint_of
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.spec import ModelSpec

@@ -17,7 +17,7 @@ from load_tests.engine.ours import Ours
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
-from load_tests.recompute.serving import Primary
+from load_tests.recompute.primary import Primary
 from shared.generation.modes import ReuseMode
 from shared.measuring.shapes import Shape, build_model
 from tests.pretend_gpu import PretendGpu, pretend_gpu

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from protos.kvquilt.v1.recompute_pb2 import Ape, Recompute
-from services.generator.serving import Generator
+from services.generator.service import Generator
 from shared.errors import (
     ContextTooLong,
     DeadlineExceeded,

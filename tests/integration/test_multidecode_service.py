@@ -14,7 +14,7 @@ import torch
 from tokenizers import pre_tokenizers
 
 from protos.kvquilt.v1 import generation_pb2, generation_pb2_grpc
-from services.generator.serving import Generator
+from services.generator.service import Generator
 from shared.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, NotFound
 from shared.generation.asked import (
     Beams,

@@ -14,10 +14,10 @@ import pytest
 from load_tests.engine.case import Case
 from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute import __main__ as command
-from load_tests.recompute.clipping import Clipper
+from load_tests.recompute.clipper import Clipper
 from load_tests.recompute.limits import prefill_limit_s, scoring_limit_s
-from load_tests.recompute.measuring import RecomputePlan, measure
-from load_tests.recompute.serving import Primary
+from load_tests.recompute.measurements import RecomputePlan, measure
+from load_tests.recompute.primary import Primary
 from load_tests.recompute.text import Speech
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode

@@ -25,7 +25,7 @@ from services.kv_store.node.agent import Agent
 from services.selector.config import SelectorConfig
 from services.selector.handlers import SelectionServicer
 from services.selector.loading import load_selector
-from services.selector.selecting import SelectorService
+from services.selector.service import SelectorService
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.selection import APPLICATION, SERVICE, SelectionClient
 from shared.config import load

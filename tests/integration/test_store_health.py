@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from load_tests.servers.s3 import S3Server
-from services.kv_store.documents.syncing import keep_synced
+from services.kv_store.documents.sync import keep_synced
 from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import KvquiltError

@@ -26,7 +26,7 @@ from services.training.recipe import AUXILIARY, PRIMARY
 from services.training.trainer import Trainer
 from shared.errors import InvalidRequest
 from shared.generation.selection import Grouping, Reading
-from shared.measuring.judging import judge
+from shared.measuring.judge import judge
 from shared.verdict import Verdict
 
 SHAPES = Shapes()

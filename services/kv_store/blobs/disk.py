@@ -1,5 +1,4 @@
-"""The few file operations that durability is made of, behind one seam: tests put a full or a dying disk
-here."""
+"""The file operations that durability is made of, as an interface: tests pass a full or a failing disk."""
 
 from __future__ import annotations
 

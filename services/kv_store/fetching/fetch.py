@@ -22,10 +22,10 @@ from typing import TypeVar
 
 from services.kv_store.blobs.staging import StagedFile
 from services.kv_store.fetching.allocation import Allocation, allocate
-from services.kv_store.fetching.arriving import ArrivingPart, parts_of, sections_of
 from services.kv_store.fetching.parts import RETRYABLE, TRIES, PartReading
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import Source
+from services.kv_store.fetching.verification import ArrivingPart, parts_of, sections_of
 from services.kv_store.tiers.local import LocalTier
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
 from shared.kv_format import ChunkSummary, Frame, reading_frame

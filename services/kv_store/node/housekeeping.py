@@ -1,4 +1,4 @@
-"""What an agent does again and again beside its requests."""
+"""Runs the periodic work of an agent, beside its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises to leave a chunk where it is, for a while: somebody was told the place."""
+"""Leases: a chunk whose path was handed out stays where it is for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is used again moves to memory, in the background."""
+"""Copies chunks that are used again to memory, in the background."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from shared.engine.decoding.beams import BeamSearch
-from shared.engine.decoding.choosing import Thought
+from shared.engine.decoding.choice import Thought
 from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import TextStream
 from shared.engine.jobs.context import ContextJob, Grower
@@ -66,7 +66,7 @@ class BeamGroup:
 
 
 class Answers(Protocol):
-    """``shared.engine.decoding.answering``."""
+    """``shared.engine.decoding.answer_lifecycle``."""
 
     def start(self, job: GenerateJob) -> None: ...
     def on_computed(self, job: GenerateJob, owner: Grower, computed: Computed) -> None: ...

@@ -1,4 +1,4 @@
-"""When what happened to a request."""
+"""The times at which a request arrived, was admitted, placed and answered, and its timings made of them."""
 
 from __future__ import annotations
 

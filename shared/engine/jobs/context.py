@@ -15,7 +15,7 @@ from shared.engine.jobs.usage import usage_of
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch, Tempering
 from shared.engine.model.spec import ModelSpec
-from shared.engine.modes.selecting import num_private
+from shared.engine.modes.token_selection import num_private
 from shared.engine.scheduler import Demand
 from shared.errors import InvalidRequest
 from shared.generation.asked import GenerateRequest

@@ -54,7 +54,7 @@ class ForestNode(Grower):
 
 
 class Explorer(Protocol):
-    """``shared.engine.decoding.exploring``."""
+    """``shared.engine.decoding.exploration``."""
 
     def start(self, job: ForestJob) -> None: ...
     def obey(self, job: ForestJob) -> None: ...

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.kv.reading import Arriving, ChunkReading, Loaded, ReadingList
+from shared.engine.kv.chunk_reads import Arriving, ChunkReading, Loaded, ReadingList
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec

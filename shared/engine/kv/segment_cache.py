@@ -9,8 +9,8 @@ from functools import partial
 from shared.engine.decoding.forest import chunk_branch
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
+from shared.engine.kv.chunk_reads import Arriving, Loaded
 from shared.engine.kv.loader import Loader
-from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Branch
 from shared.engine.model.spec import ModelSpec

@@ -1,5 +1,5 @@
 """``cacheblend``: from layer to layer fewer of those tokens whose keys and values differ most from the stored
-ones (``blending``)."""
+ones (``blender``)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
-from shared.engine.modes.blending import Blend, Blender
+from shared.engine.modes.blender import Blend, Blender
 from shared.engine.modes.policy import Policy
-from shared.engine.modes.selecting import num_selected
+from shared.engine.modes.token_selection import num_selected
 from shared.generation.asked import GenerateRequest, total_len
 from shared.generation.told import SelectedEvent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.engine.modes.policy import Policy
-from shared.engine.modes.selecting import num_selected
+from shared.engine.modes.token_selection import num_selected
 from shared.generation.asked import GenerateRequest
 
 

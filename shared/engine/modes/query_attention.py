@@ -12,7 +12,7 @@ from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.attention_probe import AttentionProbe
 from shared.engine.modes.policy import Policy
-from shared.engine.modes.selecting import best, num_selected
+from shared.engine.modes.token_selection import best, num_selected
 from shared.generation.asked import GenerateRequest, total_len
 from shared.generation.told import SelectedEvent
 

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from cluster.cli.answer_output import collect, show, show_json
 from cluster.cli.ask_command import ask, decoding_of, equal_samples_hint, sampling_of
-from cluster.cli.asking import collect, show, show_json
 from cluster.cli.console import documents_table, print_whole, stage_cells, stages_table, status_table
-from cluster.cli.ingesting import ingest_files, print_skipped
+from cluster.cli.ingest_command import ingest_files, print_skipped
 from cluster.cli.main import main
 from cluster.cli.reuse_options import FOREST_MODES, reuse_of
 from cluster.cli.session import Commands, exit_code

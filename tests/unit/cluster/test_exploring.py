@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 from rich.console import Console
 
-from cluster.cli.exploring import Conversation, Lines, lines_of
+from cluster.cli.conversation import Conversation, Lines, lines_of
 from shared.errors import InvalidRequest, NotFound
 from shared.generation.asked import SamplingParams
 from shared.generation.forest import Append, Edit, Fork, Grow, Merge, Prune, Rewind, Start

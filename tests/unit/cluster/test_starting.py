@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.cli.starting import start_progress, waited_for
+from cluster.cli.startup import start_progress, waited_for
 from cluster.local.state import StackState
 
 STATE = StackState(1, "starting", "t", "h", "log", "model", "ray")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.engine.decoding.choosing import Thought, choose, final_answer
+from shared.engine.decoding.choice import Thought, choose, final_answer
 from shared.errors import InvalidRequest
 from shared.generation.asked import Choice, ChoiceRule
 from shared.generation.told import BranchDoneEvent, ChosenEvent

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.modes import selecting
+from shared.engine.modes import token_selection
 from shared.engine.modes.policy import Policy, policy_of
 from shared.generation.asked import Chunk, GenerateRequest
 from shared.generation.modes import Chooser, GoesBy, Recompute, ReuseMode
@@ -36,7 +36,9 @@ def test_a_mode_that_does_more_than_to_place_has_a_policy_of_its_own(mode: Reuse
 
 def test_every_policy_belongs_to_a_mode() -> None:
     modules = {
-        p.stem for p in Path(str(selecting.__file__)).parent.glob("*.py") if "POLICY = " in p.read_text()
+        p.stem
+        for p in Path(str(token_selection.__file__)).parent.glob("*.py")
+        if "POLICY = " in p.read_text()
     }
     assert modules == {mode.value for mode in ReuseMode if mode.has_policy}
 
@@ -71,4 +73,4 @@ def test_room_is_kept_for_as_many_tokens_as_a_mode_may_compute(
 ) -> None:
     chunks = (Chunk("a", tuple(range(60))), Chunk("b", tuple(range(40))))
     request = GenerateRequest("r", (), chunks, ((1,), (2, 3), (4,)), mode, recompute=recompute)
-    assert selecting.num_private(request) == num_private
+    assert token_selection.num_private(request) == num_private

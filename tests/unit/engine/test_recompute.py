@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shared.engine import Engine, LiveForest
 from shared.engine.backends.native import best_level
 from shared.engine.modes.epic import first_of_chunks
-from shared.engine.modes.selecting import blend_counts, num_selected
+from shared.engine.modes.token_selection import blend_counts, num_selected
 from shared.errors import InvalidRequest
 from shared.generation.asked import GenerateRequest, SamplingParams
 from shared.generation.forest import ForestRequest, Grow, Start

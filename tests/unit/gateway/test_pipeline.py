@@ -14,7 +14,7 @@ from protos.kvquilt.v1 import rag_pb2, recompute_pb2
 from services.gateway.config import GatewayConfig
 from services.gateway.handlers import GatewayHandlers
 from services.gateway.pipeline import Pipeline
-from services.gateway.prefetching import Prefetching
+from services.gateway.prefetch import Prefetching
 from shared.answer import (
     AnswerDone,
     AnswerEvent,

@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from services.generator.engine_thread import EngineThread, Request
-from services.generator.selecting import Decision
+from services.generator.selection import Decision
 from shared.errors import CorruptData, DeadlineExceeded, InvalidRequest, Unavailable
 from shared.generation.asked import GenerateRequest
 from shared.generation.modes import Recompute, ReuseMode

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.generator.config import GeneratorConfig
-from services.generator.reusing import Modes
+from services.generator.reuse_modes import Modes
 from shared.config import load
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.kv_store.fetching.arriving import ArrivingPart, FileSection, parts_of, sections_of
+from services.kv_store.fetching.verification import ArrivingPart, FileSection, parts_of, sections_of
 from shared.errors import CorruptData
 from shared.kv_format import Frame, write_chunk
 from tests.kv_chunks import chunk_id_of, header_of, kv_of

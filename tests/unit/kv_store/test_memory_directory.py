@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.kv_store.config import KvStoreConfig, MemoryConfig
-from services.kv_store.tiers.building import OwnTiers
+from services.kv_store.tiers.builder import OwnTiers
 from services.kv_store.tiers.memory_directory import (
     MemoryDirectory,
     memory_directory,

@@ -65,7 +65,7 @@ def document(document_id: str, *chunk_ids: str, tenant: str = "acme") -> Manifes
     return Manifest(tenant, "books", document_id, chunks=tuple(ManifestChunk(c, (1,)) for c in chunk_ids))
 
 
-async def held(agent: Agent) -> set[str]:
+async def local_copies(agent: Agent) -> set[str]:
     return {copy.chunk_id for copy in await agent.local_copies(CTX, IDS)}
 
 
@@ -75,8 +75,8 @@ async def test_what_is_pinned_stays_while_everything_else_is_evicted(make: Make)
     await agent.put_manifest(CTX, document("1", A, B))
     await agent.pin(CTX, "books")
     await put(agent, *IDS[2:])
-    assert {A, B} < await held(agent)
-    assert len(await held(agent)) <= 6
+    assert {A, B} < await local_copies(agent)
+    assert len(await local_copies(agent)) <= 6
     assert sum(t.pinned_bytes for n in (await agent.stats(CTX)).nodes for t in n.tiers) == 2 * SIZE
     await agent.pin(CTX, "books", unpin=True)
     assert sum(t.pinned_bytes for n in (await agent.stats(CTX)).nodes for t in n.tiers) == 0
@@ -94,7 +94,7 @@ async def test_other_nodes_keep_what_is_pinned_as_soon_as_they_know(make: Make, 
     await other.follow_pins(CTX)
     await other.open(CTX, [B])
     await other.open(CTX, IDS[2:])
-    assert {A, B} < await held(other)
+    assert {A, B} < await local_copies(other)
 
 
 async def test_a_new_agent_of_the_home_node_remembers_the_pins(make: Make) -> None:
@@ -107,7 +107,7 @@ async def test_a_new_agent_of_the_home_node_remembers_the_pins(make: Make) -> No
     await again.get_manifest(CTX, "books", "1")
     await again.follow_pins(CTX)
     await put(again, *IDS[1:])
-    assert A in await held(again)
+    assert A in await local_copies(again)
     assert [p.num_bytes for p in await again.list_pins(CTX)] == [SIZE]
 
 
@@ -226,7 +226,7 @@ async def test_every_node_follows_the_pins_by_itself(make: Make, nodes: KnownNod
     await home.pin(CTX, "books")
     await rounds(house, Housekeeping.follow_pins, 1)
     await other.open(CTX, IDS[1:])
-    assert A in await held(other)
+    assert A in await local_copies(other)
 
 
 async def test_only_the_home_node_decides(make: Make) -> None:

@@ -17,7 +17,7 @@ from services.training.corpus import Worlds
 from services.training.demo_documents import demo_documents
 from services.training.evaluate import MODES, answers
 from services.training.names import Split
-from services.training.reading import Mode, Reader
+from services.training.reader import Mode, Reader
 from services.training.recipe import TrainingRecipe, draw_batch
 from services.training.rendering import to_text
 from services.training.rows import RowMaker, collate

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from load_tests.engine.case import Case
 from load_tests.kv_store.stored_ttft import stored_source
-from load_tests.recompute.clipping import Clipper, Selected
+from load_tests.recompute.clipper import Clipper, Selected
 from load_tests.recompute.limits import prefill_flops, prefill_limit_s, scoring_flops, scoring_limit_s
-from load_tests.recompute.serving import Primary
+from load_tests.recompute.primary import Primary
 from load_tests.recompute.text import Speech
 from shared.engine.modes.random import at_random
 from shared.generation.modes import ReuseMode

@@ -1,4 +1,4 @@
-"""Requests come in as room allows, pause, go on, and run out of time."""
+"""Admits requests as room allows, pauses and resumes them, and ends those that are out of time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from shared.engine.endings import Endings
 from shared.engine.jobs.context import ContextJob
-from shared.engine.kv.reading import Arriving, Loaded
+from shared.engine.kv.chunk_reads import Arriving, Loaded
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.prefilling import Prefilling
 from shared.engine.request_queue import RequestQueue

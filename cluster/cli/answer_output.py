@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.cli.console import citation_line, timings_table, usage_line
-from cluster.cli.explaining import hidden_line, in_ms, selection_json, show_context
+from cluster.cli.explanation import hidden_line, in_ms, selection_json, show_context
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Retrieved
 from shared.errors import Unavailable
 from shared.generation.told import ChosenEvent, MarginEvent, SelectedEvent, TokenEvent

@@ -18,7 +18,7 @@ from shared.engine.kv.arrival import Patience
 from shared.engine.kv.segment import Branch, Placement, Segment
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
-from shared.engine.modes.selecting import best, blend_counts
+from shared.engine.modes.token_selection import best, blend_counts
 
 
 @dataclass(frozen=True, slots=True)

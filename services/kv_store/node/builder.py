@@ -19,7 +19,7 @@ from services.kv_store.fetching.flight import FlightReader, Flights, ReadChunk
 from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.chunks import NodeTiers
-from services.kv_store.tiers.building import Machine, OwnTiers
+from services.kv_store.tiers.builder import Machine, OwnTiers
 
 
 class Streaming(Protocol):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.generator.chunk_texts import ChunkText, spans_of
-from services.generator.reusing import Reusing
-from services.generator.selecting import Decision
+from services.generator.reuse_modes import Reusing
+from services.generator.selection import Decision
 from shared.generation.asked import Chunk
 from shared.generation.told import DoneEvent, SelectedEvent
 

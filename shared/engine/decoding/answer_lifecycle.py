@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from shared.engine.decoding.beams import BeamSearch, Hypothesis, Running
-from shared.engine.decoding.choosing import Thought, choose
+from shared.engine.decoding.choice import Thought, choose
 from shared.engine.decoding.forest import fork, plant, plant_on
 from shared.engine.decoding.sampling import Sampled, sample
 from shared.engine.decoding.text import Decode, TextStream

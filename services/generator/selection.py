@@ -13,8 +13,8 @@ from typing import Protocol
 
 from services.generator.chunk_texts import ChunkReader
 from services.generator.config import SelectionConfig
-from services.generator.reusing import Reusing
-from shared.engine.modes.selecting import DEFAULT_RATIO
+from services.generator.reuse_modes import Reusing
+from shared.engine.modes.token_selection import DEFAULT_RATIO
 from shared.errors import KvquiltError
 from shared.generation.asked import Chunk
 from shared.generation.modes import Recompute, ReuseMode

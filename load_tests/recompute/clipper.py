@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from load_tests.recompute.text import Speech
+from shared.engine.kv.chunk_reads import Arriving, Loaded
 from shared.engine.kv.loader import Loader
-from shared.engine.kv.reading import Arriving, Loaded
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
 from shared.engine.model.model import LoadedModel

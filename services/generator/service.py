@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from services.generator.chunk_texts import ChunkReader, ChunkText
 from services.generator.config import GeneratorConfig
 from services.generator.engine_thread import EngineThread
+from services.generator.events import end_of, selected_of
 from services.generator.prompts import Prompts
-from services.generator.reusing import Modes, Reusing
-from services.generator.selecting import Choosing, Decision, SelectionPort
-from services.generator.telling import end_of, selected_of
+from services.generator.reuse_modes import Modes, Reusing
+from services.generator.selection import Choosing, Decision, SelectionPort
 from shared.engine import Engine
 from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, total_len

@@ -1,4 +1,4 @@
-"""What can run of the requests alive, in passes, and what becomes of them."""
+"""Runs passes over the branches of live requests that can run, and hands the results back to them."""
 
 from __future__ import annotations
 
