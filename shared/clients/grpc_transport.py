@@ -20,8 +20,11 @@ CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_mess
 RETRY_PAUSES_S = (0.2, 0.6, 1.8)
 """Long enough for a cluster to send callers to another node than the one that has just gone."""
 
-# Ray Serve's proxy reports the death of a replica as internal, in Ray's words.
-_DIED = re.compile(r"actor (died|is dead|is (temporarily )?unavailable)", re.IGNORECASE)
+# Ray Serve's proxy reports the death of a replica as internal, in Ray's words; gRPC's client a connection
+# that broke in the middle of a call, in its own.
+_DIED = re.compile(
+    r"actor (died|is dead|is (temporarily )?unavailable)|^Internal error from Core$", re.IGNORECASE
+)
 
 
 class GrpcTransport:

@@ -23,7 +23,7 @@ from tests.kv_stores import KnownNodes, agent_on, cluster, front_over_grpc, in_p
 from tests.minio_server import settings_for
 
 A, B, C = (chunk_id_of(n) for n in range(3))
-CTX = RequestContext.create(tenant="acme", deadline_ms=3_600_000)
+CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 
 
 class WholeStore(Store, NodeFiles, Protocol):

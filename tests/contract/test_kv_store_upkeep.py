@@ -29,7 +29,7 @@ from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, cluster, front_over_grpc, in_pieces, over_grpc
 
 A, B, C = (chunk_id_of(n) for n in range(3))
-CTX = RequestContext.create(tenant="acme", deadline_ms=3_600_000)
+CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 SIZE = len(chunk_bytes(A))
 
 

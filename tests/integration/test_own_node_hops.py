@@ -31,7 +31,7 @@ from shared.request import RequestContext
 from tests.kv_chunks import chunk_id_of
 from tests.kv_stores import FrontHandlers, HandleTransport, KnownNodes, agent_on, public_server
 
-CTX = RequestContext.create(deadline_ms=60_000)
+CTX = RequestContext.create(deadline_ms=36_000_000)
 A = chunk_id_of(0)
 PUBLIC = (generation_pb2, ingest_pb2, kv_store_pb2, rag_pb2, recompute_pb2, retrieval_pb2, selection_pb2)
 

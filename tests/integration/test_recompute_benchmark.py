@@ -158,7 +158,7 @@ def test_everything_is_measured_in_one_run() -> None:
     found = {m.name: m for m in measure(plan, RATES, silent)}
     curve = [name for percent in plan.percents for name in _curve(percent)]
     parts = [f"{part}_25" for part in ("pair", "load", "score", "group", "prefill")]
-    readings = ["selection_each", "selection_stitched"]
+    readings = ["selection_stitched", "selection_each"]
     beside = [f"{of}_{what}_25" for of in ("ttft", "placed") for what in ("loading", "loading_selecting")]
     rest = ["ttft_recompute_25_evenly", *parts, *readings, *beside, "selector_hidden_fraction"]
     assert list(found) == ["ttft_full", "ttft_reordered", *curve, *rest]

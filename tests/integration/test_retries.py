@@ -84,10 +84,11 @@ async def test_a_call_that_found_nobody_is_made_again() -> None:
         assert await tokens(transport) == [0, 1, 2]
 
 
-async def test_a_proxy_that_lost_its_replica_before_the_first_message_counts_as_nobody() -> None:
-    async with connected(
-        Server(grpc.StatusCode.INTERNAL, details="The actor died unexpectedly before finishing.")
-    ) as transport:
+@pytest.mark.parametrize(
+    "details", ["The actor died unexpectedly before finishing.", "Internal error from Core"]
+)
+async def test_what_was_lost_before_the_first_message_counts_as_nobody(details: str) -> None:
+    async with connected(Server(grpc.StatusCode.INTERNAL, details=details)) as transport:
         assert await tokens(transport) == [0, 1, 2]
 
 

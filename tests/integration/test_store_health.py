@@ -17,7 +17,7 @@ from shared.request import RequestContext
 from tests.kv_stores import KnownNodes, agent_on, node_on
 from tests.minio_server import settings_for
 
-CTX = RequestContext.create(deadline_ms=60_000)
+CTX = RequestContext.create(deadline_ms=36_000_000)
 
 
 async def cluster_of_one(directory: Path, endpoint: str) -> ClusterStore:

@@ -21,7 +21,7 @@ from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces, over_grpc
 from tests.minio_server import settings_for
 
-CTX = RequestContext.create(tenant="acme", deadline_ms=60_000)
+CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 IDS = [chunk_id_of(n) for n in range(6)]
 
 

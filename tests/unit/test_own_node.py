@@ -14,7 +14,7 @@ from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_directory import DirectoryStore
 
 A = chunk_id_of(0)
-CTX = RequestContext.create(deadline_ms=3_600_000)
+CTX = RequestContext.create(deadline_ms=36_000_000)
 DOWN = Unavailable("down")
 
 

@@ -31,7 +31,7 @@ from shared.kv_types import (
 from shared.request import RequestContext
 
 STORE = ("stats", "verify", "repair", "migrate", "gc", "pin", "unpin", "pins", "export", "import")
-CTX = RequestContext.create(deadline_ms=3_600_000)
+CTX = RequestContext.create(deadline_ms=36_000_000)
 STATS = StoreStats(
     nodes=(
         NodeStats(

@@ -16,7 +16,7 @@ from tests.kv_stores import KnownNodes, agent_on, in_pieces
 from tests.unit.kv_store.disks import FullDisk, QuickDisk
 
 A, B = chunk_id_of(0), chunk_id_of(1)
-CTX = RequestContext.create(deadline_ms=3_600_000)
+CTX = RequestContext.create(deadline_ms=36_000_000)
 
 
 class Slow:

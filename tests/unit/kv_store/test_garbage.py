@@ -17,7 +17,7 @@ from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_id_of
 
-CTX = RequestContext.create(deadline_ms=3_600_000)
+CTX = RequestContext.create(deadline_ms=36_000_000)
 A, B, C, D = (chunk_id_of(n) for n in range(4))
 
 

@@ -17,7 +17,7 @@ from shared.kv_types import DamagedCopy, VerifyProgress
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_id_of
 
-CTX = RequestContext.create(deadline_ms=3_600_000)
+CTX = RequestContext.create(deadline_ms=36_000_000)
 A, B, C = (chunk_id_of(n) for n in range(3))
 HEARD: list[str] = []
 

@@ -21,7 +21,7 @@ from tests.kv_stores import KnownNodes, agent_on, in_pieces
 IDS = [chunk_id_of(n) for n in range(12)]
 A, B, C, D = IDS[:4]
 SIZE = len(chunk_bytes(A))
-CTX = RequestContext.create(tenant="acme", deadline_ms=3_600_000)
+CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 Make = Callable[..., Agent]
 
 

@@ -13,7 +13,7 @@ from services.selector.worker_thread import Turn, WorkerThread
 from shared.errors import DeadlineExceeded, Overloaded, Unavailable
 from shared.request import RequestContext
 
-CTX = RequestContext.create(deadline_ms=3_600_000)
+CTX = RequestContext.create(deadline_ms=36_000_000)
 
 
 class Busy:
