@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -97,3 +98,15 @@ async def test_what_was_replaced_while_it_was_copied_is_not_kept(tmp_path: Path)
     world = World(tmp_path, Replacing())
     await world.use(A, times=2)
     assert world.in_memory() == {}
+
+
+async def test_the_end_does_not_wait_for_copies_that_have_not_begun(tmp_path: Path) -> None:
+    class Busy(Executor):
+        def submit(self, *_args: object, **_options: object) -> Future[object]:  # type: ignore[override]
+            return Future()
+
+    promotion = World(tmp_path, Busy()).promotion
+    for _ in range(2):
+        promotion.used(A)
+    await asyncio.sleep(0)
+    await asyncio.wait_for(promotion.close(), 5)
