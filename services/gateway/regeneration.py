@@ -1,5 +1,5 @@
-"""A generator that dies before it said anything is asked again: nobody has noticed. Afterwards the caller
-must know."""
+"""Asks a generator that died before it said anything again: nobody has noticed. Afterwards the caller must
+know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A gRPC channel as transport: from outside the cluster, between nodes, in integration tests."""
+"""A gRPC channel as transport: from outside the cluster, to another one, between nodes, in integration
+tests."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ CHANNEL_OPTIONS = (
 _DIED = re.compile(
     r"actor (died|is dead|is (temporarily )?unavailable)|^Internal error from Core$", re.IGNORECASE
 )
+_NOT_DEPLOYED = re.compile(r"^(Application '[^']*') not found")
 
 
 class GrpcTransport:
@@ -149,6 +151,8 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
     text = error.details() or error.code().name
     if details is None and error.code() is grpc.StatusCode.INTERNAL and _DIED.search(text):
         return errors.Unavailable("the service died while it was answering; retry")
+    if details is None and error.code() is grpc.StatusCode.NOT_FOUND and (found := _NOT_DEPLOYED.match(text)):
+        return errors.Unavailable(f"{found[1]} is not deployed where it was called; retry, or call another")
     return from_status(error.code().name, text, details)
 
 

@@ -360,7 +360,7 @@ async def test_without_the_prefix_none_is_sent_and_nothing_fetched_in_advance() 
 async def test_the_gateway_names_the_field_of_what_it_does_not_know(
     options: dict[str, Any], says: str
 ) -> None:
-    handlers = GatewayHandlers(pipeline(), {}, 1.0)
+    handlers = GatewayHandlers(pipeline(), {}, 1.0, {})
     request = rag_pb2.AnswerRequest(**{"collection": "handbook", "questions": [WHO]} | options)
     with pytest.raises(InvalidRequest) as refusal:
         [_ async for _ in handlers.Answer(request)]
