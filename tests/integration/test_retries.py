@@ -11,7 +11,7 @@ import pytest
 
 from protos.kvquilt.v1 import common_pb2, generation_pb2, rag_pb2
 from shared.clients.grpc_transport import GrpcTransport
-from shared.errors import DeadlineExceeded, InternalError, KvquiltError, Unavailable
+from shared.errors import DeadlineExceeded, InternalError, KvquiltError, NotFound, Unavailable
 
 SERVICE = "kvquilt.v1.Rag"
 
@@ -131,3 +131,15 @@ async def test_without_patience_a_call_is_made_once() -> None:
         with pytest.raises(Unavailable):
             await health(transport)
     assert server.num_calls == 1
+
+
+async def test_an_application_that_is_not_deployed_there_is_unavailable_as_it_is_by_handle() -> None:
+    told_by_serve = "Application 'gateway' not found. Ping /ray.serve.RayServeAPIService/ListApplications"
+    server = Server(grpc.StatusCode.NOT_FOUND, details=told_by_serve)
+    async with connected(server, patient=False) as transport:
+        with pytest.raises(Unavailable, match="'gateway' is not deployed where it was called"):
+            await health(transport)
+        server.failures = [grpc.StatusCode.NOT_FOUND]
+        server.details = "NOT_FOUND: no document 'a'"
+        with pytest.raises(NotFound, match="no document 'a'"):
+            await health(transport)
