@@ -12,12 +12,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from protos.kvquilt.v1 import common_pb2
 from shared import errors
 from shared import log as logs
+from shared.clients.health import HEALTH, ServiceHealth
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 from shared.status import DETAILS_KEY, to_status, with_code
@@ -47,6 +49,7 @@ class GrpcContext(Protocol):
 RequestT = TypeVar("RequestT", bound=_Request)
 ResponseT = TypeVar("ResponseT")
 SelfT = TypeVar("SelfT")
+ServiceT = TypeVar("ServiceT")
 CallT = TypeVar("CallT", bound=Callable[..., Any])
 
 
@@ -196,3 +199,40 @@ def _named_like(call: CallT, handler: Any) -> CallT:
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(call, name, getattr(handler, name))
     return call
+
+
+class HealthServicer:
+    """The RPC that every service has. ``application``: who says it."""
+
+    application: str
+
+    @unary(common_pb2.HealthResponse)
+    async def Health(
+        self, request: common_pb2.HealthRequest, ctx: RequestContext
+    ) -> common_pb2.HealthResponse:
+        try:
+            return HEALTH.to_pb(await self.healthy(ctx))
+        except KvquiltError as error:
+            return HEALTH.to_pb(ServiceHealth(self.application, ready=False, detail=error.detail))
+
+    async def healthy(self, ctx: RequestContext) -> ServiceHealth:
+        """What there is to say of a service that is ready.
+
+        Raises:
+            KvquiltError: why it is not.
+        """
+        return ServiceHealth(self.application, ready=True)
+
+
+class LoadedServicer(HealthServicer, Generic[ServiceT]):
+    """``loaded`` is an error while there is no service: every call then answers with it, and Health says
+    it."""
+
+    def __init__(self, loaded: ServiceT | KvquiltError) -> None:
+        self._loaded = loaded
+
+    @property
+    def _service(self) -> ServiceT:
+        if isinstance(self._loaded, KvquiltError):
+            raise self._loaded
+        return self._loaded
