@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
 
 import grpc
 
 from shared.clients import generation, ingest, kv_store, rag, retrieval
-from shared.clients.generation import ForestClient, GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, RETRY_PAUSES_S, GrpcTransport
-from shared.clients.ingest import IngestClient
-from shared.clients.kv_store import KvStoreClient
-from shared.clients.rag import RagClient
-from shared.clients.retrieval import RetrievalClient
+
+ClientT = TypeVar("ClientT")
+Connect = Callable[[str], AbstractAsyncContextManager[ClientT]]
 
 
-@asynccontextmanager
-async def rag_client(target: str) -> AsyncIterator[RagClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        services = (rag.SERVICE, rag.ADMIN_SERVICE)
-        yield RagClient(
-            *(GrpcTransport(channel, service, rag.APPLICATION, RETRY_PAUSES_S) for service in services)
-        )
+def _connecting(
+    client_type: Callable[..., ClientT], application: str, *services: str, retries_s: Sequence[float] = ()
+) -> Connect[ClientT]:
+    """``retries_s``: of services whose calls change nothing."""
+
+    @asynccontextmanager
+    async def connect(target: str) -> AsyncIterator[ClientT]:
+        async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+            yield client_type(*(GrpcTransport(channel, name, application, retries_s) for name in services))
+
+    return connect
 
 
-@asynccontextmanager
-async def ingest_client(target: str) -> AsyncIterator[IngestClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield IngestClient(GrpcTransport(channel, ingest.SERVICE, ingest.APPLICATION))
-
-
-@asynccontextmanager
-async def store_client(target: str) -> AsyncIterator[KvStoreClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield KvStoreClient(GrpcTransport(channel, kv_store.SERVICE, kv_store.APPLICATION))
-
-
-@asynccontextmanager
-async def generation_client(target: str) -> AsyncIterator[GenerationClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield GenerationClient(
-            GrpcTransport(channel, generation.SERVICE, generation.APPLICATION, RETRY_PAUSES_S)
-        )
-
-
-@asynccontextmanager
-async def forest_client(target: str) -> AsyncIterator[ForestClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield ForestClient(GrpcTransport(channel, generation.SERVICE, generation.APPLICATION))
-
-
-@asynccontextmanager
-async def retrieval_client(target: str) -> AsyncIterator[RetrievalClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield RetrievalClient(
-            GrpcTransport(channel, retrieval.SERVICE, retrieval.APPLICATION, RETRY_PAUSES_S)
-        )
+rag_client = _connecting(
+    rag.RagClient, rag.APPLICATION, rag.SERVICE, rag.ADMIN_SERVICE, retries_s=RETRY_PAUSES_S
+)
+ingest_client = _connecting(ingest.IngestClient, ingest.APPLICATION, ingest.SERVICE)
+store_client = _connecting(kv_store.KvStoreClient, kv_store.APPLICATION, kv_store.SERVICE)
+generation_client = _connecting(
+    generation.GenerationClient, generation.APPLICATION, generation.SERVICE, retries_s=RETRY_PAUSES_S
+)
+forest_client = _connecting(generation.ForestClient, generation.APPLICATION, generation.SERVICE)
+retrieval_client = _connecting(
+    retrieval.RetrievalClient, retrieval.APPLICATION, retrieval.SERVICE, retries_s=RETRY_PAUSES_S
+)

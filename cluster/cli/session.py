@@ -1,11 +1,11 @@
-"""What every command is given: where the system is, for whom, and where output goes. And how errors end a
-command."""
+"""Gives every command where the system is, for whom, and where output goes; and ends it with an exit code."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -16,13 +16,15 @@ from rich.console import Console
 from shared.errors import InvalidRequest, KvquiltError, NotFound
 from shared.request import RequestContext
 
+ClientT = TypeVar("ClientT")
 ResultT = TypeVar("ResultT")
 INTERRUPTED = 130
+LONG_DEADLINE_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the options before the command say."""
+    """The options before the command."""
 
     data_dir: Path
     data_dir_chosen: bool
@@ -52,6 +54,19 @@ class Session:
 
     def context(self, deadline_ms: int = 120_000) -> RequestContext:
         return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
+
+    def ask(
+        self,
+        connect: Callable[[str], AbstractAsyncContextManager[ClientT]],
+        question: Callable[[ClientT], Awaitable[ResultT]],
+    ) -> ResultT:
+        """One call of a client of the system."""
+
+        async def go() -> ResultT:
+            async with connect(self.target) as client:
+                return await question(client)
+
+        return run(go())
 
     def contexts(self, deadline_ms: int) -> Callable[[str], RequestContext]:
         """A context of a tenant; empty: of the one that was chosen."""
