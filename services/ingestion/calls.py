@@ -1,4 +1,4 @@
-"""How long a call to another service may take, and how often it is tried."""
+"""Limits how long a call to another service may take, and how often it is tried."""
 
 from __future__ import annotations
 
