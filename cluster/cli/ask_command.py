@@ -140,7 +140,7 @@ def ask(
         session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)
 
     async def go() -> None:
-        async with rag_client(session.target) as client:
+        async with session.connect(rag_client) as client:
             events = client.answer(session.context(), inquiry)
             if options["as_json"]:
                 click.echo(show_json(await collect(events), asked))

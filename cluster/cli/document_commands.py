@@ -47,7 +47,7 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
     print_skipped(session.err, sources.skipped)
 
     async def go() -> int:
-        async with ingest_client(session.target) as client:
+        async with session.connect(ingest_client) as client:
             ctx = session.context(INGEST_DEADLINE_MS)
             if re_encode:
                 summary = await follow_all(session.err, client.re_encode(ctx, collection))
@@ -75,7 +75,7 @@ def documents(session: Session, collection: str, as_json: bool) -> None:
     from cluster.cli.remote import ingest_client
 
     async def go() -> None:
-        async with ingest_client(session.target) as client:
+        async with session.connect(ingest_client) as client:
             found = [d async for d in client.list(session.context(), collection)]
         if as_json:
             click.echo(json.dumps([dataclasses.asdict(d) for d in found], indent=2, ensure_ascii=False))

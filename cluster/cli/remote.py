@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
 import grpc
 
 from shared.clients import generation, ingest, kv_store, rag, retrieval
-from shared.clients.grpc_transport import CHANNEL_OPTIONS, RETRY_PAUSES_S, GrpcTransport
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 
 ClientT = TypeVar("ClientT")
-Connect = Callable[[str], AbstractAsyncContextManager[ClientT]]
 
 
-def _connecting(
-    client_type: Callable[..., ClientT], application: str, *services: str, retries_s: Sequence[float] = ()
-) -> Connect[ClientT]:
-    """``retries_s``: of services whose calls change nothing."""
+class Door(Generic[ClientT]):
+    """The way to an application's client: ``async with door(target) as client``. ``patient``: see
+    ``GrpcTransport``."""
+
+    def __init__(
+        self, client_type: Callable[..., ClientT], application: str, *services: str, patient: bool = False
+    ) -> None:
+        self.application = application
+        self._client_type, self._services, self._patient = client_type, services, patient
 
     @asynccontextmanager
-    async def connect(target: str) -> AsyncIterator[ClientT]:
+    async def __call__(self, target: str) -> AsyncIterator[ClientT]:
         async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-            yield client_type(*(GrpcTransport(channel, name, application, retries_s) for name in services))
+            yield self._client_type(
+                *(GrpcTransport(channel, name, self.application, self._patient) for name in self._services)
+            )
 
-    return connect
 
-
-rag_client = _connecting(
-    rag.RagClient, rag.APPLICATION, rag.SERVICE, rag.ADMIN_SERVICE, retries_s=RETRY_PAUSES_S
+rag_client = Door(rag.RagClient, rag.APPLICATION, rag.SERVICE, rag.ADMIN_SERVICE, patient=True)
+ingest_client = Door(ingest.IngestClient, ingest.APPLICATION, ingest.SERVICE)
+store_client = Door(kv_store.KvStoreClient, kv_store.APPLICATION, kv_store.SERVICE)
+generation_client = Door(
+    generation.GenerationClient, generation.APPLICATION, generation.SERVICE, patient=True
 )
-ingest_client = _connecting(ingest.IngestClient, ingest.APPLICATION, ingest.SERVICE)
-store_client = _connecting(kv_store.KvStoreClient, kv_store.APPLICATION, kv_store.SERVICE)
-generation_client = _connecting(
-    generation.GenerationClient, generation.APPLICATION, generation.SERVICE, retries_s=RETRY_PAUSES_S
-)
-forest_client = _connecting(generation.ForestClient, generation.APPLICATION, generation.SERVICE)
-retrieval_client = _connecting(
-    retrieval.RetrievalClient, retrieval.APPLICATION, retrieval.SERVICE, retries_s=RETRY_PAUSES_S
-)
+forest_client = Door(generation.ForestClient, generation.APPLICATION, generation.SERVICE)
+retrieval_client = Door(retrieval.RetrievalClient, retrieval.APPLICATION, retrieval.SERVICE, patient=True)

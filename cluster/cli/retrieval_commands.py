@@ -31,7 +31,7 @@ def rebuild(session: Session, collection: str) -> None:
     from cluster.cli.remote import ingest_client
 
     async def go() -> int:
-        async with ingest_client(session.target) as client:
+        async with session.connect(ingest_client) as client:
             summary = await follow_all(
                 session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection)
             )

@@ -8,13 +8,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from rich.console import Console
 
 from shared.errors import InvalidRequest, KvquiltError, NotFound
 from shared.request import RequestContext
+
+if TYPE_CHECKING:
+    from cluster.cli.remote import Door
+    from cluster.local.state import StackState
 
 ClientT = TypeVar("ClientT")
 ResultT = TypeVar("ResultT")
@@ -40,30 +44,35 @@ class Session:
         Raises:
             NotFound: there is none.
         """
+        return self.target_option or self._state().target
+
+    def connect(self, door: Door[ClientT]) -> AbstractAsyncContextManager[ClientT]:
+        """At ``target``, or in the cluster that serves the application for the stack that runs on the data
+        directory."""
+        if self.target_option:
+            return door(self.target_option)
+        state = self._state()
+        return door(state.addresses.get(door.application, state.target))
+
+    def _state(self) -> StackState:
         from cluster.local.state import RunDirectory
 
-        if self.target_option:
-            return self.target_option
         state = RunDirectory(self.data_dir).running()
         if state is None:
             raise NotFound(
                 f"kvquilt is not running on {self.data_dir}; start it with `kvquilt up`, or name a "
                 "server by --target HOST:PORT"
             )
-        return state.target
+        return state
 
     def context(self, deadline_ms: int = 120_000) -> RequestContext:
         return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
 
-    def ask(
-        self,
-        connect: Callable[[str], AbstractAsyncContextManager[ClientT]],
-        question: Callable[[ClientT], Awaitable[ResultT]],
-    ) -> ResultT:
+    def ask(self, door: Door[ClientT], question: Callable[[ClientT], Awaitable[ResultT]]) -> ResultT:
         """One call of a client of the system."""
 
         async def go() -> ResultT:
-            async with connect(self.target) as client:
+            async with self.connect(door) as client:
                 return await question(client)
 
         return run(go())

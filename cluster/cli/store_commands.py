@@ -106,7 +106,7 @@ def repair(session: Session) -> None:
     from cluster.cli.store_upkeep import verify as scrub
 
     async def go() -> int:
-        async with store_client(session.target) as client, ingest_client(session.target) as ingest:
+        async with session.connect(store_client) as client, session.connect(ingest_client) as ingest:
             findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=True)
             findings.print(session.out)
             contexts = session.contexts(LONG_DEADLINE_MS)
@@ -139,7 +139,7 @@ def migrate(session: Session, collection: str, encoding: str) -> None:
     from cluster.cli.store_upkeep import migrate as bring
 
     async def go() -> int:
-        async with ingest_client(session.target) as ingest, generation_client(session.target) as generation:
+        async with session.connect(ingest_client) as ingest, session.connect(generation_client) as generation:
             chosen = encoding or (await generation.describe(session.context())).kv_encoding
             contexts = session.contexts(LONG_DEADLINE_MS)
             summary = await bring(session.out, session.err, ingest, contexts, collection, chosen)
@@ -235,7 +235,7 @@ def export_(session: Session, file: Path, collection: str) -> None:
     from cluster.cli.remote import store_client
 
     async def go() -> int:
-        async with store_client(session.target) as client:
+        async with session.connect(store_client) as client:
             ctx = session.context(LONG_DEADLINE_MS)
             written = await export_collection(session.err, client, ctx, collection, file)
         session.out.print(
@@ -269,10 +269,10 @@ def import_(session: Session, file: Path, collection: str) -> None:
 
     async def go() -> int:
         ctx = session.context(LONG_DEADLINE_MS)
-        async with store_client(session.target) as client, generation_client(session.target) as generation:
+        async with session.connect(store_client) as client, session.connect(generation_client) as generation:
             model = await generation.describe(session.context())
             written = await import_collection(session.err, client, ctx, model, file, collection)
-        async with ingest_client(session.target) as ingest:
+        async with session.connect(ingest_client) as ingest:
             summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
         session.out.print(
             f"{written.num_documents} documents and {written.num_chunks} chunks in collection "

@@ -16,7 +16,8 @@ from shared.wire.answer import ANSWERED, INQUIRY
 
 
 class GatewayHandlers(HealthServicer):
-    """``others``: the health of every other application; their order is the status's.
+    """``others``: the health of every other application; their order is the status's. ``addresses``: of those
+    that another cluster serves.
 
     The gateway is ready when it answers: whether it can do its work depends on services that ``Status``
     reports."""
@@ -24,11 +25,16 @@ class GatewayHandlers(HealthServicer):
     application = "gateway"
 
     def __init__(
-        self, pipeline: Pipeline, others: Mapping[str, HealthSource], status_timeout_s: float
+        self,
+        pipeline: Pipeline,
+        others: Mapping[str, HealthSource],
+        status_timeout_s: float,
+        addresses: Mapping[str, str],
     ) -> None:
         self._pipeline = pipeline
         self._others = others
         self._status_timeout_s = status_timeout_s
+        self._addresses = addresses
 
     @server_stream
     def Answer(
@@ -38,5 +44,6 @@ class GatewayHandlers(HealthServicer):
 
     @unary(rag_pb2.StatusResponse)
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
-        services = [await self.healthy(ctx), *await system_status(self._others, ctx, self._status_timeout_s)]
+        others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
+        services = [await self.healthy(ctx), *others]
         return rag_pb2.StatusResponse(services=map(HEALTH.to_pb, services))

@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator
 from protos.kvquilt.v1 import selection_pb2 as pb
 from services.selector.service import SelectorService
 from shared.clients.health import ServiceHealth
-from shared.generation.selection import Grouping, Reading
 from shared.request import RequestContext
 from shared.rpc import LoadedServicer, server_stream, unary
 from shared.streams import mapped
-from shared.wire.enums import GROUPINGS, READINGS
-from shared.wire.selection import CHUNK, DESCRIPTION, ENCODED, selected_to_pb
+from shared.wire.selection import CHUNK, DESCRIPTION, ENCODED, ORDER, selected_to_pb
 
 
 class SelectionServicer(LoadedServicer[SelectorService]):
@@ -20,15 +18,7 @@ class SelectionServicer(LoadedServicer[SelectorService]):
 
     @unary(pb.SelectResponse)
     async def Select(self, request: pb.SelectRequest, ctx: RequestContext) -> pb.SelectResponse:
-        selected = await self._service.select(
-            ctx,
-            [CHUNK.of(chunk) for chunk in request.chunks],
-            list(request.questions),
-            request.ratio,
-            GROUPINGS.of(request.grouping) or Grouping.BUDGET,
-            READINGS.of(request.reading) or Reading.STITCHED,
-        )
-        return selected_to_pb(selected)
+        return selected_to_pb(await self._service.select(ctx, ORDER.of(request)))
 
     @server_stream
     def Encode(self, request: pb.EncodeRequest, ctx: RequestContext) -> AsyncIterator[pb.EncodeResponse]:

@@ -10,29 +10,19 @@ from shared.clients.service import ServiceClient
 from shared.generation.selection import (
     AuxiliaryDescription,
     EncodedChunk,
-    Grouping,
-    Reading,
     SelectedTokens,
     SelectionChunk,
+    SelectionOrder,
 )
 from shared.request import RequestContext
-from shared.wire.enums import GROUPINGS, READINGS
-from shared.wire.selection import CHUNK, DESCRIPTION, ENCODED, selected_of
+from shared.wire.selection import CHUNK, DESCRIPTION, ENCODED, ORDER, selected_of
 
 APPLICATION = "selector"
 SERVICE = "kvquilt.v1.Selection"
 
 
 class SelectionClient(ServiceClient):
-    async def select(
-        self,
-        ctx: RequestContext,
-        chunks: Sequence[SelectionChunk],
-        questions: Sequence[str],
-        ratio: float,
-        grouping: Grouping = Grouping.BUDGET,
-        reading: Reading = Reading.STITCHED,
-    ) -> tuple[SelectedTokens, ...]:
+    async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]:
         """One selection per question, each as if it were asked alone.
 
         Raises:
@@ -40,14 +30,7 @@ class SelectionClient(ServiceClient):
             ModelMismatch: a chunk's text does not give its token ids by the primary's tokenizer.
             ContextTooLong: a single chunk with a question is longer than the auxiliary model can read.
         """
-        request = pb.SelectRequest(
-            chunks=map(CHUNK.to_pb, chunks),
-            questions=questions,
-            ratio=ratio,
-            grouping=GROUPINGS.to_pb(grouping),
-            reading=READINGS.to_pb(reading),
-        )
-        return selected_of(await self.ask(ctx, "Select", request, pb.SelectResponse))
+        return selected_of(await self.ask(ctx, "Select", ORDER.to_pb(order), pb.SelectResponse))
 
     def encode(
         self, ctx: RequestContext, chunks: Sequence[SelectionChunk]

@@ -49,10 +49,9 @@ _MILLISECONDS = Conversion(lambda seconds: seconds * 1000, lambda ms: ms / 1000)
 
 class MessageWire(Generic[ValueT, MessageT]):
     """A dataclass and a message. Dataclasses within it are messages within that, tuples repeated fields,
-    seconds (``x_s``) milliseconds (``x_ms``). What a message leaves out is what the dataclass has by default;
-    a field that only one of the two has does not travel. ``others``: fields that travel otherwise; of
-    repeated ones each element.
-    """
+    seconds (``x_s``) milliseconds (``x_ms``). What a message leaves out, or says in a member that is not
+    known, is what the dataclass has by default; a field that only one of the two has does not travel.
+    ``others``: fields that travel otherwise; of repeated ones each element."""
 
     def __init__(self, value_type: type[ValueT], message_type: type[MessageT], **others: Wire) -> None:
         self.value_type, self._message_type = value_type, message_type
@@ -80,11 +79,12 @@ class MessageWire(Generic[ValueT, MessageT]):
     def values_of(self, message: Message) -> dict[str, Any]:
         """The dataclass's fields, by name; of any message that has them."""
         given = {descriptor.name for descriptor, _ in message.ListFields()}
-        return {
-            field.name: field.of(getattr(message, field.pb_name))
+        read = (
+            (field, field.of(getattr(message, field.pb_name)))
             for field in self._fields
             if field.required or field.pb_name in given
-        }
+        )
+        return {field.name: value for field, value in read if field.required or value is not None}
 
 
 class OneOfWire(Generic[ValueT, MessageT]):

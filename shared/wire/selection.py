@@ -10,12 +10,14 @@ from shared.generation.selection import (
     EncodedChunk,
     SelectedTokens,
     SelectionChunk,
+    SelectionOrder,
     SelectionTimings,
 )
-from shared.wire.enums import READINGS
+from shared.wire.enums import GROUPINGS, READINGS
 from shared.wire.message import MessageWire
 
 CHUNK = MessageWire(SelectionChunk, pb.SelectionChunk)
+ORDER = MessageWire(SelectionOrder, pb.SelectRequest, grouping=GROUPINGS, reading=READINGS)
 ENCODED = MessageWire(EncodedChunk, pb.EncodeResponse)
 DESCRIPTION = MessageWire(AuxiliaryDescription, pb.DescribeAuxiliaryResponse)
 _TOKENS = MessageWire(SelectedTokens, pb.SelectedTokens, reading=READINGS)

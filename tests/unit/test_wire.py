@@ -294,6 +294,26 @@ def test_a_selection(
 
 
 @given(
+    st.builds(
+        selection.SelectionOrder,
+        tuples(st.builds(selection.SelectionChunk, TEXT, IDS)),
+        tuples(TEXT),
+        FLOATS,
+        st.sampled_from(selection.Grouping),
+        st.sampled_from(selection.Reading),
+    )
+)
+def test_an_order_of_a_selection(order: selection.SelectionOrder) -> None:
+    assert selecting.ORDER.of(selecting.ORDER.to_pb(order)) == order
+
+
+def test_a_grouping_or_reading_that_came_later_is_the_usual() -> None:
+    usual = selection.SelectionOrder((), ("Who?",), 0.5)
+    request = selection_pb2.SelectRequest(questions=["Who?"], ratio=0.5, grouping=9, reading=9)  # type: ignore[arg-type]
+    assert selecting.ORDER.of(request) == usual
+
+
+@given(
     MODELS,
     AUXILIARIES,
     st.builds(described.PrefilledChunk, NUMBERS, TEXT, IDS, st.booleans()),
