@@ -65,8 +65,9 @@ class Session:
             )
         return state
 
-    def context(self, deadline_ms: int = 120_000) -> RequestContext:
-        return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
+    def context(self, deadline_ms: int = 120_000, tenant: str = "") -> RequestContext:
+        """``tenant`` empty: the one that was chosen."""
+        return RequestContext.create(tenant=tenant or self.tenant, deadline_ms=deadline_ms)
 
     def ask(self, door: Door[ClientT], question: Callable[[ClientT], Awaitable[ResultT]]) -> ResultT:
         """One call of a client of the system."""
@@ -76,10 +77,6 @@ class Session:
                 return await question(client)
 
         return run(go())
-
-    def contexts(self, deadline_ms: int) -> Callable[[str], RequestContext]:
-        """A context of a tenant; empty: of the one that was chosen."""
-        return lambda tenant: RequestContext.create(tenant=tenant or self.tenant, deadline_ms=deadline_ms)
 
 
 class Commands(click.Group):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,7 @@ def repair(session: Session) -> None:
         async with session.connect(store_client) as client, session.connect(ingest_client) as ingest:
             findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=True)
             findings.print(session.out)
-            contexts = session.contexts(LONG_DEADLINE_MS)
+            contexts = partial(session.context, LONG_DEADLINE_MS)
             whole = await recompute(
                 session.out, session.err, client, ingest, contexts, session.tenant, findings
             )
@@ -141,7 +142,7 @@ def migrate(session: Session, collection: str, encoding: str) -> None:
     async def go() -> int:
         async with session.connect(ingest_client) as ingest, session.connect(generation_client) as generation:
             chosen = encoding or (await generation.describe(session.context())).kv_encoding
-            contexts = session.contexts(LONG_DEADLINE_MS)
+            contexts = partial(session.context, LONG_DEADLINE_MS)
             summary = await bring(session.out, session.err, ingest, contexts, collection, chosen)
         if summary.failed:
             summary.print_failed(session.out)
