@@ -62,22 +62,20 @@ class NodeCopies:
     async def remove_copy(self, chunk_id: str, tier: str) -> bool:
         """Whether it was there. A reader that has it open goes on."""
         if tier == "objects" and self._node.objects is not None:
-            return await self._node.writes.alone(
-                chunk_id, partial(self._node.objects.delete, blob_of(chunk_id))
-            )
-        return await self._node.writes.alone(chunk_id, partial(self._tier(tier).remove, chunk_id))
+            return await self._node.alone(chunk_id, partial(self._node.objects.delete, blob_of(chunk_id)))
+        return await self._node.alone(chunk_id, partial(self._tier(tier).remove, chunk_id))
 
     async def restore(self, chunk_id: str) -> bool:
         """Replaces what is damaged by what is whole: local copies by a fetched one, the object by a local or
         a fetched one. Whether a good copy is where the truth should be now."""
-        good = await self._node.writes.alone(chunk_id, partial(self._remove_damaged, chunk_id))
+        good = await self._node.alone(chunk_id, partial(self._remove_damaged, chunk_id))
         if good is None:
             await self._node.fetched(chunk_id, self._peers(chunk_id))
             good = next((tier for tier in self._node.own if tier.find(chunk_id) is not None), None)
         if good is None:
             return False
         if not await self._is_true(chunk_id):
-            await self._node.writes.put_copy(chunk_id, good.path_of(chunk_id))
+            await self._node.put_copy(chunk_id, good.path_of(chunk_id))
         return True
 
     def _local(self) -> Iterator[LocalCopy]:

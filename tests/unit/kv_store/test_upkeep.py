@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.kv_store.config import GarbageConfig, QuotaConfig
+from services.kv_store.config import GarbageConfig
+from services.kv_store.documents.quotas import QuotaConfig
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.housekeeping import Housekeeping
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
