@@ -23,11 +23,10 @@ from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents.sync import keep_synced
 from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.handlers import StoreHandlers
-from services.kv_store.node.agent import Agent
 from services.kv_store.node.builder import build_node
 from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.node.handlers import FileHandlers, start_server
-from services.kv_store.node.housekeeping import Housekeeping, follow_readers
+from services.kv_store.node.housekeeping import Housekeeping, every
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared import log as logs
 from shared.clients.agent_actor import NAMESPACE, actor_name
@@ -35,7 +34,6 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient
 from shared.config import load, to_dict
 from shared.errors import KvquiltError, NotFound, Unavailable
-from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ class KvStoreFront(StoreHandlers, FileHandlers):
         FileHandlers.__init__(self, store)
         forever = [
             self._nodes.keep_up(config.reconcile_s, connect=True),
-            follow_readers(store, config.reconcile_s),
+            every(config.reconcile_s, "following readers", store.follow_readers),
         ]
         self._tasks = [asyncio.create_task(work) for work in forever]
 
@@ -129,7 +127,8 @@ class AgentActor:
             self._node.agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
         )
         following = nodes.keep_up(self._config.reconcile_s, connect=False)
-        forever = [following, _tidy(self._node.agent), house.follow_pins(), house.collect_garbage()]
+        tidying = every(_TIDY_S, "clearing up", self._node.agent.recover, level=logging.WARNING)
+        forever = [following, tidying, house.follow_pins(), house.collect_garbage()]
         if nodes.home() == self._node_id:
             forever.append(keep_synced(self._node.documents))
         self._tasks = [asyncio.create_task(work) for work in forever]
@@ -225,19 +224,6 @@ class RayNodes:
             if isinstance(error, ActorDiedError):
                 del self._agents[node_id]
             raise Unavailable("the store's agent on a node is not running yet; retry") from None
-
-
-async def _tidy(agent: Agent) -> None:
-    """Goes on, for ever, with what could not be done because a node or the object store did not answer, or an
-    agent died."""
-    while True:
-        try:
-            await agent.recover(RequestContext.create())
-        except KvquiltError as error:
-            log.warning("clearing up has to wait: %s", error.detail)
-        except Exception:
-            log.exception("clearing up failed")
-        await asyncio.sleep(_TIDY_S)
 
 
 async def _ended(stopping: Any) -> None:

@@ -86,4 +86,4 @@ def build_tiers(
     ``build_node``."""
     own = OwnTiers(Path(config.directory), config, objects is not None, machine)
     sleep = (machine or Machine()).sleep
-    return NodeTiers(own.disk, own.memory, objects, config.fetch, config.prefer_peers, sleep), own
+    return NodeTiers(own.disk, own.memory, objects, config, sleep), own

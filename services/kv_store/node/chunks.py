@@ -10,38 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from services.kv_store.blobs.protocol import Blobs, From, Span
-from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.sources import PeerSearch
-from services.kv_store.node.uploader import Sleep
 from services.kv_store.node.writes import WritableTiers
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.files import FileCopy
-from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import all_objects, find_object
-from services.kv_store.tiers.promotion import Promotion
 from shared.errors import NotFound
 from shared.kv_types import OpenedChunk, TierStats
 
 
 class NodeTiers(WritableTiers):
-    """Lives in one event loop; what blocks runs in threads of its own."""
-
-    def __init__(
-        self,
-        disk: LocalTier,
-        memory: LocalTier | None = None,
-        objects: Blobs | None = None,
-        fetch: FetchConfig | None = None,
-        prefer_peers: bool = False,
-        sleep: Sleep = asyncio.sleep,
-    ) -> None:
-        super().__init__(disk, memory, objects, fetch or FetchConfig(), prefer_peers, sleep)
-        self._openers = ThreadPoolExecutor(2, "kv-open")
-        self._promotion = None if memory is None else Promotion(disk, memory, self.counters, self._threads)
+    """A node's tiers, with the object store behind them, for reading as well."""
 
     @property
     def truth(self) -> Blobs:
@@ -117,12 +99,6 @@ class NodeTiers(WritableTiers):
     async def delete_object(self, chunk_id: str) -> bool:
         """Whether it was in the object store."""
         return self.objects is not None and await self.in_threads(self.objects.delete, blob_of(chunk_id))
-
-    async def close(self) -> None:
-        if self._promotion is not None:
-            await self._promotion.close()
-        await super().close()
-        self._openers.shutdown(wait=False, cancel_futures=True)
 
     # ---- for scrubbing, pins and garbage collection
     async def fetched(self, chunk_id: str, peers: PeerSearch) -> bool:

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs.protocol import Blobs
-from services.kv_store.fetching.fetch import FetchConfig
+from services.kv_store.config import KvStoreConfig
 from services.kv_store.fetching.fetches import LINGER_S, Fetches
 from services.kv_store.node.uploader import Sleep, Uploader
 from services.kv_store.tiers.chunk_files import is_newer, verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import is_newer_object
+from services.kv_store.tiers.promotion import Promotion
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
 from shared.kv_format import ChunkSummary
 from shared.locks import Locks
@@ -34,22 +35,25 @@ _NUM_THREADS = 8
 
 class WritableTiers:
     """A node's tiers as its writers see them: one writer per chunk at a time. A file of a newer format is
-    never replaced."""
+    never replaced. They live in one event loop; what blocks runs in threads of their own."""
 
     def __init__(
         self,
         disk: LocalTier,
         memory: LocalTier | None,
         objects: Blobs | None,
-        fetch: FetchConfig,
-        prefer_peers: bool,
+        config: KvStoreConfig,
         sleep: Sleep,
     ) -> None:
         self.disk, self.memory, self.objects = disk, memory, objects
         self.own = [t for t in (memory, disk) if t is not None]  # in the order of reading
         self.counters: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "kv-work")
-        self._fetches = Fetches(self.own[::-1], objects, fetch, prefer_peers, self.counters, self._threads)
+        self._openers = ThreadPoolExecutor(2, "kv-open")
+        self._fetches = Fetches(
+            self.own[::-1], objects, config.fetch, config.prefer_peers, self.counters, self._threads
+        )
+        self._promotion = None if memory is None else Promotion(disk, memory, self.counters, self._threads)
         self._locks = Locks()
         self._uploader = Uploader(self._upload, sleep=sleep)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
@@ -117,7 +121,10 @@ class WritableTiers:
         await asyncio.gather(self._uploader.close(), self._fetches.close())
         for chunk_id in list(self._leaving):
             self._leave(chunk_id)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._promotion is not None:
+            await self._promotion.close()
+        for pool in (self._openers, self._threads):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def _exists(self, chunk_id: str, write_back: bool, uploaded: bool) -> bool:
         """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there
