@@ -4,7 +4,7 @@ another."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Protocol
 import xxhash
 from rich.console import Console
 
-from cluster.archive.tar import MANIFESTS, Archive, ArchiveWriter, Head, storing
+from cluster.archive.tar import MANIFESTS, Archive, ArchiveWriter, Head, chunk_id_of, storing
 from cluster.cli.store_upkeep import scrub_bar
 from services.kv_store.documents.manifest_json import decode, encode
+from services.kv_store.tiers.chunk_files import verified
 from shared.errors import CorruptData, FailedPrecondition, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity, ids_hash
@@ -79,8 +80,9 @@ async def export_collection(
                         await _fetch(store, ctx, chunk_id, chunk_file)
                         writer.add_chunk(chunk_id, chunk_file)
                         bar.advance(task)
-            for number, line in enumerate(_lines(spool)):
-                writer.add_manifest(number, line)
+            with open(spool, "rb") as manifests:
+                for number, line in enumerate(manifests):
+                    writer.add_manifest(number, line)
             writer.finish()
         finally:
             writer.close()
@@ -116,9 +118,9 @@ async def import_collection(
         with scrub_bar(console) as bar:
             task = bar.add_task("importing", total=head.num_chunks)
             for member in archive.members():
-                if member.chunk_id:
+                if chunk_id := chunk_id_of(member):
                     archive.copy_to(member, chunk_file)
-                    chunk_id = _adapted(chunk_file, member.chunk_id, head, model, ctx.tenant)
+                    chunk_id = _adapted(chunk_file, chunk_id, head, model, ctx.tenant)
                     num_sent += await _send(store, ctx, chunk_id, chunk_file)
                     num_chunks += 1
                     bar.advance(task)
@@ -166,19 +168,13 @@ async def _spool(store: ArchiveStore, ctx: RequestContext, collection: str, spoo
     return found
 
 
-def _lines(spool: Path) -> Iterator[bytes]:
-    with open(spool, "rb") as file:
-        yield from file
-
-
 async def _fetch(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path) -> None:
     try:
         with open(path, "wb") as file:
             async with aclosing(store.get(ctx, chunk_id)) as pieces:
                 async for piece in pieces:
                     file.write(piece)
-        if verify_chunk(path, chunk_id).header.chunk_id != chunk_id:
-            raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
+        verified(path, chunk_id)
     except (NotFound, CorruptData) as error:
         raise FailedPrecondition(
             f"{error.detail}; run `kvquilt store repair`, then the same export again: it goes on where "

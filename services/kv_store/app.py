@@ -34,6 +34,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient
 from shared.config import load, to_dict
 from shared.errors import KvquiltError, NotFound, Unavailable
+from shared.locks import Locks
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ class RayNodes:
         self._agents: dict[str, Any] = {}  # an actor ends when whoever started it drops its handle
         self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks = Locks()
         self._home, self._ids = _living_nodes()
 
     def home(self) -> str:
@@ -159,7 +160,7 @@ class RayNodes:
             await self.refresh()
         if node_id not in self._ids:
             raise NotFound(f"node {node_id[:64]!r}: not a living node of this cluster")
-        async with self._lock(node_id):
+        async with self._locks.hold(node_id):
             if node_id not in self._channels:
                 self._connect(node_id, await self._address(node_id))
             return AgentClient.of(self._channels[node_id][1])
@@ -202,7 +203,7 @@ class RayNodes:
 
     async def _look_after(self, node_id: str) -> None:
         """Starts the node's agent if there is none, and notices when it was started again."""
-        async with self._lock(node_id):
+        async with self._locks.hold(node_id):
             address = await self._address(node_id)
             if self._channels.get(node_id, (None, None))[0] != address:
                 self.suspect(node_id)
@@ -210,9 +211,6 @@ class RayNodes:
 
     def _connect(self, node_id: str, address: str) -> None:
         self._channels[node_id] = address, grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-    def _lock(self, node_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(node_id, asyncio.Lock())
 
     async def _address(self, node_id: str) -> str:
         try:

@@ -3,7 +3,6 @@ durable."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -98,12 +97,11 @@ class DirectoryBlobs:
 
     def put_file(self, name: str, path: Path) -> None:
         with storing():
-            try:
-                self._put_staged(name, path)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                self._put_staged(name, self._staging.copy_of(path))
+            staged = self._staging.copy_of(path)
+        try:
+            self._put_staged(name, staged)
+        finally:
+            self._staging.discard(staged)
 
     def delete(self, name: str) -> bool:
         with storing():
@@ -114,7 +112,7 @@ class DirectoryBlobs:
             found = list(islice(_walk(self._root, "", prefix, start_after), limit + 1))
         return BlobPage(tuple(found[:limit]), truncated=len(found) > limit)
 
-    # ---- ``put_file`` in three steps, for those who must do something in between
+    # ---- ``put`` of a staged file in three steps, for those who must do something in between
 
     def prepare(self, name: str, path: Path) -> None:
         """Makes the bytes at ``path`` and the place of the blob durable."""
@@ -136,8 +134,6 @@ class DirectoryBlobs:
 
     def _put_staged(self, name: str, path: Path) -> None:
         self.prepare(name, path)
-        if os.stat(path).st_dev != os.stat(self._root).st_dev:
-            raise OSError(errno.EXDEV, "another file system")
         self.place(name, path)
         self.commit(name)
 

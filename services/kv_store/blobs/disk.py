@@ -14,6 +14,11 @@ from shared.kv_format import storage_error
 log = logging.getLogger(__name__)
 
 
+Stamp = tuple[int, int, int]
+"""Of a file that nobody changes it stays the same: inode, size, and time of the last change, which is
+compared with itself only."""
+
+
 class Disk:
     """What a method did is durable when it returns, if it does not say otherwise. All raise ``OSError``."""
 
@@ -47,13 +52,8 @@ class Disk:
         """Makes a file durable that somebody else wrote."""
         _fsync(path)
 
-    def move(self, source: Path, target: Path) -> None:
-        """Replaces ``target`` in one step."""
-        self.rename(source, target)
-        self.sync_dir(target.parent)
-
     def rename(self, source: Path, target: Path) -> None:
-        """Like ``move``; not durable before ``sync_dir``."""
+        """Replaces ``target`` in one step; not durable before ``sync_dir``."""
         os.replace(source, target)
 
     def remove(self, path: Path) -> bool:
@@ -90,6 +90,15 @@ def storing() -> Iterator[None]:
             raise full from None
         log.exception("the disk failed")
         raise InternalError("the store's disk failed; the service's log has the reason") from None
+
+
+def stamp_of(path: str | Path) -> Stamp:
+    """
+    Raises:
+        FileNotFoundError
+    """
+    status = os.stat(path, follow_symlinks=False)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _fsync(path: Path) -> None:

@@ -8,7 +8,6 @@ nodes ask for the set when its version changes.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import astuple, dataclass
 
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.catalog import Document
-from services.kv_store.documents.sealed_json import checksum_of, seal, unseal
+from services.kv_store.documents.sealed_json import seal, unseal, unseal_lines
 from shared.errors import NotFound, StorageFull, Unavailable
 from shared.kv_types import PinnedChunks
 
@@ -140,22 +139,8 @@ def _load(blobs: Blobs) -> frozenset[Pin]:
     except NotFound:
         return frozenset()
     try:
-        pins = unseal(data)["pins"] if data.startswith(b"{") else _first_form(data)
+        pins = unseal(data)["pins"] if data.startswith(b"{") else unseal_lines(data)
     except (ValueError, KeyError):
         log.error("the list of pins is damaged; nothing is pinned any more")
         return frozenset()
     return frozenset(Pin(*fields) for fields in pins)
-
-
-def _first_form(data: bytes) -> list[list[str]]:
-    """A line with the checksum, and one with the list.
-
-    Raises:
-        ValueError: the bytes are not those that were written.
-    """
-    checksum, _, body = data.partition(b"\n")
-    body = body.removesuffix(b"\n")
-    if checksum != checksum_of(body):
-        raise ValueError("it fails its checksum")
-    pins: list[list[str]] = json.loads(body)
-    return pins

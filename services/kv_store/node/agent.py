@@ -16,7 +16,7 @@ from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.home import HomeDocuments
-from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, chunk_of
+from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id
 from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.object_chunks import all_objects
 from services.kv_store.upkeep.upkeep import Upkeep
@@ -218,9 +218,8 @@ class Agent:
         found = self._tiers.disk.copies(start_after, limit + 1, primary_only=objects is not None)
         chunks = {c.chunk_id: _stat(c.chunk_id, c) for c in found}
         if objects is not None and self._neighbours.is_home:
-            for blob in islice(all_objects(objects, start_after, limit + 1), limit + 1):
-                if (chunk_id := chunk_of(blob.name)) is not None:
-                    chunks.setdefault(chunk_id, ChunkStat(chunk_id, True, blob.size_bytes, blob.modified_s))
+            for copy in islice(all_objects(objects, start_after, limit + 1), limit + 1):
+                chunks.setdefault(copy.chunk_id, _stat(copy.chunk_id, copy))
         chosen = sorted(chunks)[:limit]
         return ChunkPage(tuple(chunks[c] for c in chosen), truncated=len(chunks) > limit)
 

@@ -10,7 +10,7 @@ from itertools import chain
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.chunk_files import verified
-from services.kv_store.tiers.chunk_names import blob_of, chunk_of
+from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import all_objects, verify_object
 from shared.errors import CorruptData, NewerFormat, NotFound
@@ -18,7 +18,7 @@ from shared.errors import CorruptData, NewerFormat, NotFound
 
 @dataclass(frozen=True, slots=True)
 class LocalCopy:
-    """``tier``: memory, disk or pending."""
+    """``tier``: memory, disk, pending or objects."""
 
     chunk_id: str
     tier: str
@@ -81,14 +81,12 @@ class NodeCopies:
     def _local(self) -> Iterator[LocalCopy]:
         for tier in self._node.own:
             for copy in tier.copies():
-                name = tier.primary_name if copy.primary else tier.name
-                yield LocalCopy(copy.chunk_id, name, copy.size_bytes, copy.modified_s)
+                yield LocalCopy(copy.chunk_id, tier.name_of(copy), copy.size_bytes, copy.modified_s)
 
     def _objects(self) -> Iterator[LocalCopy]:
         if self._with_objects and self._node.objects is not None:
-            for blob in all_objects(self._node.objects):
-                if (chunk_id := chunk_of(blob.name)) is not None:
-                    yield LocalCopy(chunk_id, "objects", blob.size_bytes, blob.modified_s)
+            for copy in all_objects(self._node.objects):
+                yield LocalCopy(copy.chunk_id, "objects", copy.size_bytes, copy.modified_s)
 
     async def _is_true(self, chunk_id: str) -> bool:
         """Whether the truth is whole."""

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.kv_store.documents.documents import Documents, Removal
+from services.kv_store.documents.catalog import Removal
+from services.kv_store.documents.documents import Documents
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.chunk_names import check_chunk_id

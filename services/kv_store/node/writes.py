@@ -18,7 +18,7 @@ from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.fetching.fetches import LINGER_S, Fetches
 from services.kv_store.node.uploader import Sleep, Uploader
-from services.kv_store.tiers.chunk_files import is_newer, verified
+from services.kv_store.tiers.chunk_files import verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import is_newer_object
@@ -165,8 +165,7 @@ class WritableTiers:
         objects.put_file(blob_of(chunk_id), staged)
         try:
             self.disk.remove(chunk_id)  # it may be kept there, which a copy does not replace
-            if staged.exists():
-                self.disk.keep(chunk_id, staged, summary)
+            self.disk.keep(chunk_id, staged, summary)
         except KvquiltError as error:  # a copy is not worth an error
             log.warning("no copy of chunk %s stays here: %s", chunk_id, error.detail)
         if self.memory is not None:
@@ -207,10 +206,8 @@ class WritableTiers:
 
     def _is_newer(self, chunk_id: str, look_at_object: bool) -> bool:
         """Uploading looks at the object itself."""
-        for tier in self.own:
-            with suppress(NotFound):
-                if is_newer(tier.path_of(chunk_id)):
-                    return True
+        if any(tier.is_newer(chunk_id) for tier in self.own):
+            return True
         return look_at_object and self.objects is not None and is_newer_object(self.objects, chunk_id)
 
     async def in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:

@@ -57,7 +57,6 @@ class OwnTiers:
             "disk",
             directory,
             disk=machine.disk,
-            holds_primaries=True,
             primary_name="pending" if objects else "",
             capacity_bytes=config.disk_capacity_bytes,
             lease_s=config.lease_s,

@@ -66,11 +66,6 @@ class Upkeep:
 
     async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
         """Of this node; the home node asks the others too and looks after the object store."""
-        async with aclosing(await self._scrub(ctx, repair)) as progress:
-            async for now in progress:
-                yield now
-
-    async def _scrub(self, ctx: RequestContext, repair: bool) -> AsyncGenerator[VerifyProgress, None]:
         is_home = self._neighbours.is_home
         copies = NodeCopies(
             self._tiers,
@@ -78,11 +73,14 @@ class Upkeep:
             with_objects=is_home and self._tiers.objects is not None,
         )
         scrub = Scrub(self._neighbours.node_id, copies, repair)
-        if not is_home:
-            return scrub.run(ctx)
-        await asyncio.to_thread(self._documents.sync)
-        peers = {n: partial(self._verify_peer, ctx, n, repair) for n in self._neighbours.ids}
-        return scrub_cluster(ctx, scrub, peers, self._referenced, partial(self._stored, ctx))
+        updates = scrub.run(ctx)
+        if is_home:
+            await asyncio.to_thread(self._documents.sync)
+            peers = {n: partial(self._verify_peer, ctx, n, repair) for n in self._neighbours.ids}
+            updates = scrub_cluster(ctx, scrub, peers, self._referenced, partial(self._stored, ctx))
+        async with aclosing(updates) as progress:
+            async for now in progress:
+                yield now
 
     async def _verify_peer(
         self, ctx: RequestContext, node_id: str, repair: bool
