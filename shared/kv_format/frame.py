@@ -124,15 +124,17 @@ class Frame:
         return [room(spec) for spec in self.header.buffers]
 
 
-def reading_frame(chunk_id: str = "") -> Generator[int, Tail, tuple[Frame, bytes]]:
+def reading_frame(chunk_id: str = "", name: str = "") -> Generator[int, Tail, tuple[Frame, bytes]]:
     """Asks for as many of a file's last bytes as it takes, whoever brings them: yields how many it wants next
     and is sent them. Returns the frame, verified, and the bytes that say it. ``chunk_id``: whose it must be.
+    ``name``: what errors call the chunk, if not so.
 
     Raises:
         NewerFormat: a later version wrote it.
         CorruptData: not the end of a whole, unchanged file of this format version, or another chunk's.
     """
-    length, called = TAIL_GUESS_BYTES, f"chunk {chunk_id}: " if chunk_id else ""
+    length, name = TAIL_GUESS_BYTES, name or chunk_id
+    called = f"chunk {name}: " if name else ""
     while True:
         size, tail = yield length
         try:
@@ -151,9 +153,9 @@ def reading_frame(chunk_id: str = "") -> Generator[int, Tail, tuple[Frame, bytes
             return frame, tail
 
 
-def read_frame(end: Callable[[int], Tail], chunk_id: str = "") -> Frame:
+def read_frame(end: Callable[[int], Tail], chunk_id: str = "", name: str = "") -> Frame:
     """``end``: gives the last so many bytes. Raises like ``reading_frame``, and what ``end`` raises."""
-    steps = reading_frame(chunk_id)
+    steps = reading_frame(chunk_id, name)
     length = next(steps)
     while True:
         try:

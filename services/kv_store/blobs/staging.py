@@ -46,9 +46,6 @@ class StagedFile:
         finally:
             self._leave()
 
-    def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self._fd, length, offset)
-
     def close(self) -> None:
         """Once. The descriptor goes with the last writer."""
         with self._lock:
