@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -69,13 +69,13 @@ async def export_collection(
     check_name("collection", collection)
     with storing(), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         spool, chunk_file = Path(scratch) / "manifests", Path(scratch) / "chunk"
-        documents = await _spool(store, ctx, collection, spool)
-        writer = ArchiveWriter(target, documents.head(ctx.tenant, collection), chunk_file)
+        head, chunk_ids = await _spool(store, ctx, collection, spool)
+        writer = ArchiveWriter(target, head, chunk_file)
         try:
             already = len(writer.chunk_ids)
             with scrub_bar(console) as bar:
-                task = bar.add_task("exporting", total=len(documents.chunk_ids), completed=already)
-                for chunk_id in documents.chunk_ids:
+                task = bar.add_task("exporting", total=len(chunk_ids), completed=already)
+                for chunk_id in chunk_ids:
                     if chunk_id not in writer.chunk_ids:
                         await _fetch(store, ctx, chunk_id, chunk_file)
                         writer.add_chunk(chunk_id, chunk_file)
@@ -86,8 +86,7 @@ async def export_collection(
             writer.finish()
         finally:
             writer.close()
-    num_chunks = len(documents.chunk_ids)
-    return Transferred(collection, documents.num_documents, num_chunks, num_chunks - already)
+    return Transferred(collection, head.num_documents, head.num_chunks, head.num_chunks - already)
 
 
 async def import_collection(
@@ -130,42 +129,27 @@ async def import_collection(
     return Transferred(collection, num_documents, num_chunks, num_sent)
 
 
-@dataclass(slots=True)
-class _Documents:
-    """What the documents of a collection need."""
-
-    num_documents: int = 0
-    chunk_ids: dict[str, None] = field(default_factory=dict)
-    models: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)
-    digest: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
-
-    def head(self, tenant: str, collection: str) -> Head:
-        return Head(
-            tenant,
-            collection,
-            tuple(self.models),
-            self.num_documents,
-            len(self.chunk_ids),
-            self.digest.hexdigest(),
-        )
-
-
-async def _spool(store: ArchiveStore, ctx: RequestContext, collection: str, spool: Path) -> _Documents:
-    """Writes the documents to a file, a line each."""
-    found = _Documents()
+async def _spool(
+    store: ArchiveStore, ctx: RequestContext, collection: str, spool: Path
+) -> tuple[Head, list[str]]:
+    """Writes the documents to a file, a line each; the chunks that they need."""
+    num_documents, digest = 0, xxhash.xxh3_128()
+    chunk_ids: dict[str, None] = {}
+    models: dict[tuple[str, tuple[int, ...]], None] = {}
     with open(spool, "wb") as file:
         async with aclosing(store.list_manifests(ctx, collection)) as manifests:
             async for manifest in manifests:
                 # Whoever imports it may have another auxiliary model, or none; its KV is made there.
                 line = encode(manifest.without_auxiliary())
                 file.write(line)
-                found.digest.update(line)
-                found.num_documents += 1
-                found.chunk_ids |= dict.fromkeys(c.chunk_id for c in manifest.chunks)
-                found.models[manifest.model_fingerprint, manifest.prefix_ids] = None
-    if not found.num_documents:
+                digest.update(line)
+                num_documents += 1
+                chunk_ids |= dict.fromkeys(c.chunk_id for c in manifest.chunks)
+                models[manifest.model_fingerprint, manifest.prefix_ids] = None
+    if not num_documents:
         raise NotFound(f"collection {collection!r} does not exist")
-    return found
+    head = Head(ctx.tenant, collection, tuple(models), num_documents, len(chunk_ids), digest.hexdigest())
+    return head, list(chunk_ids)
 
 
 async def _fetch(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path) -> None:

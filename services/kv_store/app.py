@@ -35,6 +35,7 @@ from shared.clients.kv_node import AgentClient
 from shared.config import load, to_dict
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.locks import Locks
+from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class KvStoreFront(StoreHandlers, FileHandlers):
         StoreHandlers.__init__(self, store)
         FileHandlers.__init__(self, store)
         forever = [
-            self._nodes.keep_up(config.reconcile_s, connect=True),
+            every(config.reconcile_s, "looking at the nodes", self._nodes.look_after_all),
             every(config.reconcile_s, "following readers", store.follow_readers),
         ]
         self._tasks = [asyncio.create_task(work) for work in forever]
@@ -127,7 +128,7 @@ class AgentActor:
         house = Housekeeping(
             self._node.agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
         )
-        following = nodes.keep_up(self._config.reconcile_s, connect=False)
+        following = every(self._config.reconcile_s, "looking at the nodes", nodes.refresh)
         tidying = every(_TIDY_S, "clearing up", self._node.agent.recover, level=logging.WARNING)
         forever = [following, tidying, house.follow_pins(), house.collect_garbage()]
         if nodes.home() == self._node_id:
@@ -173,25 +174,18 @@ class RayNodes:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    async def refresh(self) -> None:
+    async def refresh(self, ctx: RequestContext | None = None) -> None:
         self._home, self._ids = await asyncio.to_thread(_living_nodes)
         for node_id in [n for n in self._channels if n not in self._ids]:
             self.suspect(node_id)
             self._agents.pop(node_id, None)
 
-    async def keep_up(self, period_s: float, connect: bool) -> None:
-        """Follows the cluster for ever; ``connect``: and sees to it that every node's agent runs."""
-        while True:
-            try:
-                await self.refresh()
-                for result in await asyncio.gather(
-                    *(self._look_after(n) for n in self._ids if connect), return_exceptions=True
-                ):
-                    if isinstance(result, BaseException) and not isinstance(result, KvquiltError):
-                        raise result
-            except Exception:
-                log.exception("looking at the nodes failed")
-            await asyncio.sleep(period_s)
+    async def look_after_all(self, ctx: RequestContext) -> None:
+        """Follows the cluster and sees to it that every node's agent runs."""
+        await self.refresh()
+        for result in await asyncio.gather(*map(self._look_after, self._ids), return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, KvquiltError):
+                raise result
 
     async def stop_agents(self) -> None:
         """Those that this process started or found. They end in good order, or are left to end with their

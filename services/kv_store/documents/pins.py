@@ -76,7 +76,7 @@ class Pins:
         """Written down before it holds. Raises like ``with_change``."""
         pins = self.with_change(pin, unpin)
         with self._lock:
-            _save(self._blobs, pins)
+            self._blobs.put(BLOB, seal({"pins": [astuple(p) for p in sorted(pins)]}))
             self._pins = pins
 
     def documents_of(self, pins: Collection[Pin]) -> list[Document]:
@@ -121,15 +121,7 @@ def check_room(num_bytes: int, capacities: Mapping[str, int]) -> None:
 
 
 def _version(ids: frozenset[str]) -> str:
-    h = hashlib.blake2b(digest_size=16)
-    for chunk_id in sorted(ids):
-        h.update(chunk_id.encode())
-        h.update(b"\n")
-    return h.hexdigest()
-
-
-def _save(blobs: Blobs, pins: Collection[Pin]) -> None:
-    blobs.put(BLOB, seal({"pins": [astuple(pin) for pin in sorted(pins)]}))
+    return hashlib.blake2b("\n".join(sorted(ids)).encode(), digest_size=16).hexdigest()
 
 
 def _load(blobs: Blobs) -> frozenset[Pin]:

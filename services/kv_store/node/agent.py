@@ -16,7 +16,7 @@ from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.home import HomeDocuments
-from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id
+from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, check_chunk_ids
 from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.object_chunks import all_objects
 from services.kv_store.upkeep.upkeep import Upkeep
@@ -75,7 +75,7 @@ class Agent:
         await self._home.recover(ctx)
 
     async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
-        ids = [check_chunk_id(c) for c in chunk_ids]
+        ids = check_chunk_ids(chunk_ids)
         if self._tiers.objects is None:
             copies = self._found(ids)
         else:
@@ -83,20 +83,20 @@ class Agent:
         return [_stat(c, copies.get(c)) for c in ids]
 
     async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
-        found = self._found([check_chunk_id(c) for c in chunk_ids])
+        found = self._found(check_chunk_ids(chunk_ids))
         return [PeerCopy(c, copy.size_bytes, self._location) for c, copy in found.items()]
 
     async def open(
         self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
     ) -> list[OpenedChunk]:
         self._check_node(node_id)
-        ids = [check_chunk_id(c) for c in chunk_ids]
+        ids = check_chunk_ids(chunk_ids)
         self._opened_s = self._clock()
         return await self._tiers.open(ids, self._search(ctx, ids))
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         self._check_node(node_id)
-        ids = list(dict.fromkeys(check_chunk_id(c) for c in chunk_ids))
+        ids = list(dict.fromkeys(check_chunk_ids(chunk_ids)))
         self._tiers.prefetch(ids, self._search(ctx, ids))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
@@ -155,7 +155,7 @@ class Agent:
         return StoreStats((node,), objects, await self._upkeep.tenants(ctx), objects_detail=detail)
 
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
-        ids = [check_chunk_id(c) for c in chunk_ids]
+        ids = check_chunk_ids(chunk_ids)
         return await asyncio.to_thread(self._upkeep.needed_here, ids, grace_s)
 
     async def read_lately(self, ctx: RequestContext) -> bool:

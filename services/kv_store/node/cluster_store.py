@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from services.kv_store.fetching.nodes import Nodes, ask, ask_all, merged_page, on_node
 from services.kv_store.node.agent import SERVICE
-from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id
+from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_ids
 from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
 from shared.kv_stores import NodeAgent
@@ -185,9 +185,8 @@ class ClusterStore:
         self, ctx: RequestContext, chunk_ids: Sequence[str]
     ) -> tuple[dict[str, tuple[str, ChunkStat]], int]:
         """Node and facts of the stored ones, and how many nodes did not answer."""
-        for chunk_id in chunk_ids:
-            check_chunk_id(chunk_id)
-        answers, unreachable = await self._ask(lambda store: store.stat(ctx, chunk_ids))
+        ids = check_chunk_ids(chunk_ids)
+        answers, unreachable = await self._ask(lambda store: store.stat(ctx, ids))
         return {
             s.chunk_id: (node, s) for node, stats in answers.items() for s in stats if s.exists
         }, unreachable

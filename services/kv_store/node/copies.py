@@ -114,6 +114,4 @@ class NodeCopies:
         return good
 
     def _tier(self, name: str) -> LocalTier:
-        if name == "memory" and self._node.memory is not None:
-            return self._node.memory
-        return self._node.disk
+        return next((tier for tier in self._node.own if tier.name == name), self._node.disk)

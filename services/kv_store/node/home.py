@@ -10,7 +10,7 @@ from services.kv_store.documents.catalog import Removal
 from services.kv_store.documents.documents import Documents
 from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.chunks import NodeTiers
-from services.kv_store.tiers.chunk_names import check_chunk_id
+from services.kv_store.tiers.chunk_names import check_chunk_ids
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
 from shared.kv_stores import NodeAgent
@@ -76,7 +76,7 @@ class HomeDocuments:
             )
 
     async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
-        ids = [check_chunk_id(c) for c in chunk_ids]
+        ids = check_chunk_ids(chunk_ids)
         referenced: dict[str, None] = {}
         async with self._catalog_lock:
             if self._neighbours.is_home:
@@ -152,5 +152,4 @@ def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:
             f"manifest.tenant: {manifest.tenant!r}, but the request is of tenant {ctx.tenant!r}"
         )
     check_name("manifest.collection", manifest.collection)
-    for chunk_id in manifest.kv_ids:
-        check_chunk_id(chunk_id)
+    check_chunk_ids(manifest.kv_ids)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -147,27 +148,25 @@ class WritableTiers:
     async def _store(self, chunk_id: str, staged: Path, write_back: bool) -> None:
         summary = await self.in_threads(verified, staged, chunk_id)
         self._fetches.drop(chunk_id)
-        if self.objects is None or write_back:
-            await self.in_threads(self._keep_truth, chunk_id, staged, summary)
-            if self.objects is not None:
-                self._uploader.add([chunk_id])
-        else:
-            await self.in_threads(self._put_object, self.objects, chunk_id, staged, summary)
+        await self.in_threads(self._place, chunk_id, staged, summary, write_back)
+        if write_back and self.objects is not None:
+            self._uploader.add([chunk_id])
+        elif self.objects is not None:
             self.counters["uploads"] += 1
         self._fetches.damaged_objects.discard(chunk_id)
 
-    def _keep_truth(self, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
-        self.disk.with_room(summary.size_bytes, lambda: self.disk.keep(chunk_id, staged, summary, truth=True))
-        if self.memory is not None:
-            self.memory.remove(chunk_id)
-
-    def _put_object(self, objects: Blobs, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
-        objects.put_file(blob_of(chunk_id), staged)
-        try:
-            self.disk.remove(chunk_id)  # it may be kept there, which a copy does not replace
-            self.disk.keep(chunk_id, staged, summary)
-        except KvquiltError as error:  # a copy is not worth an error
-            log.warning("no copy of chunk %s stays here: %s", chunk_id, error.detail)
+    def _place(self, chunk_id: str, staged: Path, summary: ChunkSummary, write_back: bool) -> None:
+        if self.objects is None or write_back:
+            keep = partial(self.disk.keep, chunk_id, staged, summary, truth=True)
+            self.disk.with_room(summary.size_bytes, keep)
+        else:
+            self.objects.put_file(blob_of(chunk_id), staged)
+            try:
+                self.disk.remove(chunk_id)  # it may be kept there, which a copy does not replace
+                if staged.exists():  # whoever brought it still waits
+                    self.disk.keep(chunk_id, staged, summary)
+            except KvquiltError as error:  # a copy is not worth an error
+                log.warning("no copy of chunk %s stays here: %s", chunk_id, error.detail)
         if self.memory is not None:
             self.memory.remove(chunk_id)
 

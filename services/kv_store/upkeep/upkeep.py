@@ -130,8 +130,7 @@ class Upkeep:
 
     def needed_here(self, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
         """Which must stay because of this node. Blocks."""
-        tiers = [t for t in (self._tiers.memory, self._tiers.disk) if t is not None]
-        found = [copy for c in chunk_ids for tier in tiers if (copy := tier.find(c)) is not None]
+        found = [copy for c in chunk_ids for tier in self._tiers.own if (copy := tier.find(c)) is not None]
         ages = ((copy.chunk_id, copy.modified_s) for copy in found)
         return young(ages, time.time(), grace_s) | {c for c in chunk_ids if self._tiers.leased(c)}
 
