@@ -105,8 +105,6 @@ class S3Fifo:
         return bool(self._small.sizes) and self._small.num_bytes * _SMALL_SHARE >= self.num_bytes
 
     def _can_free(self, num_bytes: int, keep: Callable[[str], bool]) -> bool:
-        if num_bytes > self.num_bytes:
-            return False
         for queue in (self._small, self._main):
             for name, size_bytes in queue.sizes.items():
                 if num_bytes <= 0:
