@@ -49,7 +49,7 @@ class ArchiveStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """What went into the file, or out of it. ``num_sent``: chunks that were not there before."""
+    """Counts of what went into the file, or out of it. ``num_sent``: chunks that were not there before."""
 
     collection: str
     num_documents: int

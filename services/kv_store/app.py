@@ -95,7 +95,7 @@ class AgentActor:
         self._address = ""
 
     async def address(self) -> str:
-        """Where the agent listens; the first call starts it."""
+        """Tells where the agent listens; the first call starts it."""
         async with self._lock:
             if not self._address:
                 await self._start()
@@ -188,7 +188,7 @@ class RayNodes:
                 raise result
 
     async def stop_agents(self) -> None:
-        """Those that this process started or found. They end in good order, or are left to end with their
+        """Ends those that this process started or found, in good order, or leaves them to end with their
         owner."""
         stopping = [agent.stop.remote() for agent in self._agents.values()]
         self._agents.clear()

@@ -1,5 +1,5 @@
-"""What the end of a chunk's file says about all of it: where its layers lie, what they must be read into, and
-their checksums."""
+"""The end of a chunk's file, which says about all of it where the layers lie, what they must be read into,
+and their checksums."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ChunkSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What the array for one buffer of a layer must be like. Worked out once per file: it is compared with
+    """An array for one buffer of a layer, as it must be. Worked out once per file: it is compared with
     for every layer."""
 
     name: str
@@ -82,7 +82,7 @@ class Frame:
         return [np.empty(room.shape, dtype=f"u{room.item_bytes}") for room in self._rooms]
 
     def parts_of_layer(self, out: Sequence[Array]) -> list[memoryview]:
-        """Where the bytes of a layer go: its message, then every buffer with its padding.
+        """Lists where the bytes of a layer go: its message, then every buffer with its padding.
 
         Raises:
             ValueError: an array does not have the header's shape.

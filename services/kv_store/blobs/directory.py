@@ -43,7 +43,7 @@ class DirectoryBlobs:
             self._disk.make_dir(root)
 
     def path_of(self, name: str) -> Path:
-        """Where the blob lies, whether it is there or not."""
+        """Names the file of a blob, whether it is there or not."""
         if not _NAME.fullmatch(name):
             raise InvalidRequest(f"{name[:80]!r} is not a name of a blob")
         return self._root / name

@@ -20,7 +20,8 @@ compared with itself only."""
 
 
 class Disk:
-    """What a method did is durable when it returns, if it does not say otherwise. All raise ``OSError``."""
+    """A disk; what a method did is durable when it returns, if it does not say otherwise. All raise
+    ``OSError``."""
 
     def make_dir(self, path: Path) -> None:
         """With its parents; the names of the new ones are durable."""
@@ -69,7 +70,7 @@ class Disk:
 
 
 class VolatileDisk(Disk):
-    """Where nothing needs to survive the machine."""
+    """A disk of which nothing needs to survive the machine."""
 
     def sync(self, path: Path) -> None:
         pass
@@ -80,7 +81,7 @@ class VolatileDisk(Disk):
 
 @contextlib.contextmanager
 def storing() -> Iterator[None]:
-    """What the disk reports, as an error for the caller; every other ``OSError`` is the operator's
+    """Makes an error for the caller of what the disk reports; every other ``OSError`` is the operator's
     business."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What every tier is made of: named, immutable byte strings, whatever keeps them.
+"""Named, immutable byte strings, whatever keeps them: every tier is made of these.
 
 Shared memory and the local disk (``directory_blobs``) and an S3-compatible server (``object_blobs``) keep the
 same promises; the contract tests and a state machine against a plain dict hold all of them to it.
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Everything from ``start`` on."""
+    """The bytes from ``start`` on."""
 
     start: int = 0
 

@@ -86,8 +86,8 @@ class Documents:
             raise
 
     def references(self, chunk_id: str) -> int:
-        """How many documents refer to the chunk, or may: documents of a later version are not read. Does not
-        block.
+        """Counts the documents that refer to the chunk, or may: documents of a later version are not read.
+        Does not block.
 
         Raises:
             Unavailable: not sure.

@@ -32,8 +32,8 @@ def manifests_in(blobs: Blobs) -> Iterator[BlobStat]:
 
 
 class ManifestFiles:
-    """What ``put`` and ``remove`` did is durable when they return. All methods raise ``OSError``, or what
-    ``Blobs`` raise."""
+    """Files that ``put`` and ``remove`` have changed durably when they return. All methods raise ``OSError``,
+    or what ``Blobs`` raise."""
 
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._directory, self._disk = directory, disk

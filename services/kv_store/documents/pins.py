@@ -87,7 +87,7 @@ class Pins:
         ]
 
     def chunks(self) -> PinnedChunks:
-        """What all pins mean now.
+        """Finds what all pins mean now.
 
         Raises:
             Unavailable: it was not ``load``ed yet.

@@ -35,7 +35,7 @@ class QuotaConfig:
         return self.tenants.get(tenant, self.default_bytes)
 
     def check(self, tenant: str, before_bytes: int, after_bytes: int) -> None:
-        """What makes a tenant's documents smaller is always allowed.
+        """Refuses documents beyond the quota; what makes a tenant's documents smaller is always allowed.
 
         Raises:
             StorageFull: the tenant's documents would have more KV than they may.

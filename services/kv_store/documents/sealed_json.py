@@ -39,7 +39,7 @@ def unseal(data: bytes, unsealed_key: str = "") -> dict[str, Any]:
 
 
 def unseal_lines(data: bytes) -> Any:
-    """What archives hold, and the first form of pins: a line with the checksum, and one with the JSON.
+    """Reads what archives hold, and the first form of pins: a line with the checksum, and one with the JSON.
 
     Raises:
         ValueError: the bytes are not those that were written.

@@ -1,5 +1,4 @@
-"""Everything that one node does with chunks: its own tiers, the object store behind them, and the way from
-one to the other.
+"""One node's chunks: its own tiers, the object store behind them, and the way from one to the other.
 
 open        memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
 put         staged ─▶ verified ─▶ object store ─▶ copy on disk      (no object store: ─▶ primary on disk)
@@ -27,7 +26,7 @@ class NodeTiers(WritableTiers):
 
     @property
     def truth(self) -> Blobs:
-        """Where a few small things are kept that must not be lost, beside the chunks."""
+        """Keeps a few small things that must not be lost, beside the chunks."""
         return self.disk.primary_blobs if self.objects is None else self.objects
 
     # ---- reading

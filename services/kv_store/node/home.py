@@ -112,7 +112,7 @@ class HomeDocuments:
         return unreferenced
 
     async def _delete_pending(self, ctx: RequestContext) -> None:
-        """What a node that does not answer still has stays pending."""
+        """Deletes what it can; what a node that does not answer still has stays pending."""
         for removal in self._documents.pending():
             _, unreachable = await self._delete_everywhere(ctx, self._unreferenced(removal))
             if not unreachable:
@@ -124,8 +124,8 @@ class HomeDocuments:
     async def _delete_everywhere(
         self, ctx: RequestContext, chunk_ids: Sequence[str]
     ) -> tuple[list[str], int]:
-        """Which of them were stored, and how many nodes (or object stores) did not answer. The object store
-        comes last: nothing is brought there by a node that has let go of a chunk."""
+        """Returns which of them were stored, and how many nodes (or object stores) did not answer. The object
+        store comes last: nothing is brought there by a node that has let go of a chunk."""
         if not chunk_ids:
             return [], 0
         deleted = await _those(chunk_ids, self._tiers.delete)

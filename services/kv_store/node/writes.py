@@ -1,4 +1,4 @@
-"""How chunks become durable: through to the object store, or written to the disk and brought there later.
+"""Makes chunks durable: through to the object store, or on the disk first, to be brought there later.
 
 What is deleted or replaced goes from the disk first and from memory then, for copies go the other way.
 """

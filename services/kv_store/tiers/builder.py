@@ -25,7 +25,7 @@ class Claimed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the tiers stand on: seams for disks that fill up or die, and for time."""
+    """Disks, memory and time that the tiers stand on: seams for disks that fill up or die, and for clocks."""
 
     disk: Disk = field(default_factory=Disk)
     memory_disk: Disk = field(default_factory=VolatileDisk)

@@ -1,4 +1,4 @@
-"""Whether a file is the chunk that it should be."""
+"""Looks whether a file is the chunk that it should be."""
 
 from __future__ import annotations
 

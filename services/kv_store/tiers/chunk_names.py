@@ -1,4 +1,4 @@
-"""What chunks may be called, and what their blobs are called: the same in every tier."""
+"""Names that chunks may have, and the names of their blobs: the same in every tier."""
 
 from __future__ import annotations
 

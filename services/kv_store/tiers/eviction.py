@@ -1,4 +1,4 @@
-"""Which copies go when there is no room: S3-FIFO, by bytes.
+"""Chooses the copies that go when there is no room: S3-FIFO, by bytes.
 
     admitted ──▶ small (a tenth) ──used twice──▶ main ──▶ evicted, unless used since it came here or came round
                    │                              ▲

@@ -53,8 +53,8 @@ class TierFiles:
         return None
 
     def scan(self, clean: bool = False, primary_no_more: Container[str] = ()) -> dict[str, FileCopy]:
-        """What is there; ``clean``: and removes copies where there is a primary copy too (a crash came in
-        between). ``primary_no_more``: of these only copies count."""
+        """Finds what is there; ``clean``: and removes copies where there is a primary copy too (a crash came
+        in between). ``primary_no_more``: of these only copies count."""
         found = {c.chunk_id: c for c in self._list(True) if c.chunk_id not in primary_no_more}
         for copy in self._list(False):
             if copy.chunk_id not in found:

@@ -114,7 +114,7 @@ class LocalTier:
         return self.primary_name if copy.primary else self.name
 
     def path_of(self, chunk_id: str) -> Path:
-        """Where its file is.
+        """Names its file.
 
         Raises:
             NotFound: not in this tier.
@@ -138,7 +138,7 @@ class LocalTier:
         return self._files.blobs(copy is not None and copy.primary).read(blob_of(chunk_id), byte_range)
 
     def open(self, chunk_id: str) -> OpenedChunk | None:
-        """Where a reader finds it, and a promise to leave it there for a while. A file whose frame is
+        """Tells where a reader finds it, and promises to leave it there for a while. A file whose frame is
         damaged, or that somebody changed, is removed; one of a newer format is left alone. Both count as
         absent."""
         with self._lock:

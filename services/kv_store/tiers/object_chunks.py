@@ -88,7 +88,7 @@ def verify_object(objects: Blobs, chunk_id: str) -> ChunkSummary:
 
 
 def read_tail(objects: Blobs, chunk_id: str, length: int) -> tuple[int, bytes]:
-    """How long the chunk's object is, and its last ``length`` bytes (all of a shorter one).
+    """Reads how long the chunk's object is, and its last ``length`` bytes (all of a shorter one).
 
     Raises:
         NotFound: it is not there.

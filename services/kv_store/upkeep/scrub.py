@@ -45,7 +45,7 @@ class Copies(Protocol):
 
     @property
     def tiers(self) -> Sequence[str]:
-        """Where a copy of a chunk may be."""
+        """Names of those that a copy of a chunk may be in."""
         ...
 
     def all(self) -> Iterator[Copy]:
@@ -142,7 +142,7 @@ class Scrub:
         return False
 
     async def _damage(self, chunk_id: str, tier: str) -> str:
-        """What is wrong with the copy; empty if nothing. ``NotFound``: it is gone."""
+        """Says what is wrong with the copy; empty if nothing. ``NotFound``: it is gone."""
         try:
             await self.copies.verify_copy(chunk_id, tier)
         except CorruptData as error:
@@ -214,8 +214,8 @@ async def _missing(
 async def _merged(
     peers: Mapping[str, PeerVerify],
 ) -> AsyncGenerator[tuple[str, VerifyProgress, VerifyProgress], None]:
-    """What each node says, as it comes, with what it had said before. The first error ends them all, after
-    the others' news."""
+    """Tells what each node says, as it comes, with what it had said before. The first error ends them all,
+    after the others' news."""
     updates: asyncio.Queue[tuple[str, VerifyProgress, VerifyProgress] | None] = asyncio.Queue()
 
     async def follow(node_id: str, verify: PeerVerify) -> None:

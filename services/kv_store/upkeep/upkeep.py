@@ -1,5 +1,5 @@
-"""What keeps the store whole and no larger than it must be: scrubbing, garbage collection, pins and quotas,
-as one node does them.
+"""Keeps the store whole and no larger than it must be: scrubbing, garbage collection, pins and quotas, as one
+node does them.
 
 The home node decides and asks the others, which answer about themselves; the rules are in ``scrub``,
 ``garbage``, ``pins`` and ``quotas``.
@@ -129,7 +129,7 @@ class Upkeep:
         return (await asyncio.to_thread(self.needed_here, chunk_ids, grace_s)).union(*answers.values())
 
     def needed_here(self, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
-        """Which must stay because of this node. Blocks."""
+        """Finds those that must stay because of this node. Blocks."""
         found = [copy for c in chunk_ids for tier in self._tiers.own if (copy := tier.find(c)) is not None]
         ages = ((copy.chunk_id, copy.modified_s) for copy in found)
         return young(ages, time.time(), grace_s) | {c for c in chunk_ids if self._tiers.leased(c)}
