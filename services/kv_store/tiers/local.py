@@ -14,7 +14,6 @@ import time
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -265,8 +264,7 @@ class LocalTier:
             self._files.cache.prepare(blob, second)
             self._files.cache.place(blob, second)
             self._leaving.add(chunk_id)
-            self._index[chunk_id] = replace(copy, primary=False)
-            self._queue.admit(chunk_id, copy.size_bytes)
+            self.check_again(chunk_id)
             self._shrink()
 
     def leave(self, chunk_id: str) -> None:
