@@ -19,8 +19,8 @@ _MARGIN_S = 0.5
 """Left for telling the caller why, instead of nothing until its deadline has passed."""
 
 
-class Patience:
-    """The growing pauses of one who asks again, for ``remaining_s`` seconds from now; ``doing``: what for."""
+class RetryPauses:
+    """Growing pauses of one who asks again, for ``remaining_s`` seconds from now; ``doing``: what for."""
 
     def __init__(self, remaining_s: float, doing: str, pause_s: float = _FIRST_PAUSE_S) -> None:
         self._now = asyncio.get_running_loop().time
@@ -54,16 +54,16 @@ async def patiently(ctx: RequestContext, doing: str, call: Callable[[], Awaitabl
     Raises:
         Unavailable: it still failed shortly before the deadline.
     """
-    patience = Patience(ctx.remaining_s, doing)
+    pauses = RetryPauses(ctx.remaining_s, doing)
     while True:
         try:
             return await call()
         except Unavailable as error:
-            await patience.pause_or_raise(error)
+            await pauses.pause_or_raise(error)
 
 
 async def patient_stream(
-    patience: Patience, start: Callable[[], AsyncGenerator[ResultT, None]]
+    pauses: RetryPauses, start: Callable[[], AsyncGenerator[ResultT, None]]
 ) -> AsyncGenerator[ResultT, None]:
     """What ``start()`` yields, begun anew while it fails as unavailable before its first value.
 
@@ -81,4 +81,4 @@ async def patient_stream(
         except Unavailable as error:
             if begun:
                 raise
-            await patience.pause_or_raise(error)
+            await pauses.pause_or_raise(error)

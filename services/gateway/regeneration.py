@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from shared.errors import Unavailable
 from shared.generation.told import GenerationEvent
-from shared.patience import Patience, patient_stream
+from shared.patience import RetryPauses, patient_stream
 from shared.request import RequestContext
 
 
@@ -21,9 +21,9 @@ async def generate_with_retry(
         Unavailable: it still failed shortly before the deadline, or in mid-answer.
     """
     begun = False
-    patience = Patience(ctx.remaining_s, "generating")
+    pauses = RetryPauses(ctx.remaining_s, "generating")
     try:
-        async with aclosing(patient_stream(patience, start)) as events:
+        async with aclosing(patient_stream(pauses, start)) as events:
             async for event in events:
                 begun = True
                 yield event

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from shared.errors import DeadlineExceeded, KvquiltError
-from shared.patience import Patience
+from shared.patience import RetryPauses
 from shared.request import RequestContext
 
 ResultT = TypeVar("ResultT")
@@ -26,7 +26,7 @@ class CallPolicy:
     ) -> ResultT:
         """Calls, and calls again where the error says that this may help, until shortly before the deadline;
         ``work`` multiplies the time one try gets."""
-        patience = Patience(ctx.remaining_s, "ingesting", self.first_pause_s)
+        pauses = RetryPauses(ctx.remaining_s, "ingesting", self.first_pause_s)
         while True:
             try:
                 return await call(self._limited(ctx, work))
@@ -34,7 +34,7 @@ class CallPolicy:
                 ctx.check_deadline("ingesting")
                 if not (error.retryable or isinstance(error, DeadlineExceeded)):
                     raise
-                await patience.pause_or_raise(error)
+                await pauses.pause_or_raise(error)
 
     def _limited(self, ctx: RequestContext, work: int) -> RequestContext:
         return replace(ctx, deadline_s=min(ctx.deadline_s, time.monotonic() + self.timeout_s * work))

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from shared import errors
 from shared.clients.transport import ResponseT
-from shared.patience import Patience, patient_stream
+from shared.patience import RetryPauses, patient_stream
 from shared.status import DETAILS_KEY, from_status
 
 CHANNEL_OPTIONS = (
@@ -53,28 +53,26 @@ class GrpcTransport:
         call = self._channel.unary_unary(
             self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
         )
-        patience = Patience(timeout_s, f"calling {method}")
+        pauses = RetryPauses(timeout_s, f"calling {method}")
         while True:
             try:
-                response: ResponseT = await call(
-                    request, metadata=self._metadata, timeout=patience.remaining_s
-                )
+                response: ResponseT = await call(request, metadata=self._metadata, timeout=pauses.remaining_s)
                 return response
             except grpc.aio.AioRpcError as failure:
                 error = error_of(failure)
                 if not (self._patient and isinstance(error, errors.Unavailable)):
                     raise error from None
-                await patience.pause_or_raise(error)
+                await pauses.pause_or_raise(error)
 
     async def stream(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
     ) -> AsyncGenerator[ResponseT, None]:
-        patience = Patience(timeout_s, f"calling {method}")
+        pauses = RetryPauses(timeout_s, f"calling {method}")
 
         def start() -> AsyncGenerator[ResponseT, None]:
-            return self._stream(method, request, response_type, patience.remaining_s)
+            return self._stream(method, request, response_type, pauses.remaining_s)
 
-        async with aclosing(patient_stream(patience, start) if self._patient else start()) as responses:
+        async with aclosing(patient_stream(pauses, start) if self._patient else start()) as responses:
             async for response in responses:
                 yield response
 

@@ -136,6 +136,15 @@ def test_copies_make_room_for_others_and_the_truth_for_nobody(tmp_path: Path, cl
     tier.check_invariants()
 
 
+def test_who_is_replaced_where_there_is_no_room_left_needs_no_more_than_it_had(tmp_path: Path) -> None:
+    tier = tier_in(tmp_path, capacity_bytes=2 * SIZE)
+    assert all(keep(tier, c) for c in (A, B))
+    assert keep(tier, A, seed=2)
+    assert keep(tier, B, seed=2, truth=True)
+    assert ids(tier) == {A, B}
+    tier.check_invariants()
+
+
 def test_what_is_pinned_or_was_opened_lately_is_not_evicted(tmp_path: Path, clock: Clock) -> None:
     tier = tier_in(tmp_path, capacity_bytes=2 * SIZE, lease_s=60, clock=clock)
     keep(tier, A)
@@ -273,6 +282,8 @@ def test_a_new_life_with_less_room_evicts_copies_first(tmp_path: Path) -> None:
     keep(tier, A, truth=True)
     for chunk_id in (B, C, D):
         keep(tier, chunk_id)
+    assert len(ids(tier_in(tmp_path, capacity_bytes=4 * SIZE))) == 4
+    assert len(ids(tier_in(tmp_path, capacity_bytes=4 * SIZE - 1))) == 3
     reborn = tier_in(tmp_path, capacity_bytes=2 * SIZE)
     assert A in ids(reborn)
     assert len(ids(reborn)) == 2
