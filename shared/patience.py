@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -20,13 +21,22 @@ _MARGIN_S = 0.5
 
 
 class RetryPauses:
-    """Growing pauses of one who asks again, for ``remaining_s`` seconds from now; ``doing``: what for."""
+    """Growing pauses of one who asks again, for ``remaining_s`` seconds from now and at most ``patience_s``
+    from the first failure on; ``doing``: what for."""
 
-    def __init__(self, remaining_s: float, doing: str, pause_s: float = _FIRST_PAUSE_S) -> None:
+    def __init__(
+        self,
+        remaining_s: float,
+        doing: str,
+        pause_s: float = _FIRST_PAUSE_S,
+        patience_s: float = math.inf,
+    ) -> None:
         self._now = asyncio.get_running_loop().time
         self._deadline_s = self._now() + remaining_s
         self._doing = doing
         self._pause_s = pause_s
+        self._patience_s = patience_s
+        self._give_up_s: float | None = None
 
     @property
     def remaining_s(self) -> float:
@@ -38,7 +48,10 @@ class RetryPauses:
         Raises:
             error: that would be too late.
         """
-        if self._pause_s + _MARGIN_S >= self.remaining_s:
+        if self._give_up_s is None:
+            self._give_up_s = self._now() + self._patience_s
+        late = self._pause_s + _MARGIN_S >= self.remaining_s
+        if late or self._now() + self._pause_s > self._give_up_s:
             raise error from None
         # once, when it lasts: a command line has no other sign of life
         level = logging.WARNING if self._pause_s < _LONGEST_PAUSE_S <= 2 * self._pause_s else logging.INFO

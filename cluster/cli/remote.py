@@ -12,31 +12,35 @@ from shared.clients import generation, ingest, kv_store, rag, retrieval
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 
 ClientT = TypeVar("ClientT")
+_PATIENCE_S = 5.0
+"""Outlasts a service that is just being replaced, and tells soon that nobody is at an address."""
 
 
 class Door(Generic[ClientT]):
-    """The way to an application's client: ``async with door(target) as client``. ``patient``: see
+    """The way to an application's client: ``async with door(target) as client``. ``patience_s``: see
     ``GrpcTransport``."""
 
     def __init__(
-        self, client_type: Callable[..., ClientT], application: str, *services: str, patient: bool = False
+        self, client_type: Callable[..., ClientT], application: str, *services: str, patience_s: float = 0.0
     ) -> None:
         self.application = application
-        self._client_type, self._services, self._patient = client_type, services, patient
+        self._client_type, self._services, self._patience_s = client_type, services, patience_s
 
     @asynccontextmanager
     async def __call__(self, target: str) -> AsyncIterator[ClientT]:
         async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
             yield self._client_type(
-                *(GrpcTransport(channel, name, self.application, self._patient) for name in self._services)
+                *(GrpcTransport(channel, name, self.application, self._patience_s) for name in self._services)
             )
 
 
-rag_client = Door(rag.RagClient, rag.APPLICATION, rag.SERVICE, rag.ADMIN_SERVICE, patient=True)
+rag_client = Door(rag.RagClient, rag.APPLICATION, rag.SERVICE, rag.ADMIN_SERVICE, patience_s=_PATIENCE_S)
 ingest_client = Door(ingest.IngestClient, ingest.APPLICATION, ingest.SERVICE)
 store_client = Door(kv_store.KvStoreClient, kv_store.APPLICATION, kv_store.SERVICE)
 generation_client = Door(
-    generation.GenerationClient, generation.APPLICATION, generation.SERVICE, patient=True
+    generation.GenerationClient, generation.APPLICATION, generation.SERVICE, patience_s=_PATIENCE_S
 )
 forest_client = Door(generation.ForestClient, generation.APPLICATION, generation.SERVICE)
-retrieval_client = Door(retrieval.RetrievalClient, retrieval.APPLICATION, retrieval.SERVICE, patient=True)
+retrieval_client = Door(
+    retrieval.RetrievalClient, retrieval.APPLICATION, retrieval.SERVICE, patience_s=_PATIENCE_S
+)

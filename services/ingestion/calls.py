@@ -16,9 +16,11 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """A run may last hours, one call of it may not: a service that hangs is noticed after ``timeout_s``."""
+    """A run may last hours, one call of it may not: a service that hangs is noticed after ``timeout_s``, and
+    a document that a service dies of is given up ``patience_s`` after its first failure."""
 
     timeout_s: float = 120.0
+    patience_s: float = 600.0
     first_pause_s: float = 0.5
 
     async def run(
@@ -26,7 +28,7 @@ class CallPolicy:
     ) -> ResultT:
         """Calls, and calls again where the error says that this may help, until shortly before the deadline;
         ``work`` multiplies the time one try gets."""
-        pauses = RetryPauses(ctx.remaining_s, "ingesting", self.first_pause_s)
+        pauses = RetryPauses(ctx.remaining_s, "ingesting", self.first_pause_s, self.patience_s)
         while True:
             try:
                 return await call(self._limited(ctx, work))

@@ -35,17 +35,17 @@ class GrpcTransport:
     """Calls ``/{service}/{method}``; ``application`` is the routing key that Ray Serve's proxy needs
     (harmless elsewhere).
 
-    ``patient``: a call that fails as unavailable before anything came back is made again as long as its time
-    lets it, for services whose calls change nothing. Calls that send a stream are never repeated.
+    ``patience_s``: how long a call that fails as unavailable before anything came back is made again, if its
+    time lets it; for services whose calls change nothing. Calls that send a stream are never repeated.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, service: str, application: str, patient: bool = False
+        self, channel: grpc.aio.Channel, service: str, application: str, patience_s: float = 0.0
     ) -> None:
         self._channel = channel
         self._service = service
         self._metadata = (("application", application),)
-        self._patient = patient
+        self._patience_s = patience_s
 
     async def unary(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
@@ -53,26 +53,26 @@ class GrpcTransport:
         call = self._channel.unary_unary(
             self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
         )
-        pauses = RetryPauses(timeout_s, f"calling {method}")
+        pauses = self._pauses(method, timeout_s)
         while True:
             try:
                 response: ResponseT = await call(request, metadata=self._metadata, timeout=pauses.remaining_s)
                 return response
             except grpc.aio.AioRpcError as failure:
                 error = error_of(failure)
-                if not (self._patient and isinstance(error, errors.Unavailable)):
+                if not isinstance(error, errors.Unavailable):
                     raise error from None
                 await pauses.pause_or_raise(error)
 
     async def stream(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
     ) -> AsyncGenerator[ResponseT, None]:
-        pauses = RetryPauses(timeout_s, f"calling {method}")
+        pauses = self._pauses(method, timeout_s)
 
         def start() -> AsyncGenerator[ResponseT, None]:
             return self._stream(method, request, response_type, pauses.remaining_s)
 
-        async with aclosing(patient_stream(pauses, start) if self._patient else start()) as responses:
+        async with aclosing(patient_stream(pauses, start)) as responses:
             async for response in responses:
                 yield response
 
@@ -138,6 +138,9 @@ class GrpcTransport:
             ) from None
         finally:
             stream.cancel()
+
+    def _pauses(self, method: str, timeout_s: float) -> RetryPauses:
+        return RetryPauses(timeout_s, f"calling {method}", patience_s=self._patience_s)
 
     def _path(self, method: str) -> str:
         return f"/{self._service}/{method}"

@@ -3,6 +3,7 @@ as there is time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -44,7 +45,7 @@ class Server:
 
 
 @asynccontextmanager
-async def connected(server: Server, patient: bool = True) -> AsyncIterator[GrpcTransport]:
+async def connected(server: Server, patience_s: float = math.inf) -> AsyncIterator[GrpcTransport]:
     methods = {
         "Health": grpc.unary_unary_rpc_method_handler(
             server.health, common_pb2.HealthRequest.FromString, common_pb2.HealthResponse.SerializeToString
@@ -58,7 +59,7 @@ async def connected(server: Server, patient: bool = True) -> AsyncIterator[GrpcT
     port = running.add_insecure_port("127.0.0.1:0")
     await running.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield GrpcTransport(channel, SERVICE, "gateway", patient)
+        yield GrpcTransport(channel, SERVICE, "gateway", patience_s)
     await running.stop(0)
 
 
@@ -127,7 +128,7 @@ async def test_other_failures_are_told_at_once(code: grpc.StatusCode, error: typ
 
 async def test_without_patience_a_call_is_made_once() -> None:
     server = Server(grpc.StatusCode.UNAVAILABLE)
-    async with connected(server, patient=False) as transport:
+    async with connected(server, patience_s=0.0) as transport:
         with pytest.raises(Unavailable):
             await health(transport)
     assert server.num_calls == 1
@@ -136,7 +137,7 @@ async def test_without_patience_a_call_is_made_once() -> None:
 async def test_an_application_that_is_not_deployed_there_is_unavailable_as_it_is_by_handle() -> None:
     told_by_serve = "Application 'gateway' not found. Ping /ray.serve.RayServeAPIService/ListApplications"
     server = Server(grpc.StatusCode.NOT_FOUND, details=told_by_serve)
-    async with connected(server, patient=False) as transport:
+    async with connected(server, patience_s=0.0) as transport:
         with pytest.raises(Unavailable, match="'gateway' is not deployed where it was called"):
             await health(transport)
         server.failures = [grpc.StatusCode.NOT_FOUND]

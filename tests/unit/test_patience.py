@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_who_comes_back_within_the_deadline_is_found(
     channel = Channel(away_until_s=45.0)
 
     async def work() -> float:
-        assert await ask(GrpcTransport(channel, "a.Service", "a", patient=True), 60.0)
+        assert await ask(GrpcTransport(channel, "a.Service", "a", patience_s=math.inf), 60.0)
         return virtual_loop().time()
 
     with caplog.at_level(logging.WARNING):
@@ -88,7 +89,30 @@ def test_who_stays_away_is_told_shortly_before_the_deadline(
 
     async def work() -> float:
         with pytest.raises(Unavailable, match="nobody is there"):
-            await ask(GrpcTransport(channel, "a.Service", "a", patient=True), 60.0)
+            await ask(GrpcTransport(channel, "a.Service", "a", patience_s=math.inf), 60.0)
         return virtual_loop().time()
 
     assert 57.0 <= run_virtually(work()) <= 59.5
+
+
+@pytest.mark.parametrize("ask", [unary, stream])
+def test_who_stays_away_is_told_when_patience_ends(
+    ask: Callable[[GrpcTransport, float], Awaitable[bool]],
+) -> None:
+    async def work() -> float:
+        with pytest.raises(Unavailable, match="nobody is there"):
+            await ask(GrpcTransport(Channel(away_until_s=1e9), "a.Service", "a", patience_s=5.0), 60.0)
+        return virtual_loop().time()
+
+    assert 3.0 <= run_virtually(work()) <= 5.0
+
+
+def test_a_call_without_patience_is_made_once() -> None:
+    channel = Channel(away_until_s=1e9)
+
+    async def work() -> None:
+        with pytest.raises(Unavailable, match="nobody is there"):
+            await unary(GrpcTransport(channel, "a.Service", "a"), 60.0)
+
+    run_virtually(work())
+    assert len(channel.timeouts_s) == 1
