@@ -48,98 +48,82 @@ RequestT = TypeVar("RequestT", bound=_Request)
 ResponseT = TypeVar("ResponseT")
 SelfT = TypeVar("SelfT")
 CallT = TypeVar("CallT", bound=Callable[..., Any])
+_Call = Callable[..., Awaitable[ResponseT]]
+_Stream = Callable[..., AsyncIterator[ResponseT]]
+_Arguments = Callable[[Any], tuple[Any, ...]]
 
 
 def unary(
     response_type: type[ResponseT],
-) -> Callable[
-    [Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]
-]:
+) -> Callable[[Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]], _Call[ResponseT]]:
     """One request, one response. ``response_type`` is what an empty answer is made of when the status tells
     the story."""
+    return lambda handler: _answering(handler, response_type, _with_context)
 
-    def decorate(
-        handler: Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]],
-    ) -> Callable[..., Awaitable[ResponseT]]:
-        async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> ResponseT:
-            try:
-                return await handler(self, request, _context(request))
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                _fail(handler.__name__, error, grpc_context)
-                return response_type()
 
-        return _named_like(call, handler)
-
-    return decorate
+def client_stream(
+    response_type: type[ResponseT],
+) -> Callable[[Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]], _Call[ResponseT]]:
+    """A stream of requests, one response. The context comes from the stream's first message: the handler's to
+    build."""
+    return lambda handler: _answering(handler, response_type, _alone)
 
 
 def server_stream(
     handler: Callable[[SelfT, RequestT, RequestContext], AsyncIterator[ResponseT]],
-) -> Callable[..., AsyncIterator[ResponseT]]:
+) -> _Stream[ResponseT]:
     """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away.
 
     Serve hands its copy of the context over with each message, so a status set after the last one would be
     lost and a broken stream would look whole: there it travels by an exception, which keeps code and details
     but no trailing metadata. Hence the error's code in the details.
     """
-
-    async def call(
-        self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None
-    ) -> AsyncIterator[ResponseT]:
-        async with aclosing(
-            _told(handler.__name__, lambda: handler(self, request, _context(request)), grpc_context)
-        ) as responses:
-            async for response in responses:
-                yield response
-
-    return _named_like(call, handler)
+    return _streaming(handler, _with_context)
 
 
 def both_streams(
     handler: Callable[[SelfT, AsyncIterator[Any]], AsyncIterator[ResponseT]],
-) -> Callable[..., AsyncIterator[ResponseT]]:
+) -> _Stream[ResponseT]:
     """A stream of requests, a stream of responses. The context comes from the first request: the handler's to
     build."""
+    return _streaming(handler, _alone)
 
+
+def _answering(
+    handler: _Call[ResponseT], response_type: type[ResponseT], arguments: _Arguments
+) -> _Call[ResponseT]:
+    async def call(self: Any, request: Any, grpc_context: GrpcContext | None = None) -> ResponseT:
+        try:
+            return await handler(self, *arguments(request))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            _fail(handler.__name__, error, grpc_context)
+            return response_type()
+
+    return _named_like(call, handler)
+
+
+def _streaming(handler: _Stream[ResponseT], arguments: _Arguments) -> _Stream[ResponseT]:
     async def call(
-        self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None
+        self: Any, request: Any, grpc_context: GrpcContext | None = None
     ) -> AsyncIterator[ResponseT]:
-        async with aclosing(
-            _told(handler.__name__, lambda: handler(self, requests), grpc_context)
-        ) as responses:
+        told = _told(handler.__name__, lambda: handler(self, *arguments(request)), grpc_context)
+        async with aclosing(told) as responses:
             async for response in responses:
                 yield response
 
     return _named_like(call, handler)
 
 
-def client_stream(
-    response_type: type[ResponseT],
-) -> Callable[
-    [Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]
-]:
-    """A stream of requests, one response. The context comes from the stream's first message: the handler's to
-    build."""
+def _with_context(request: _Request) -> tuple[_Request, RequestContext]:
+    ctx = context_of(request.meta)
+    logs.bind(ctx)
+    return request, ctx
 
-    def decorate(
-        handler: Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]],
-    ) -> Callable[..., Awaitable[ResponseT]]:
-        async def call(
-            self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None
-        ) -> ResponseT:
-            try:
-                return await handler(self, requests)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                _fail(handler.__name__, error, grpc_context)
-                return response_type()
 
-        return _named_like(call, handler)
-
-    return decorate
+def _alone(requests: AsyncIterator[Any]) -> tuple[AsyncIterator[Any]]:
+    return (requests,)
 
 
 async def _told(
@@ -165,12 +149,6 @@ async def _told(
 
 def context_of(meta: _Meta) -> RequestContext:
     return RequestContext.create(meta.request_id, meta.tenant, meta.deadline_ms)
-
-
-def _context(request: _Request) -> RequestContext:
-    ctx = context_of(request.meta)
-    logs.bind(ctx)
-    return ctx
 
 
 def _fail(method: str, error: Exception, grpc_context: GrpcContext | None) -> KvquiltError:
