@@ -13,7 +13,7 @@ from shared.engine.inbox import Inbox
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.arrival import GivenUp, Patience
-from shared.engine.kv.memory import Memory, out_of_memory
+from shared.engine.kv.memory import out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.passes import PassRunner
@@ -25,7 +25,7 @@ from shared.errors import InternalError
 log = logging.getLogger(__name__)
 
 
-class Stepping:
+class Steps:
     def __init__(
         self,
         model: LoadedModel,
@@ -35,14 +35,12 @@ class Stepping:
         cache: SegmentCache,
         endings: Endings,
         inbox: Inbox,
-        memory: Memory,
     ) -> None:
         self._scheduler = scheduler
         self._requests = requests
         self._cache = cache
         self._endings = endings
         self._inbox = inbox
-        self._memory = memory
         self._passes = PassRunner(model, config)
         self._overlap_from_s = config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
         self._ahead: ContextJob | None = None
@@ -64,7 +62,7 @@ class Stepping:
             try:
                 job.obey()
             except torch.OutOfMemoryError:
-                self._give_up_unused()
+                self._endings.make_room()
                 self._endings.fail(job, out_of_memory())
             except Exception:
                 log.exception("a command of request %s failed", job.request.request_id)
@@ -84,24 +82,7 @@ class Stepping:
     def _start(self, job: ContextJob) -> None:
         job.clock.placed = time.monotonic()
         job.started = True
-        try:
-            job.start()
-        except torch.OutOfMemoryError:
-            self._give_up_unused()
-            job.questions.clear()
-            self._start_again(job)
-
-    def _start_again(self, job: ContextJob) -> None:
-        try:
-            job.start()
-        except torch.OutOfMemoryError:
-            self._endings.fail(job, out_of_memory())
-
-    def _give_up_unused(self) -> None:
-        log.warning(
-            "the device is out of memory; %d bytes of unused KV are given up", self._cache.evict_unused()
-        )
-        self._memory.trim()
+        self._endings.with_room(job, job.start, undo=job.questions.clear)
 
     def _start_arriving(self) -> list[BranchWork]:
         """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request
@@ -147,7 +128,7 @@ class Stepping:
         try:
             work.done(computed)
         except torch.OutOfMemoryError:
-            self._give_up_unused()
+            self._endings.make_room()
             self._endings.fail_works([work], out_of_memory())
         else:
             if work.job is not None:
@@ -157,7 +138,7 @@ class Stepping:
         """A pass for which memory did not suffice, and which moved no token: once more with all unused KV
         given up, then request by request, so that only what does not fit alone fails."""
         if not last_try:
-            self._give_up_unused()
+            self._endings.make_room()
             return self._run_pass(slices, last_try=True)
         parts: dict[int, list[Slice[BranchWork]]] = {}
         for one in slices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
@@ -202,5 +202,6 @@ class PrefillRequest:
     encoding: str = ""
 
 
-def total_len(pieces: Sequence[Sequence[int]]) -> int:
-    return sum(len(p) for p in pieces)
+def total_len(chunks: Iterable[Chunk]) -> int:
+    """Tokens of all of them."""
+    return sum(len(chunk.token_ids) for chunk in chunks)

@@ -94,11 +94,7 @@ class EngineScorer:
         self.model = model
         config, spec = config or EngineConfig(), model.spec
         self._layer = spec.num_layers - 1 if layer is None else layer
-        self._limits = Limits(
-            spec.vocab_size,
-            min(spec.max_positions, spec.sliding_window or spec.max_positions),
-            len(prefix_ids),
-        )
+        self._limits = Limits(spec.vocab_size, spec.sight, len(prefix_ids))
         self._limits.check_prefix(prefix_ids)
         self._backend = backend_for(config, spec)
         self._rotation = Rotation(spec.rope, spec.device)

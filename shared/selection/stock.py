@@ -46,8 +46,7 @@ class StockScorer:
         self._name = type(hf_model).__name__
         self._model = hf_model.eval().requires_grad_(False)
         self._spec = self._probed()
-        window = self._spec.sliding_window or _NO_LIMIT
-        self._limits = Limits(self._spec.vocab_size, min(self._spec.max_positions, window), len(prefix_ids))
+        self._limits = Limits(self._spec.vocab_size, self._spec.sight, len(prefix_ids))
         self._limits.check_prefix(prefix_ids)
         self._prefix = self._encode(prefix_ids, Segment(self._spec, 0))
 

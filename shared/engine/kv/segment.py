@@ -216,6 +216,7 @@ class Branch:
         capacity: int = 0,
         start: int = 0,
     ) -> None:
+        self._spec = spec
         self.parent = parent
         self.context: tuple[Placement, ...] = parent.context if parent else context
         self.offset = offset
@@ -274,13 +275,15 @@ class Branch:
             child, node = node, node.parent
         return [p for p in (*self.context, *reversed(ancestors)) if p.num_tokens]
 
-    def fork(
-        self, spec: ModelSpec, pending: tuple[int, ...] = (), num_seen: int | None = None, capacity: int = 0
-    ) -> Branch:
+    def fork(self, pending: tuple[int, ...] = (), num_seen: int | None = None, capacity: int = 0) -> Branch:
         """A branch on the first ``num_seen`` computed tokens of this one (None: on all). Nothing is
         copied."""
         start = self.segment.start + (self.segment.length if num_seen is None else num_seen)
-        return Branch(spec, pending, self.offset, parent=self, capacity=capacity, start=start)
+        return Branch(self._spec, pending, self.offset, parent=self, capacity=capacity, start=start)
+
+    def child(self, capacity: int) -> Branch:
+        """An empty branch behind all of this one."""
+        return Branch(self._spec, (), self.end, parent=self, capacity=capacity)
 
     def absorb_parent(self) -> None:
         """Becomes one with a parent by ``fork`` that nobody else sees any more: the few tokens of its own

@@ -31,5 +31,10 @@ class ModelSpec:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
+    def sight(self) -> int:
+        """Most positions of one request: all that the model has, or its sliding window."""
+        return min(self.max_positions, self.sliding_window or self.max_positions)
+
+    @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")

@@ -7,8 +7,6 @@ import importlib
 
 from shared.engine.jobs.context import ContextJob
 from shared.engine.kv.segment import Branch, Tempering
-from shared.engine.model.rope import Rotation
-from shared.engine.model.spec import ModelSpec
 from shared.generation.asked import GenerateRequest
 from shared.generation.modes import ReuseMode
 from shared.generation.told import SelectedEvent
@@ -22,7 +20,7 @@ class Policy:
         at anything; None: ``survey`` looks."""
         return ()
 
-    def survey(self, job: ContextJob, spec: ModelSpec, rotation: Rotation) -> Branch | None:
+    def survey(self, job: ContextJob) -> Branch | None:
         """Plants what looks (``Survey``). Returns the branch on which all else grows; None: the survey plants
         a branch for its question when it ends."""
         raise NotImplementedError
@@ -40,13 +38,13 @@ def policy_of(mode: ReuseMode) -> Policy:
     return policy
 
 
-def prepare(job: ContextJob, num_layers: int) -> Policy:
+def prepare(job: ContextJob) -> Policy:
     """Lets the mode say what it knows before anything is computed, once."""
     request = job.request
     policy = policy_of(request.reuse)
     job.tempering = policy.tempering(request)
     if request.reuse.recomputes and job.selected is None:
-        job.selected = policy.choose(request, num_layers)
+        job.selected = policy.choose(request, job.host.spec.num_layers)
         if job.selected is not None:
             _tell(job, job.selected)
     return policy

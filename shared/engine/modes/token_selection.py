@@ -41,7 +41,7 @@ def best(scores: Sequence[float], count: int) -> tuple[int, ...]:
 
 def num_private(request: GenerateRequest) -> int:
     """How many tokens of its context a request computes for itself alone, at most."""
-    row, num_tokens = request.reuse.row, total_len([chunk.token_ids for chunk in request.chunks])
+    row, num_tokens = request.reuse.row, total_len(request.chunks)
     if not row.stored or row.surveys_all:
         return num_tokens
     match row.goes_by:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
-from shared.engine.jobs.context import ContextJob, Grower
+from shared.engine.jobs.context import ContextJob, Grower, Host
 from shared.engine.jobs.job import Computed
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Demand, Scheduler
 from shared.engine_config import EngineConfig
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest
+
+NOBODY = cast(Host, None)  # whoever needs what it is told to asks no engine
 
 
 @dataclass(slots=True, eq=False)
@@ -38,17 +41,14 @@ class Wanting(ContextJob):
         return Demand(1, self.private_bytes)
 
 
-class Nobody:
-    def on_computed(self, job: PrefillJob, work: object) -> None: ...
-
-
 def wanting(name: str, private_bytes: int = 10, rests: bool = False) -> Wanting:
     request = GenerateRequest(name, (), (), ((1,),))
-    return Wanting(request, lambda _: None, private_bytes=private_bytes, rests=rests)
+    return Wanting(request, lambda _: None, private_bytes=private_bytes, rests=rests, host=NOBODY)
 
 
 def prefill(name: str) -> PrefillJob:
-    return PrefillJob(PrefillRequest(name, (), (Chunk("c", (1,)),)), lambda _: None, lead=Nobody())
+    request = PrefillRequest(name, (), (Chunk("c", (1,)),))
+    return PrefillJob(request, lambda _: None, on_computed=lambda *_: None)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_one_that_rests_pauses_before_younger_ones_that_work(requests: RequestQu
 
 def test_few_prefills_run_at_once_and_questions_do_not_wait_for_them(requests: RequestQueue) -> None:
     for number in range(6):
-        requests.add_prefill(prefill(f"p{number}"))
+        requests.add(prefill(f"p{number}"))
     added(requests, wanting("a"))
     assert admit_all(requests) == ["a"]
     running = []
@@ -156,9 +156,9 @@ def test_removed_from_wherever_it_is(requests: RequestQueue) -> None:
 
 def test_a_request_over_a_context_is_found_in_every_place(requests: RequestQueue) -> None:
     jobs = added(requests, wanting("a"), wanting("b"), wanting("c", 100))
-    requests.add_prefill(prefill("p"))
+    requests.add(prefill("p"))
     admit_all(requests)
     jobs[0].private_bytes = 25
     requests.pause_overgrown()
-    assert [requests.question(name) for name in "abcp"] == [*jobs, None]
+    assert [requests.get(name) for name in "abc"] == [*jobs]
     assert requests.get("p") is not None
