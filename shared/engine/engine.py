@@ -30,7 +30,6 @@ from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.rope import Rotation
 from shared.engine.prefills import Prefills
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler
@@ -73,7 +72,7 @@ class Engine:
         self._stats = EngineStats()
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
-        self._host = Host(model.spec, self.config, decode, Rotation(model.spec.rope, model.spec.device))
+        self._host = Host(model.spec, self.config, decode, model.spec.rotation())
         self._closed = False
         self._inbox = Inbox()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)

@@ -24,7 +24,6 @@ from shared.engine.attention import Lane
 from shared.engine.backends import backend_for
 from shared.engine.kv.segment import Branch, Placement, Segment
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.generation.selection import Reading
@@ -97,7 +96,7 @@ class EngineScorer:
         self._limits = Limits(spec.vocab_size, spec.sight, len(prefix_ids))
         self._limits.check_prefix(prefix_ids)
         self._backend = backend_for(config, spec)
-        self._rotation = Rotation(spec.rope, spec.device)
+        self._rotation = spec.rotation()
         self._max_rows = config.max_step_tokens
         self._prefix: tuple[Placement, ...] = ()
         if prefix_ids:

@@ -22,6 +22,7 @@ from shared.engine.kv.segment import Segment
 from shared.engine.model.loader import BROKEN_WEIGHTS
 from shared.engine.model.model import fingerprint_of
 from shared.engine.model.rope import RopeSpec
+from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.engine.model.spec import ModelSpec
 from shared.errors import InvalidRequest, ModelUnsupported
 from shared.generation.selection import Reading
@@ -31,7 +32,6 @@ from shared.selection.scoring import Scores
 _NO_LIMIT = 1 << 30
 _NOT_IN_KV = ("transformers_version", "architectures", "dtype", "use_cache", "output_attentions")
 _PROBE_LEN = 12
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
 class StockScorer:
@@ -143,8 +143,8 @@ class StockScorer:
             raise ModelUnsupported(
                 f"{self._name} does not tell the attention of its last layer, so it cannot score tokens"
             )
-        difference = float((out.logits[0].float() - whole_RV).norm() / whole_RV.norm().clamp_min(1e-12))
-        if not difference < _TOLERANCE[self._model.dtype]:
+        difference = relative_error(out.logits[0], whole_RV)
+        if not difference < TOLERANCE[self._model.dtype]:
             raise ModelUnsupported(
                 f"{self._name} does not go on from its keys and values as if it had read everything at once "
                 f"(relative error {difference:.2g})"

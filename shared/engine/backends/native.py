@@ -20,7 +20,6 @@ import torch
 
 from shared.engine.attention import Lane, pieces_of
 from shared.engine.backends.tables import LOG2_E, Tiling, build_tables, choose_tiling
-from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
@@ -120,7 +119,7 @@ class NativeBackend:
             )
         self._library = loaded
         self._spec = spec
-        self._rotation = Rotation(spec.rope, spec.device)
+        self._rotation = spec.rotation()
         self._tiling = tiling
         self._workspace = torch.empty(0, dtype=torch.uint8)
 

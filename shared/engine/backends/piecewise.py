@@ -18,16 +18,15 @@ from shared.engine.backends.kernels import Kernel
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.segment import Segment, Tempering
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
 class PiecewiseBackend:
-    rotation: Rotation
-    kernel: Kernel
-    device: torch.device
+    def __init__(self, spec: ModelSpec, kernel: Kernel) -> None:
+        self._rotation, self._kernel = spec.rotation(), kernel
 
     def plan(self, lanes: Sequence[Lane]) -> PiecewiseAttention:
-        return PiecewiseAttention(lanes, self.rotation, self.kernel, self.device)
+        return PiecewiseAttention(lanes, self._rotation, self._kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,8 @@ class PiecewiseAttention:
     """Per layer, the queries of all calls are rotated together; a decoding step would else spend its time on
     tiny operations."""
 
-    def __init__(
-        self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel, device: torch.device
-    ) -> None:
+    def __init__(self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel) -> None:
+        device = rotation.device
         self._lanes = lanes
         self._rotation = rotation
         self._kernel = kernel

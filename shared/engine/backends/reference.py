@@ -17,22 +17,21 @@ from numpy.typing import NDArray
 from shared.engine.attention import Lane
 from shared.engine.kv.segment import Placement
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
 class ReferenceBackend:
-    rotation: Rotation
-    device: torch.device
+    def __init__(self, spec: ModelSpec) -> None:
+        self._rotation = spec.rotation()
 
     def plan(self, lanes: Sequence[Lane]) -> ReferenceAttention:
-        return ReferenceAttention(lanes, self.rotation, self.device)
+        return ReferenceAttention(lanes, self._rotation)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAttention:
     lanes: Sequence[Lane]
     rotation: Rotation
-    device: torch.device
 
     def run(
         self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
@@ -83,7 +82,7 @@ class ReferenceAttention:
         return torch.lerp(rest_HSD, hot_HSD, more_HS.sigmoid()[..., None])
 
     def _tensor(self, places: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
-        return torch.as_tensor(np.asarray(places), device=self.device)
+        return torch.as_tensor(np.asarray(places), device=self.rotation.device)
 
 
 def _softmax(scores: list[torch.Tensor], values: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

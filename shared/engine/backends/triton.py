@@ -41,7 +41,7 @@ class TritonBackend:
                 "backend to 'auto'"
             )
         self._spec = spec
-        self._rotation = Rotation(spec.rope, spec.device)
+        self._rotation = spec.rotation()
         self._tiling = tiling
         self._num_processors = 1
         if spec.device.type == "cuda":

@@ -12,6 +12,8 @@ from typing import Any, cast
 
 import torch
 
+from shared.engine.model.rounding import relative_error
+
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _TOLERANCE = 0.02  # relative, RMS over RMS: a few roundings to bfloat16
 
@@ -98,5 +100,4 @@ def _same(mlp: Any, packed: PackedGatedMlp) -> bool:
     noise = torch.randn(4, mlp.gate_proj.in_features, generator=torch.Generator().manual_seed(0)).to(
         mlp.gate_proj.weight.dtype
     )
-    theirs, ours = mlp(noise).float(), packed(noise).float()
-    return bool((ours - theirs).pow(2).mean() <= _TOLERANCE**2 * theirs.pow(2).mean())
+    return relative_error(packed(noise), mlp(noise)) <= _TOLERANCE

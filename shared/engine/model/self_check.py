@@ -14,11 +14,10 @@ from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
+from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.errors import ModelUnsupported
 
 _ROWS = 8
-# Largest relative error (RMS over RMS) that rounding explains, by the width of the type.
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
 def check_model(model: LoadedModel) -> None:
@@ -28,11 +27,11 @@ def check_model(model: LoadedModel) -> None:
         how much.
     """
     spec = model.spec
-    rotation = Rotation(spec.rope, spec.device)
+    rotation = spec.rotation()
     last = min(spec.max_positions, 2000) - 1
     for layer in range(spec.num_layers):
         _check_rotation(model, layer, rotation, torch.linspace(0, last, _ROWS).long().to(spec.device))
-    _check_forward(model, rotation, distance=last // 2)
+    _check_forward(model, distance=last // 2)
 
 
 class _Capture:
@@ -58,8 +57,8 @@ def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, position
     )
     angles = rotation.angles(positions_R)
     for theirs, base in ((rotated.q_HRD, at_zero.q_HRD), (rotated.k_KRD, at_zero.k_KRD)):
-        error = _relative_error(rotation.rotate(base, angles), theirs)
-        if not error < _TOLERANCE[spec.dtype]:
+        error = relative_error(rotation.rotate(base, angles), theirs)
+        if not error < TOLERANCE[spec.dtype]:
             raise ModelUnsupported(
                 f"layer {layer} does not rotate its queries and keys as RoPE over halves does "
                 f"(relative error {error:.2g}): "
@@ -81,7 +80,7 @@ def _captured(hf_model: Any, layer: int, hidden: torch.Tensor, position_ids: tor
     return capture
 
 
-def _check_forward(model: LoadedModel, rotation: Rotation, distance: int) -> None:
+def _check_forward(model: LoadedModel, distance: int) -> None:
     """Logits of a short run of tokens, the second half of them ``distance`` positions further on."""
     spec = model.spec
     ids_R = torch.randint(spec.vocab_size, (2 * _ROWS,), generator=torch.Generator().manual_seed(0)).to(
@@ -97,12 +96,12 @@ def _check_forward(model: LoadedModel, rotation: Rotation, distance: int) -> Non
     )
 
     first = Branch(spec, tuple(ids_R[:_ROWS].tolist()), 0)
-    first_RV = _run(model, first, rotation)
+    first_RV = _run(model, first)
     second = Branch(
         spec, tuple(ids_R[_ROWS:].tolist()), int(positions_R[_ROWS]), (Placement(first.segment, 0),)
     )
-    error = _relative_error(torch.cat([first_RV, _run(model, second, rotation)]), theirs_RV)
-    if not error < _TOLERANCE[spec.dtype] * 2:
+    error = relative_error(torch.cat([first_RV, _run(model, second)]), theirs_RV)
+    if not error < TOLERANCE[spec.dtype] * 2:
         raise ModelUnsupported(
             f"the engine's logits differ from the model's own (relative error {error:.2g}): its layers "
             "do something around "
@@ -110,16 +109,11 @@ def _check_forward(model: LoadedModel, rotation: Rotation, distance: int) -> Non
         )
 
 
-def _run(model: LoadedModel, branch: Branch, rotation: Rotation) -> torch.Tensor:
+def _run(model: LoadedModel, branch: Branch) -> torch.Tensor:
     rows = len(branch.pending)
-    plan = StepPlan([Lane(branch, 0, rows)], ReferenceBackend(rotation, model.spec.device))
+    plan = StepPlan([Lane(branch, 0, rows)], ReferenceBackend(model.spec))
     logits_RV: torch.Tensor = model.logits(
         model.forward(torch.tensor(branch.pending, device=model.spec.device), plan)
     )
     branch.segment.length += rows
     return logits_RV
-
-
-def _relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    scale = theirs.float().pow(2).mean().sqrt()
-    return float((ours.float() - theirs.float()).pow(2).mean().sqrt() / scale.clamp_min(1e-12))

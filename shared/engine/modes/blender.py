@@ -17,7 +17,6 @@ from shared.engine.attention import Backend, Lane, StepPlan
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.segment import Branch, Placement, Segment
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.rope import Rotation
 from shared.engine.modes.token_selection import best, blend_counts
 
 
@@ -40,7 +39,7 @@ class Blender:
     def __init__(self, model: LoadedModel, backend: Backend) -> None:
         self._model = model
         self._backend = backend
-        self._rotation = Rotation(model.spec.rope, model.spec.device)
+        self._rotation = model.spec.rotation()
 
     def run(
         self, branch: Branch, placed: Sequence[Placement], ratio: float | None, patience: Patience
