@@ -6,9 +6,11 @@ Environment variables override single fields: ``KVQUILT_GENERATOR__DTYPE=float32
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import enum
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -46,6 +48,17 @@ def load(schema: type[ConfigT], values: Mapping[str, Any], path: str = "") -> Co
         raise ConfigError(f"{path}{error}") from None
 
 
+def check_at_least(config: object, least: int, *names: str) -> None:
+    """For the ``__post_init__`` of a dataclass.
+
+    Raises:
+        ValueError: names the field that is below ``least``.
+    """
+    for name in names:
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}: must be at least {least}, got {getattr(config, name)}")
+
+
 def read_yaml(text: str, source: str) -> dict[str, Any]:
     """
     Raises:
@@ -64,7 +77,7 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
 
 def merge_env(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """``values`` with the overrides of ``environ``; their text is read as YAML, so numbers and lists work."""
-    merged = _copy(values)
+    merged = copy.deepcopy(dict(values))
     for name, text in sorted(environ.items()):
         if not name.startswith(ENV_PREFIX):
             continue
@@ -80,15 +93,8 @@ def merge_env(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Plain values (JSON-able) that ``load`` turns back into an equal object."""
-    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    return value.value if isinstance(value, enum.Enum) else value
+    values = json.dumps(dataclasses.asdict(config), default=lambda member: member.value)
+    return typing.cast(dict[str, Any], json.loads(values))
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
@@ -103,10 +109,6 @@ def choices_of(hint: Any) -> tuple[Any, ...]:
     if all(isinstance(kind, enum.EnumMeta) for kind in kinds):
         return tuple(member for kind in kinds for member in kind)
     return ()
-
-
-def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:

@@ -36,6 +36,11 @@ class Lane:
     def rows(self) -> slice:
         return slice(self.start, self.start + self.num_rows)
 
+    def advance(self) -> None:
+        """The rows' tokens are computed."""
+        self.branch.segment.length += self.num_rows
+        del self.branch.pending[: self.num_rows]
+
     def places(self) -> Sequence[int] | NDArray[np.int64]:
         """Local positions of the rows in their own segment."""
         segment = self.branch.segment
@@ -101,6 +106,7 @@ class StepPlan:
     def __init__(self, lanes: Sequence[Lane], backend: Backend, patience: Patience | None = None) -> None:
         self.lanes = lanes
         self.num_rows = sum(lane.num_rows for lane in lanes)
+        self.token_ids = [t for lane in lanes for t in lane.branch.pending[: lane.num_rows]]
         self._attention = backend.plan(lanes)
         self._patience = patience or Patience()
         seen = {id(p.segment): p.segment for lane in lanes for p in lane.branch.seen()}

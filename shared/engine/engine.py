@@ -30,6 +30,7 @@ from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine.model.model import LoadedModel
+from shared.engine.model.passes import PassRunner
 from shared.engine.prefills import Prefills
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler
@@ -81,7 +82,13 @@ class Engine:
         self._cache = SegmentCache(model.spec, resident_bytes, self._loader, self._requests.holders)
         self._endings = Endings(self._requests, self._cache, memory)
         self._steps = Steps(
-            model, self.config, scheduler, self._requests, self._cache, self._endings, self._inbox
+            PassRunner(model, self.config),
+            self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0,
+            scheduler,
+            self._requests,
+            self._cache,
+            self._endings,
+            self._inbox,
         )
         self._prefills = Prefills(model.spec, self._loader, self._requests, self._inbox, self._endings)
         self._admission = AdmissionControl(

@@ -60,9 +60,7 @@ class Watcher:
 def run_watched(model: LoadedModel, lanes: Sequence[Lane], watcher: Watcher) -> None:
     """One pass over the next pending tokens of the lanes' branches, which are computed afterwards. Segments
     have room for them."""
-    ids = [token for lane in lanes for token in lane.branch.pending[: lane.num_rows]]
     with contextlib.suppress(_Enough):
-        model.forward(torch.tensor(ids, device=model.spec.device), StepPlan(lanes, watcher))
+        model.forward(StepPlan(lanes, watcher))
     for lane in lanes:
-        lane.branch.segment.length += lane.num_rows
-        del lane.branch.pending[: lane.num_rows]
+        lane.advance()

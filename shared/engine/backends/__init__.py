@@ -72,7 +72,8 @@ def _made(name: str, config: EngineConfig, spec: ModelSpec) -> Backend:
         case "triton":
             if importlib.util.find_spec("triton") is None:
                 raise ConfigError(
-                    "engine.backend: 'triton' is not installed here (pip install triton); or set it to 'torch'"
+                    "engine.backend: 'triton' is not installed here (pip install triton); or set it to "
+                    "'torch'"
                 )
             from shared.engine.backends.triton import TritonBackend
 

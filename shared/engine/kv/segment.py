@@ -6,7 +6,7 @@ segment serves every request that placed it anywhere. Shapes: L layers, K kv hea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,24 +46,20 @@ class Segment:
         self.length = 0
         self.capacity = capacity
         self.arrival: Arrival | None = None
-        self.k_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
-        self.v_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
+        self.k_LKTD, self.v_LKTD = ([self._buffer(capacity) for _ in range(spec.num_layers)] for _ in "kv")
         self._addresses: NDArray[np.int64] | None = None
 
     @classmethod
     def arriving(cls, spec: ModelSpec, num_tokens: int) -> Segment:
         """Of ``num_tokens`` whose keys and values are about to be read from storage."""
-        segment = cls(spec, 0)
-        segment.length = segment.capacity = num_tokens
-        segment.arrival = Arrival(spec.num_layers)
-        shape = (spec.num_kv_heads, num_tokens, spec.head_dim)
-        if spec.device.type == "cpu":
+        on_host = spec.device.type == "cpu"
+        segment = cls(spec, 0 if on_host else num_tokens)
+        if on_host:
+            shape = (spec.num_kv_heads, num_tokens, spec.head_dim)
             tensors = host_tensors(2 * spec.num_layers, shape, spec.dtype)
             segment.k_LKTD, segment.v_LKTD = tensors[::2], tensors[1::2]
-        else:
-            segment.k_LKTD, segment.v_LKTD = (
-                [segment._buffer(num_tokens) for _ in range(spec.num_layers)] for _ in "kv"
-            )
+        segment.length = segment.capacity = num_tokens
+        segment.arrival = Arrival(spec.num_layers)
         return segment
 
     @property
@@ -116,9 +112,7 @@ class Segment:
 
     def move(self, device: torch.device) -> None:
         """To host memory when its request is paused, and back."""
-        self.k_LKTD = [k.to(device) for k in self.k_LKTD]
-        self.v_LKTD = [v.to(device) for v in self.v_LKTD]
-        self._addresses = None
+        self._replace(lambda x_KTD: x_KTD.to(device))
 
     def addresses(self) -> NDArray[np.int64]:
         """Where in memory each layer's keys and then each layer's values begin, [2 · L]; until other buffers
@@ -137,9 +131,12 @@ class Segment:
             new_KTD[:, : self.length] = old_KTD[:, : self.length]
             return new_KTD
 
+        self._replace(resized)
         self.capacity = capacity
-        self.k_LKTD = [resized(k) for k in self.k_LKTD]
-        self.v_LKTD = [resized(v) for v in self.v_LKTD]
+
+    def _replace(self, new: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """All buffers, or none if there is no room for one."""
+        self.k_LKTD, self.v_LKTD = ([new(x_KTD) for x_KTD in kv] for kv in (self.k_LKTD, self.v_LKTD))
         self._addresses = None
 
 

@@ -71,10 +71,10 @@ class LoadedModel:
             torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]
         ]
 
-    def forward(self, token_ids_R: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """Runs the rows through all layers; their KV is appended to their segments. Returns hidden states [R,
-        E]."""
-        hidden_RE = self.embed(token_ids_R)
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
+        states [R, E]."""
+        hidden_RE = self.embed(torch.tensor(plan.token_ids, device=self.spec.device))
         cos_sin = self.unrotated(hidden_RE)
         for layer in range(self.spec.num_layers):
             hidden_RE = self.run_layer(layer, hidden_RE, cos_sin, plan)

@@ -110,10 +110,8 @@ def _check_forward(model: LoadedModel, distance: int) -> None:
 
 
 def _run(model: LoadedModel, branch: Branch) -> torch.Tensor:
-    rows = len(branch.pending)
-    plan = StepPlan([Lane(branch, 0, rows)], ReferenceBackend(model.spec))
-    logits_RV: torch.Tensor = model.logits(
-        model.forward(torch.tensor(branch.pending, device=model.spec.device), plan)
-    )
-    branch.segment.length += rows
+    lane = Lane(branch, 0, len(branch.pending))
+    plan = StepPlan([lane], ReferenceBackend(model.spec))
+    logits_RV = model.logits(model.forward(plan))
+    lane.advance()
     return logits_RV
