@@ -98,8 +98,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
-    """What a field may be: of a ``Literal`` its values, of an enum or a union of enums the members, of an
-    ``Annotated`` type the members that it is annotated with (a tuple); of any other type nothing."""
+    """The values that a field may have: of a ``Literal`` its values, of an enum or a union of enums the
+    members, of an ``Annotated`` type the members that it is annotated with (a tuple); of any other type
+    nothing."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return args

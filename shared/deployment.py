@@ -1,4 +1,4 @@
-"""How an application is scaled and how it logs: the same section, ``deployment``, in every service's
+"""The scaling and the log of an application: the same section, ``deployment``, in every service's
 configuration."""
 
 from __future__ import annotations

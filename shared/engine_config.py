@@ -1,4 +1,4 @@
-"""How an engine runs. Nothing here changes a result beyond rounding.
+"""The settings of an engine. Nothing here changes a result beyond rounding.
 
 Apart from the engine's package, which brings torch along: whoever only reads settings does without.
 """

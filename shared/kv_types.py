@@ -1,11 +1,11 @@
-"""What the KV store is told and what it answers: values, shared by the store and its clients."""
+"""Questions to the KV store and its answers: values, shared by the store and its clients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 PIECE_BYTES = 1 << 20
-"""How much of a chunk's file travels in one message: larger ones are slower."""
+"""The part of a chunk's file that travels in one message: larger ones are slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ManifestChunk:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a document is made of. ``source_hash`` covers the source and the settings of parser and chunker;
+    """The parts of a document. ``source_hash`` covers the source and the settings of parser and chunker;
     ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any."""
 
     tenant: str

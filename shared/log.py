@@ -105,7 +105,7 @@ def _request_fields() -> dict[str, str]:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller passed by ``extra={...}``."""
+    """Returns what the caller passed by ``extra={...}``."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 

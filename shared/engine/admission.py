@@ -1,4 +1,4 @@
-"""What a request must satisfy before it enters the engine. Everything that can be known at once is refused at
+"""Checks a request before it enters the engine. Everything that can be known at once is refused at
 once."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check(
 
 
 def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:
-    """What cannot fit whatever the chunks are is not blamed on them."""
+    """Does not blame the chunks for what cannot fit whatever they are."""
     longest, max_tokens = max(map(len, request.questions)), request.sampling.limit
     without_chunks = len(request.prefix_ids) + longest
     prompt = without_chunks + total_len(request.chunks)
@@ -72,7 +72,7 @@ def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:
 
 
 def check_recompute(request: GenerateRequest | ForestRequest) -> None:
-    """What is to be computed anew fits the mode and the context.
+    """Checks that what is to be computed anew fits the mode and the context.
 
     Raises:
         InvalidRequest: names the field.

@@ -1,4 +1,4 @@
-"""What one step computes and what its rows see: segment-major, in plain numbers; a backend
+"""Lays out what one step computes and what its rows see: segment-major, in plain numbers; a backend
 (``shared.engine.backends``) attends.
 
 A row at position p sees the key at local position j of a segment placed at offset o iff ``o + j < p`` (``<=

@@ -1,5 +1,5 @@
-"""How requests end: complete, failed, or with the pass that failed them; and what is tried before one fails
-because memory is out."""
+"""Ends requests: complete, failed, or with the pass that failed them; and makes room before one fails because
+memory is out."""
 
 from __future__ import annotations
 

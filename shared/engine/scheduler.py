@@ -1,4 +1,4 @@
-"""Who runs next. Pure decisions over counts: no tensors, no clocks, no threads.
+"""Decides who runs next. Pure decisions over counts: no tensors, no clocks, no threads.
 
 Every step gives decoding branches (one pending token) their row first, so that a long prefill never stalls a
 stream; what is left of the budget goes to prefill in order of arrival, in pieces. Private KV above its budget
@@ -35,7 +35,7 @@ WorkT = TypeVar("WorkT", bound=Work)
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request occupies, or will at once when admitted."""
+    """The room that a request occupies, or will at once when admitted."""
 
     num_branches: int
     private_bytes: int
@@ -62,7 +62,7 @@ class Scheduler:
         )
 
     def num_to_pause(self, running: Sequence[Demand]) -> int:
-        """How many of these, youngest (last) first, must pause; never the oldest."""
+        """The number of these, youngest (last) first, must pause; never the oldest."""
         total = sum(d.private_bytes for d in running)
         count = 0
         while total > self._config.private_bytes and count < len(running) - 1:

@@ -47,7 +47,7 @@ def num_asked(ratio: float, num_tokens: int) -> int:
 def group(
     scores_T: Scores, chunk_lens: Sequence[int], ratio: float, form: Grouping = Grouping.BUDGET
 ) -> Mask:
-    """Which tokens to recompute. Ratio 1 takes all tokens and 0 none, whatever the form.
+    """Marks the tokens to recompute. Ratio 1 takes all tokens and 0 none, whatever the form.
 
     Raises:
         InvalidRequest: the ratio is no number from 0 to 1.

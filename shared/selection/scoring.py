@@ -1,4 +1,4 @@
-"""How much a question attends to every token of its context, by a small auxiliary model.
+"""Scores every token of a context by how much a question attends to it, with a small auxiliary model.
 
 A chunk is computed behind the prefix alone, once; its KV is a segment (``shared.engine.kv.segment``) that can
 be stored and serves every question. Of a question only its own rows are computed. A token's score is the

@@ -59,7 +59,7 @@ class Selection:
 
     @property
     def num_chosen(self) -> int:
-        """What is really recomputed."""
+        """The number of tokens that are really recomputed."""
         return sum(int(mask.sum()) for mask in self.chosen)
 
     @property

@@ -100,7 +100,7 @@ class StockScorer:
         return self._model(ids, past_key_values=cache, use_cache=True, **options)
 
     def _probed(self) -> ModelSpec:
-        """What the model is, from what it does with a few tokens."""
+        """Finds out what the model is, from what it does with a few tokens."""
         config = self._model.config.get_text_config()
         num_heads, vocab_size, kv = self._probe([i % config.vocab_size for i in range(3, 3 + _PROBE_LEN)])
         num_kv_heads, _, head_dim = kv[0][0].shape

@@ -1,4 +1,4 @@
-"""What rows attend to in one layer, from queries and keys directly, and nothing behind that.
+"""Watches what rows attend to in one layer, from queries and keys directly, and computes nothing behind that.
 
 A backend of attention (``shared.engine.attention``) around another one: the layers in front are the other
 one's, in that layer the rows' keys and values are appended, the attention of the rows is kept as weights

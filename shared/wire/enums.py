@@ -71,7 +71,7 @@ class NameWire(Generic[NamedT]):
 
 MODES: NameWire[AskedMode] = NameWire(ASKED_MODES)
 USED_MODES = NameWire(ReuseMode)
-FINISH_REASONS = EnumWire(common_pb2.FinishReason, FinishReason)
+FINISH_REASONS = EnumWire(common_pb2.FinishReason, (FinishReason.STOP, FinishReason.LENGTH))
 STOPPINGS = EnumWire(common_pb2.EarlyStopping, EarlyStopping)
 RULES = EnumWire(common_pb2.ChoiceRule, ChoiceRule)
 MARGINS_AFTER = EnumWire(common_pb2.MarginsAfter, MarginsAfter)

@@ -71,11 +71,11 @@ def response_of(pb: generation_pb2.GenerateResponse) -> GenerationEvent:
 
 
 def finish_to_pb(reason: FinishReason) -> str:
-    return FINISH_REASONS.to_pb(reason)
+    return FINISH_REASONS.to_pb(None if reason is FinishReason.UNKNOWN else reason)
 
 
 def finish_of(number: int) -> FinishReason:
-    return FINISH_REASONS.known(number) or FinishReason.STOP
+    return FINISH_REASONS.known(number) or FinishReason.UNKNOWN
 
 
 def logprobs_to_pb(top: Iterable[tuple[int, float]]) -> list[common_pb2.TokenLogprob]:

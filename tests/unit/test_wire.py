@@ -309,6 +309,14 @@ def test_an_enum_and_its_twin_have_the_same_members(table: Any, twin: Any) -> No
     assert table.known(77) is None
 
 
+def test_a_reason_to_finish_that_only_a_newer_service_knows_is_told_as_unknown() -> None:
+    end = generation_pb2.BranchDone(finish_reason=77)  # type: ignore[arg-type]
+    event = telling.response_of(generation_pb2.GenerateResponse(branch_done=end))
+    assert isinstance(event, told.BranchDoneEvent)
+    assert event.finish_reason is told.FinishReason.UNKNOWN
+    assert telling.response_of(telling.response_to_pb(event)) == event, "relayed, it stays so"
+
+
 @pytest.mark.parametrize("mode", orders.ASKED_MODES, ids=lambda mode: mode.value)
 def test_a_mode_travels_as_its_name(mode: orders.AskedMode) -> None:
     assert MODES.to_pb(mode) == mode.value

@@ -1,4 +1,5 @@
-"""Who computes a step's attention, by name. Triton and flash_attn are imported only when they are asked for.
+"""Makes the backend that computes a step's attention, by name. Triton and flash_attn are imported only when
+they are asked for.
 
 | name | where | what |
 | --- | --- | --- |

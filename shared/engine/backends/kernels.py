@@ -90,7 +90,7 @@ def _mask(hidden: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _blind(hidden: torch.Tensor, num_rows: int, causal: bool) -> torch.Tensor:
-    """Which rows [S] see nothing."""
+    """Marks the rows [S] that see nothing."""
     if hidden.dim() == 2:
         return hidden.all(1)
     num_seen_T = (~hidden).cumsum(0)

@@ -23,10 +23,10 @@ from shared.engine.model.spec import ModelSpec
 
 class PiecewiseBackend:
     def __init__(self, spec: ModelSpec, kernel: Kernel) -> None:
-        self._rotation, self._kernel = spec.rotation(), kernel
+        self.rotation, self.kernel = spec.rotation(), kernel
 
     def plan(self, lanes: Sequence[Lane]) -> PiecewiseAttention:
-        return PiecewiseAttention(lanes, self._rotation, self._kernel)
+        return PiecewiseAttention(lanes, self.rotation, self.kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _Call:
         ]
 
     def hidden(self, layer: int) -> torch.Tensor | None:
-        """What no row sees [T], or what each does not [S, T]."""
+        """Marks what no row sees [T], or what each does not [S, T]."""
         if self.excluded is None:
             return self.hidden_ST
         hidden_T = self.excluded.hidden(layer, self.begin, self.end)
@@ -83,7 +83,7 @@ class _Joint:
         return cls(joint_P1R.to(device), more_R.to(device))
 
     def more(self, lse_PHR: torch.Tensor) -> torch.Tensor:
-        """What comes on top of the log-sum-exp of each part."""
+        """Returns what comes on top of the log-sum-exp of each part."""
         sum_HR = lse_PHR.masked_fill(~self.joint_P1R, float("-inf")).logsumexp(0)
         return (self.more_R * sum_HR).masked_fill(sum_HR.isneginf(), 0.0) * self.joint_P1R
 

@@ -158,7 +158,7 @@ def _items(first_look: Int64, num_looks: Int64, seen_N: Int64, group: int, tilin
 
 
 def _own(lanes: Sequence[Lane], num_pieces: int) -> Int32:
-    """Where each row's key and value go."""
+    """The places where each row's key and value go."""
     lane_of, step = _runs(np.array([lane.num_rows for lane in lanes], dtype=np.int64))
     places = [lane.places() for lane in lanes]
     old, first = np.array(
@@ -170,7 +170,7 @@ def _own(lanes: Sequence[Lane], num_pieces: int) -> Int32:
 
 
 def _further(visits: Sequence[tuple[int, Visit]], step: Int64) -> Int64:
-    """How far every row stands behind the first of its visit."""
+    """The number of positions that every row stands behind the first of its visit."""
     if all(visit.steps is None for _, visit in visits):
         return step
     return np.concatenate([np.arange(v.num_rows) if v.steps is None else v.steps for _, v in visits])

@@ -157,7 +157,7 @@ class TritonAttention:
 
 
 def append_settings(spec: ModelSpec) -> dict[str, Any]:
-    """What the kernel is compiled for."""
+    """The constants that the kernel is compiled for."""
     return _heads(spec) | {
         "NUM_KV_HEADS": spec.num_kv_heads,
         "HALF": len(spec.rope.inv_freq),

@@ -19,7 +19,7 @@ from shared.generation.modes import Offsets
 
 @dataclass(frozen=True, slots=True)
 class PlacedContext:
-    """What the questions of a request stand on: placements, and tokens that are computed for it alone, at any
+    """The ground of a request's questions: placements, and tokens that are computed for it alone, at any
     positions. Questions begin at the last of ``own_positions``, which are one more."""
 
     placements: tuple[Placement, ...]

@@ -41,7 +41,7 @@ class TextStream:
         return self._release(text[len(known) :])
 
     def finish(self) -> str:
-        """What was held back, at the end of the branch; nothing after a stop string."""
+        """Returns what was held back, at the end of the branch; nothing after a stop string."""
         if self._decode is None or self.stopped:
             return ""
         known = self._decode(self._ids[self._start : self._read])
@@ -64,7 +64,7 @@ class TextStream:
 
 @dataclass(slots=True)
 class Growth:
-    """How a branch goes on by sampling: the text of its tokens, and when it ends. ``eos_ids``: end marks;
+    """The growth of a branch by sampling: the text of its tokens, and when it ends. ``eos_ids``: end marks;
     empty when they are to be ignored."""
 
     params: SamplingParams

@@ -164,7 +164,7 @@ class ContextJob(Job):
 
     @property
     def remaining_s(self) -> float:
-        """How long the last layer will probably take to come."""
+        """Seconds that the last layer will probably take to come."""
         arrivals = (entry.segment.arrival for entry in self.held if entry.segment is not None)
         return max(
             (arrival.remaining_s for arrival in arrivals if arrival is not None and not arrival.whole),
@@ -175,7 +175,7 @@ class ContextJob(Job):
 
     @property
     def undecided(self) -> bool:
-        """What to compute anew is for its owner to say (``decide``). Until then it only loads."""
+        """Its owner has still to say what to compute anew (``decide``). Until then it only loads."""
         return self.request.reuse.deferred
 
     def decide(self, reuse: ReuseMode, recompute: Recompute) -> None:

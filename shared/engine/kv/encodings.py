@@ -1,4 +1,4 @@
-"""How a layer's keys and values become what is kept of them, and back.
+"""Turns a layer's keys and values into what is kept of them, and back.
 
 ``exact`` keeps them as they are. ``int8`` and ``int4`` keep small integers: of keys *before* rotation, where
 a channel is alike over tokens (rotation mixes channel pairs by position), one range per channel; of values

@@ -83,7 +83,7 @@ class Segment:
         return self.start + token if self._places is None else int(self._places[token])
 
     def num_before(self, place: int) -> int:
-        """How many of its tokens, computed or not, stand in front of a local position."""
+        """The number of its tokens, computed or not, that stand in front of a local position."""
         return place - self.start if self._places is None else int(np.searchsorted(self._places[:-1], place))
 
     def reserve(self, num_tokens: int) -> None:
@@ -115,8 +115,8 @@ class Segment:
         self._replace(lambda x_KTD: x_KTD.to(device))
 
     def addresses(self) -> NDArray[np.int64]:
-        """Where in memory each layer's keys and then each layer's values begin, [2 · L]; until other buffers
-        take their place."""
+        """The places in memory where each layer's keys and then each layer's values begin, [2 · L]; until
+        other buffers take their place."""
         if self._addresses is None:
             self._addresses = np.array([x.data_ptr() for x in (*self.k_LKTD, *self.v_LKTD)], dtype=np.int64)
         return self._addresses
@@ -158,8 +158,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Tempering:
-    """How a branch weighs ``num_chunks`` of its placements from ``first_chunk`` on (mode ``ape``). For a row,
-    c over all these together and o over the rest, with Z_c = Σ exp(q·k / (T·√d)) and Z_o at T = 1::
+    """The weighing by a branch of ``num_chunks`` of its placements from ``first_chunk`` on (mode ``ape``).
+    For a row, c over all these together and o over the rest, with Z_c = Σ exp(q·k / (T·√d)) and Z_o
+    at T = 1::
 
         out = (Z_c^(S·T) · out_c + Z_o · out_o) / (Z_c^(S·T) + Z_o)
 

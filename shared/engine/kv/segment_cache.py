@@ -1,4 +1,4 @@
-"""Where the KV of a request's context comes from: resident, else loaded, else computed and written back."""
+"""Provides the KV of a request's context: resident, else loaded, else computed and written back."""
 
 from __future__ import annotations
 

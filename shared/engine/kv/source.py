@@ -1,4 +1,4 @@
-"""Where stored KV comes from and where computed KV goes: the engine's only view of the outside."""
+"""The source of stored KV, to which computed KV goes: the engine's only view of the outside."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class LoadedModel:
         return hidden_RE
 
     def embed(self, token_ids_R: torch.Tensor) -> torch.Tensor:
-        """What goes into the first layer [R, E]."""
+        """Returns what goes into the first layer [R, E]."""
         hidden_RE: torch.Tensor = self._decoder.embed_tokens(token_ids_R[None])[0]
         return hidden_RE
 

@@ -1,4 +1,4 @@
-"""How far a result is off another that should be the same, and how far rounding explains."""
+"""Measures how far a result is off another that should be the same, and says how far rounding explains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model."""
+"""The facts of a model that the engine goes by."""
 
 from __future__ import annotations
 

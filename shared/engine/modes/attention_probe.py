@@ -1,5 +1,5 @@
-"""How much the rows of a branch attend to each token of its context: what mode ``query_attention`` selects
-by, and what an auxiliary model scores by.
+"""Measures how much the rows of a branch attend to each token of its context: what mode ``query_attention``
+selects by, and what an auxiliary model scores by.
 
 Weights are computed beside the step's attention, which gives none, from the same queries and the same placed
 keys. Shapes: H query heads, K kv heads, S rows, T placed tokens, U own tokens, D head_dim.

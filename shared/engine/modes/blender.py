@@ -125,7 +125,7 @@ class Blender:
 def _exclude(
     branch: Branch, placed: Sequence[Placement], layer: int, rows_R: torch.Tensor, num_tokens: int
 ) -> None:
-    """What is computed in a layer is not seen where it is stored, the rest not among what is computed."""
+    """Hides what is computed in a layer where it is stored, the rest not among what is computed."""
     computed_N = torch.zeros(num_tokens, dtype=torch.bool, device=rows_R.device)
     computed_N[rows_R] = True
     assert branch.excluded is not None

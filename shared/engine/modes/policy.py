@@ -1,4 +1,5 @@
-"""What the engine does by a mode beyond placing what is stored: the policy, a module of the mode's name."""
+"""Finds and applies the policy of a mode: what it does beyond placing what is stored, in a module of its
+name."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ class Policy:
     """As it stands, that of a mode that only places; a mode's own has in ``POLICY`` one that differs."""
 
     def choose(self, request: GenerateRequest, num_layers: int) -> tuple[int, ...] | None:
-        """Which tokens of the context are computed anew, in ascending order, if that is known without looking
-        at anything; None: ``survey`` looks."""
+        """Returns the tokens of the context that are computed anew, in ascending order, if that is known
+        without looking at anything; None: ``survey`` looks."""
         return ()
 
     def survey(self, job: ContextJob) -> Branch | None:
@@ -26,7 +27,7 @@ class Policy:
         raise NotImplementedError
 
     def tempering(self, request: GenerateRequest) -> Tempering | None:
-        """How what hangs on the context weighs its chunks, if not by ordinary attention."""
+        """Says how what hangs on the context weighs its chunks, if not by ordinary attention."""
         return None
 
 
