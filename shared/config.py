@@ -48,15 +48,15 @@ def load(schema: type[ConfigT], values: Mapping[str, Any], path: str = "") -> Co
         raise ConfigError(f"{path}{error}") from None
 
 
-def check_at_least(config: object, least: int, *names: str) -> None:
+def check_positive(config: object, *names: str) -> None:
     """For the ``__post_init__`` of a dataclass.
 
     Raises:
-        ValueError: names the field that is below ``least``.
+        ValueError: names the field that is below 1.
     """
     for name in names:
-        if getattr(config, name) < least:
-            raise ValueError(f"{name}: must be at least {least}, got {getattr(config, name)}")
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}: must be at least 1, got {getattr(config, name)}")
 
 
 def read_yaml(text: str, source: str) -> dict[str, Any]:

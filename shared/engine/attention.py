@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shared.engine.kv.arrival import Arrival, Patience
 from shared.engine.kv.exclusion import Excluded
@@ -85,9 +85,7 @@ class Piece:
 class Attention(Protocol):
     """One step on one backend."""
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """Appends the rows' keys and values to their segments and attends. q and k come unrotated. Returns
         [H, R, D]."""
         ...
@@ -112,9 +110,7 @@ class StepPlan:
         seen = {id(p.segment): p.segment for lane in lanes for p in lane.branch.seen()}
         self._arrivals: list[Arrival] = [s.arrival for s in seen.values() if s.arrival and not s.whole]
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """See ``Attention.run``.
 
         Raises:

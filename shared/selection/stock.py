@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from shared.engine.kv.segment import Segment
@@ -88,11 +89,11 @@ class StockScorer:
         return segment
 
     @torch.inference_mode()
-    def _weights(self, chunk: Segment, question_ids: Sequence[int]) -> torch.Tensor:
+    def _weights(self, chunk: Segment, question_ids: Sequence[int]) -> Tensor:
         """Mean attention [T] of the question's rows and all heads to the chunk."""
         start = self._prefix.length
         out = self._forward(question_ids, _cache_of(self._prefix, chunk), output_attentions=True)
-        attention_HRT: torch.Tensor = out.attentions[-1][0]
+        attention_HRT: Tensor = out.attentions[-1][0]
         return attention_HRT.float().mean((0, 1))[start : start + chunk.length]
 
     def _forward(self, token_ids: Sequence[int], cache: DynamicCache, **options: Any) -> Any:
@@ -119,7 +120,7 @@ class StockScorer:
         )
 
     @torch.inference_mode()
-    def _probe(self, token_ids: Sequence[int]) -> tuple[int, int, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _probe(self, token_ids: Sequence[int]) -> tuple[int, int, list[tuple[Tensor, Tensor]]]:
         """Reads the tokens at once and in two parts, the second going on from the first's keys and values,
         and checks that this is the same thing and that attention is told. Returns the numbers of heads and of
         logits, and keys and values per layer."""
@@ -170,7 +171,7 @@ def load_stock(path: str, dtype: str, device: str, prefix_ids: Sequence[int]) ->
     return StockScorer(hf_model.to(device), prefix_ids)
 
 
-def _kv_of(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _kv_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
     """Per layer [K, T, D] each."""
     return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from shared.engine.attention import Attention, Backend, Lane, StepPlan
 from shared.engine.backends.piecewise import append
@@ -30,7 +31,7 @@ class Watcher:
     everything in their context."""
 
     def __init__(self, backend: Backend, rotation: Rotation, watched: int, wanted: bool = True) -> None:
-        self.weights: list[list[torch.Tensor]] = []
+        self.weights: list[list[Tensor]] = []
         self._backend = backend
         self._rotation = rotation
         self._watched = watched
@@ -41,9 +42,7 @@ class Watcher:
         self._inner: Attention = self._backend.plan(lanes)
         return self
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         if layer != self._watched:
             return self._inner.run(layer, q_HRD, k_KRD, v_KRD, scale)
         angles = self._rotation.angles([int(place) for lane in self._lanes for place in lane.places()])
@@ -52,7 +51,7 @@ class Watcher:
             self.weights = [self._weights(lane, q_HRD[:, lane.rows], scale) for lane in self._lanes]
         raise _Enough
 
-    def _weights(self, lane: Lane, q_HSD: torch.Tensor, scale: float) -> list[torch.Tensor]:
+    def _weights(self, lane: Lane, q_HSD: Tensor, scale: float) -> list[Tensor]:
         weights_T = context_weights(lane.branch, lane.num_rows, self._watched, q_HSD, scale, self._rotation)
         return list(torch.split(weights_T, [p.num_tokens for p in lane.branch.context]))
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from shared.engine.attention import Lane, pieces_of
-from shared.engine.backends.tables import LOG2_E, Tiling, build_tables, choose_tiling
+from shared.engine.attention import Lane
+from shared.engine.backends.tables import LOG2_E, Tiling, plan_tables
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
@@ -124,22 +124,18 @@ class NativeBackend:
         self._workspace = torch.empty(0, dtype=torch.uint8)
 
     def plan(self, lanes: Sequence[Lane]) -> NativeAttention:
-        spec, pieces, num_threads = self._spec, pieces_of(lanes), torch.get_num_threads()
-        group = spec.num_heads // spec.num_kv_heads
-        tiling = self._tiling or choose_tiling(pieces, group, spec.num_kv_heads, num_threads)
-        tables = build_tables(pieces, lanes, group, tiling)
-        addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
+        spec, num_threads = self._spec, torch.get_num_threads()
+        tables = plan_tables(lanes, spec, self._tiling, num_threads)
+        tiling = tables.tiling
         tempering = tables.sharpness_N, tables.joint_R2, tables.more_R
         arrays = (
-            *(
-                tables.items_I4,
-                tables.pieces_P3,
-                tables.looks_N5,
-                tables.hidden_N,
-                tables.first_slot_R,
-                tables.own_R3,
-            ),
-            addresses,
+            tables.items_I4,
+            tables.pieces_P3,
+            tables.looks_N5,
+            tables.hidden_N,
+            tables.first_slot_R,
+            tables.own_R3,
+            tables.addresses,
         )
         tensors = (
             *self._rotation.table(tables.num_positions),
@@ -166,13 +162,13 @@ class NativeBackend:
             *(array.ctypes.data for array in tempering),
         )
         run = functools.partial(self._library.kvquilt_run, self._level, step)
-        return NativeAttention(run, spec.num_heads, (pieces, arrays, tempering, tensors))
+        return NativeAttention(run, spec.num_heads, (tables, tensors))
 
     def _workspace_bytes(self, tiling: Tiling) -> int:
         """Of one thread."""
         return int(self._library.kvquilt_workspace_bytes(self._level, tiling.block_rows, self._spec.head_dim))
 
-    def _room(self, tiling: Tiling, num_threads: int) -> torch.Tensor:
+    def _room(self, tiling: Tiling, num_threads: int) -> Tensor:
         """Workspaces of all threads; steps follow each other, so they can have the same."""
         num_bytes = num_threads * self._workspace_bytes(tiling)
         if len(self._workspace) < num_bytes:
@@ -188,9 +184,7 @@ class NativeAttention:
     num_heads: int
     points_to: object
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
         merged_RHD = torch.empty(q_HRD.shape[1], self.num_heads, q_HRD.shape[2], dtype=q_HRD.dtype)
         rows = (_Rows(x.data_ptr(), *x.stride()[:2]) for x in (q_HRD, k_KRD, v_KRD))

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shared.engine.kv.arrival import Arrival
 from shared.engine.kv.exclusion import Excluded
@@ -121,12 +122,12 @@ class Segment:
             self._addresses = np.array([x.data_ptr() for x in (*self.k_LKTD, *self.v_LKTD)], dtype=np.int64)
         return self._addresses
 
-    def _buffer(self, capacity: int) -> torch.Tensor:
+    def _buffer(self, capacity: int) -> Tensor:
         spec = self._spec
         return torch.empty(spec.num_kv_heads, capacity, spec.head_dim, dtype=spec.dtype, device=spec.device)
 
     def _resize(self, capacity: int) -> None:
-        def resized(old_KTD: torch.Tensor) -> torch.Tensor:
+        def resized(old_KTD: Tensor) -> Tensor:
             new_KTD = self._buffer(capacity)
             new_KTD[:, : self.length] = old_KTD[:, : self.length]
             return new_KTD
@@ -134,7 +135,7 @@ class Segment:
         self._replace(resized)
         self.capacity = capacity
 
-    def _replace(self, new: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def _replace(self, new: Callable[[Tensor], Tensor]) -> None:
         """All buffers, or none if there is no room for one."""
         self.k_LKTD, self.v_LKTD = ([new(x_KTD) for x_KTD in kv] for kv in (self.k_LKTD, self.v_LKTD))
         self._addresses = None
@@ -185,7 +186,7 @@ class Tempering:
 class Probe(Protocol):
     """Watches what the rows of a branch attend to."""
 
-    def look(self, branch: Branch, num_rows: int, layer: int, q_HSD: torch.Tensor, scale: float) -> None:
+    def look(self, branch: Branch, num_rows: int, layer: int, q_HSD: Tensor, scale: float) -> None:
         """Unrotated queries of the branch's next ``num_rows`` tokens, whose keys are in its segment already,
         but not counted yet."""
         ...

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -95,18 +96,18 @@ def wrap_model(hf_model: Any) -> LoadedModel:
 
 def _attend(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     kvquilt_step: StepPlan | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """The registered attention function: query [1, H, R, D], key and value [1, K, R, D], all unrotated."""
     if kvquilt_step is None:
-        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
@@ -119,9 +120,7 @@ def _attend(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _run_step(
-    step: StepPlan, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> torch.Tensor:
+def _run_step(step: StepPlan, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     out_HRD = step.run(module.layer_idx, query[0], key[0], value[0], scale)
     return out_HRD.transpose(0, 1)[None]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends.reference import ReferenceBackend
@@ -37,14 +38,12 @@ def check_model(model: LoadedModel) -> None:
 class _Capture:
     """Stands in for a step plan and keeps what a layer hands to attention."""
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         self.q_HRD, self.k_KRD = q_HRD, k_KRD
         return torch.zeros_like(q_HRD)
 
 
-def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, positions_R: torch.Tensor) -> None:
+def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, positions_R: Tensor) -> None:
     """The layer's own q and k at these positions are our rotation of its q and k at position 0."""
     hf_model, spec = model.hf_model, model.spec
     generator = torch.Generator().manual_seed(layer)
@@ -66,7 +65,7 @@ def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, position
             )
 
 
-def _captured(hf_model: Any, layer: int, hidden: torch.Tensor, position_ids: torch.Tensor) -> _Capture:
+def _captured(hf_model: Any, layer: int, hidden: Tensor, position_ids: Tensor) -> _Capture:
     capture = _Capture()
     cos_sin = hf_model.model.rotary_emb(hidden, position_ids=position_ids)
     hf_model.model.layers[layer](
@@ -109,7 +108,7 @@ def _check_forward(model: LoadedModel, distance: int) -> None:
         )
 
 
-def _run(model: LoadedModel, branch: Branch) -> torch.Tensor:
+def _run(model: LoadedModel, branch: Branch) -> Tensor:
     lane = Lane(branch, 0, len(branch.pending))
     plan = StepPlan([lane], ReferenceBackend(model.spec))
     logits_RV = model.logits(model.forward(plan))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.rope import Rotation
@@ -23,7 +24,7 @@ class AttentionProbe:
         self._sums_T = torch.zeros(())
         self._num_rows = 0
 
-    def look(self, branch: Branch, num_rows: int, layer: int, q_HSD: torch.Tensor, scale: float) -> None:
+    def look(self, branch: Branch, num_rows: int, layer: int, q_HSD: Tensor, scale: float) -> None:
         """See ``Probe.look``."""
         weights_T = context_weights(branch, num_rows, layer, q_HSD, scale, self._rotation)
         self._sums_T = self._sums_T + num_rows * weights_T
@@ -35,8 +36,8 @@ class AttentionProbe:
 
 
 def context_weights(
-    branch: Branch, num_rows: int, layer: int, q_HSD: torch.Tensor, scale: float, rotation: Rotation
-) -> torch.Tensor:
+    branch: Branch, num_rows: int, layer: int, q_HSD: Tensor, scale: float, rotation: Rotation
+) -> Tensor:
     """Mean attention [T] over the branch's next rows and all heads to all that is placed in its context; for
     the rest see ``Probe.look``. The softmax of a row goes over all that it sees: the context, which it stands
     behind, and its branch up to itself."""

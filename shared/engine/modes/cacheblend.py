@@ -35,7 +35,9 @@ class BlendSurvey(Survey):
         return self._run
 
     def _run(self, model: LoadedModel, backend: Backend, patience: Patience) -> None:
-        self.blend = Blender(model, backend).run(self.branch, self.placed, self.ratio, patience)
+        rotation = model.spec.rotation()
+        blender = Blender(model, backend, rotation, self.branch, self.placed, patience)
+        self.blend = blender.run(self.ratio)
 
     def end(self, job: ContextJob) -> None:
         assert self.blend is not None

@@ -128,15 +128,19 @@ def test_a_chunk_to_prefill_that_finds_no_room_there_fails_its_request_alone(gpu
 
 
 def test_a_paused_request_that_finds_no_room_there_any_more_fails_alone(gpu: PretendGpu) -> None:
-    engine = engine_there(private_bytes=1)
+    # room for two questions, not for their answers
+    engine = engine_there(private_bytes=20 * wrap_model(tiny_model("qwen2")).spec.kv_bytes_per_token)
     prompts = Prompts(engine, seed=5)
-    requests = [prompts.request(5, (20,), (9,), max_tokens=5) for _ in range(2)]
+    requests = [prompts.request(5, (20,), (9,), max_tokens=8) for _ in range(2)]
+    paused = []
 
     def on_event(*_: object) -> None:
-        if engine.stats().paused:
+        paused.append(engine.stats().paused)
+        if paused[-1]:
             room_for(gpu, engine, 8)
 
     first, second = run(engine, *requests, on_event=on_event)
+    assert max(paused) == 1
     assert_only_this_had_no_room(second, first)
     engine.shut_down()
 
