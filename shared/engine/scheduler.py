@@ -75,19 +75,18 @@ class Scheduler:
         its own. A work that is whole gets its pass although it may exceed the budget."""
         ordered = sorted(works, key=lambda work: work.num_pending > 1)
         room = self._config.max_step_tokens
-        slices = []
-        apart = []
+        slices: list[Slice[WorkT]] = []
+        apart: list[Slice[WorkT]] = []
         for work in ordered:
             if room <= 0:
                 break
-            rows = min(work.num_pending, room)
             if work.whole:
-                apart.append(Slice(work, work.num_pending))
-                room -= work.num_pending
-                continue
-            if self._config.batch_invariant:
+                rows = work.num_pending
+            elif self._config.batch_invariant:
                 rows = min(work.num_pending, TILE - work.num_done % TILE)
-            slices.append(Slice(work, rows))
+            else:
+                rows = min(work.num_pending, room)
+            (apart if work.whole else slices).append(Slice(work, rows))
             room -= rows
         if self._config.batch_invariant:
             return [[s] for s in (*slices, *apart)]

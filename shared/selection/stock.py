@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from shared.engine.kv.segment import Segment
-from shared.engine.model.loader import BROKEN_WEIGHTS
+from shared.engine.model.loader import read_weights
 from shared.engine.model.model import fingerprint_of
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.engine.model.spec import ModelSpec
-from shared.errors import InvalidRequest, ModelUnsupported
+from shared.errors import ModelUnsupported
 from shared.generation.selection import Reading
 from shared.selection.limits import Limits
 from shared.selection.scoring import Scores
@@ -164,11 +164,7 @@ def load_stock(path: str, dtype: str, device: str, prefix_ids: Sequence[int]) ->
         InvalidRequest: its weights cannot be loaded.
         ModelUnsupported: see ``StockScorer``.
     """
-    try:
-        hf_model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except BROKEN_WEIGHTS as error:
-        raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
-    return StockScorer(hf_model.to(device), prefix_ids)
+    return StockScorer(read_weights(path, dtype=getattr(torch, dtype)).to(device), prefix_ids)
 
 
 def _kv_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:

@@ -34,27 +34,17 @@ _MAX_HEAD_DIM = 512  # as in native.c
 class _Step(ctypes.Structure):
     """``Step`` of native.c."""
 
-    _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in ("items", "pieces", "looks", "hidden", "first_slot", "own", "addresses", "cos", "sin")
-        ),
-        *((name, c_void_p) for name in ("out", "lse", "workspace")),
-        ("workspace_bytes", c_int64),
-        *(
-            (name, c_int32)
-            for name in (
-                "num_items",
-                "num_rows",
-                "num_layers",
-                "num_heads",
-                "num_kv_heads",
-                "head_dim",
-                "half",
-            )
-        ),
-        *((name, c_int32) for name in ("split_len", "block_rows", "dtype", "num_threads", "passes_over")),
-        *((name, c_void_p) for name in ("sharpness", "joint", "more")),
+    _fields_ = tuple(
+        (name, kind)
+        for kind, names in (
+            (c_void_p, ("items", "pieces", "looks", "hidden", "first_slot", "own", "addresses")),
+            (c_void_p, ("cos", "sin", "out", "lse", "workspace")),
+            (c_int64, ("workspace_bytes",)),
+            (c_int32, ("num_items", "num_rows", "num_layers", "num_heads", "num_kv_heads", "head_dim")),
+            (c_int32, ("half", "split_len", "block_rows", "dtype", "num_threads", "passes_over")),
+            (c_void_p, ("sharpness", "joint", "more")),
+        )
+        for name in names
     )
 
 

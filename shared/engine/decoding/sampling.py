@@ -59,15 +59,14 @@ def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     Log-probabilities are those of the raw logits, whatever temperature and truncation do to the choice.
     """
     logprobs_BV = torch.log_softmax(logits_BV, -1)
-    chosen = [0] * len(draws)
-    greedy = [b for b, draw in enumerate(draws) if draw.params.temperature == 0]
     drawn = [b for b, draw in enumerate(draws) if draw.params.temperature != 0]
-    if greedy:
-        for b, token_id in zip(greedy, _rows(logits_BV, greedy).argmax(-1).tolist(), strict=True):
-            chosen[b] = token_id
-    if drawn:
-        for b, token_id in zip(drawn, _draw(_rows(logits_BV, drawn), [draws[b] for b in drawn]), strict=True):
-            chosen[b] = token_id
+    if len(drawn) == len(draws):
+        chosen = _draw(logits_BV, draws)
+    else:
+        chosen = logits_BV.argmax(-1).tolist()
+        if drawn:
+            for b, token_id in zip(drawn, _draw(logits_BV[drawn], [draws[b] for b in drawn]), strict=True):
+                chosen[b] = token_id
     logprobs = logprobs_BV.gather(1, torch.tensor(chosen, device=logits_BV.device)[:, None])[:, 0].tolist()
     return [
         Sampled(token_id, logprob, top(row_V, draw.params.top_logprobs), _watched(row_V, draw.params))
@@ -157,10 +156,6 @@ def _nucleus(logits_V: Tensor, count: int, top_p: float) -> Tensor:
         if len(kept) < num or num == count:
             return kept
         num = min(count, 8 * num)
-
-
-def _rows(logits_BV: Tensor, rows: Sequence[int]) -> Tensor:
-    return logits_BV if len(rows) == len(logits_BV) else logits_BV[rows]
 
 
 def _watched(logprobs_V: Tensor, params: SamplingParams) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ from shared.errors import ConfigError, InvalidRequest, ModelUnsupported
 
 ATTENTION = "kvquilt"
 # what reading weights raises when files are missing, truncated or of another shape
-BROKEN_WEIGHTS = (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
+_BROKEN_WEIGHTS = (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _CHANGES_ATTENTION = ("softcap", "s_aux")
 _EXACT_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -43,11 +43,20 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     check_device(torch.device(device))
     config = _read_config(path)
     _check_config(config)
-    try:
-        hf_model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
-    except BROKEN_WEIGHTS as error:
-        raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
+    hf_model = read_weights(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
     return wrap_model(hf_model.to(device))
+
+
+def read_weights(path: str, **options: Any) -> Any:
+    """A causal LM of ``transformers``.
+
+    Raises:
+        InvalidRequest: they cannot be loaded.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, **options)
+    except _BROKEN_WEIGHTS as error:
+        raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
 
 
 def check_device(device: torch.device) -> None:
