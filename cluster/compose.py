@@ -1,4 +1,5 @@
-"""The composition root: from one ``quilt.yaml`` to five Ray Serve applications, or six with a selector.
+"""The composition root: from one ``quilt.yaml`` to five Ray Serve applications, or six with a selector, or
+fewer where another cluster serves some.
 
 The same dictionary is what ``serve deploy`` takes (``python -m cluster.compose --config quilt.yaml >
 serve.yaml``), what the Helm chart renders, and what the local supervisor deploys, so that a laptop and a
@@ -24,7 +25,7 @@ from shared.config import merge_env, read_yaml
 from shared.errors import KvquiltError
 
 APPLICATIONS = ("kv_store", "retrieval", "generator", "selector", "ingestion", "gateway")
-_ASK_THE_SELECTOR = ("ingestion", "gateway")
+_CALL_THE_OTHERS = ("ingestion", "gateway")
 SERVICERS = {
     "kv_store": ("KvStore",),
     "retrieval": ("Retrieval",),
@@ -58,8 +59,9 @@ def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, An
 
 
 def deployed(config: QuiltConfig) -> tuple[str, ...]:
-    """In the order in which they are started."""
-    return tuple(name for name in APPLICATIONS if name != "selector" or config.selector.model)
+    """In the order in which they are started; those that another cluster serves are not."""
+    here = (name for name in APPLICATIONS if name not in config.addresses)
+    return tuple(name for name in here if name != "selector" or config.selector.model)
 
 
 def servicer_functions() -> tuple[str, ...]:
@@ -80,8 +82,10 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
     given = values.get(name) or {}
     section = {key: value for key, value in given.items() if key != "deployment"}
     # decided here: a node that knows a model with an auxiliary need not know what is deployed
-    if name in _ASK_THE_SELECTOR:
+    if name in _CALL_THE_OTHERS:
         section["selector"] = getattr(config, name).selector
+        if config.addresses:
+            section["addresses"] = config.addresses
     if name == "generator":
         section["selector"] = {
             **section.get("selector", {}),

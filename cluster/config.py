@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cluster.addresses import ApplicationConfig, addresses_in
 from cluster.paths import DEMO_MODEL, default_data_dir
 from services.gateway.config import GatewayConfig
 from services.generator.config import GeneratorConfig
@@ -41,6 +42,8 @@ class QuiltConfig:
     grpc_port: where every service is called. Ray Serve listens on all interfaces there.
     http_port, http_host: Ray Serve's health checks over HTTP.
     log: level (DEBUG, INFO, WARNING, ERROR) and format (text, json) of every service.
+    applications: `NAME.address` is `host:port` of the cluster that serves NAME instead of this one
+    (docs/transport.md).
     """
 
     gateway: GatewayConfig
@@ -55,6 +58,7 @@ class QuiltConfig:
     http_port: int = DEFAULT_HTTP_PORT
     http_host: str = "127.0.0.1"
     log: LogConfig = field(default_factory=LogConfig)
+    applications: dict[str, ApplicationConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("grpc_port", "http_port"):
@@ -62,6 +66,11 @@ class QuiltConfig:
                 raise ValueError(f"{name}: must be 1 to 65535, got {getattr(self, name)}")
         if self.grpc_port == self.http_port:
             raise ValueError(f"http_port: is {self.http_port}, like grpc_port; they must differ")
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Application → ``host:port``, of those that another cluster serves."""
+        return {name: app.address for name, app in self.applications.items() if app.address}
 
 
 def load_quilt(
@@ -80,17 +89,21 @@ def load_quilt(
         Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute()
     )
     merged["model"] = (resolve or resolve_model)(str(merged.get("model") or DEMO_MODEL))
+    for section in SECTIONS:
+        merged[section] = merged.get(section) or {}
+        if not isinstance(merged[section], Mapping):
+            raise ConfigError(f"{section}: expected a section, got {merged[section]!r}")
+    addresses = addresses_in(merged)
+    # a selector that ran here would have no store to keep its KV in
+    elsewhere = {*addresses, *(("selector",) if "kv_store" in addresses else ())}
     suited = _model_settings(merged["model"])
     for section in SECTIONS:
-        given = merged.get(section) or {}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{section}: expected a section, got {given!r}")
-        merged[section] = under(given, suited.get(section, {}))
+        merged[section] = under(merged[section], {} if section in elsewhere else suited.get(section, {}))
     auxiliary = merged["selector"].get("model") or ""
     merged["selector"]["model"] = auxiliary and (resolve or partial(resolve_model, setting="selector.model"))(
         str(auxiliary)
     )
-    for section, shared in _shared_values(merged).items():
+    for section, shared in _shared_values(merged, addresses).items():
         merged[section] = under(merged[section], shared)
     return load(QuiltConfig, merged)
 
@@ -139,12 +152,12 @@ def _model_settings(model: str) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def _shared_values(merged: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _shared_values(merged: Mapping[str, Any], addresses: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     data_dir, model = Path(merged["data_dir"]), merged["model"]
-    selector = "selector" if merged["selector"].get("model") else ""
+    selector = "selector" if merged["selector"].get("model") or "selector" in addresses else ""
     values: dict[str, dict[str, Any]] = {
-        "gateway": {"selector": selector},
-        "ingestion": {"model": model, "selector": selector},
+        "gateway": {"selector": selector, "addresses": addresses},
+        "ingestion": {"model": model, "selector": selector, "addresses": addresses},
         "retrieval": {"milvus_uri": str(data_dir / "index.db")},
         "kv_store": {"directory": str(data_dir / "kv")},
         "generator": {"model": model, "selector": {"application": selector}},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TypeVar
 
-from shared.errors import Unavailable
+from shared.errors import KvquiltError, Unavailable
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
@@ -18,6 +19,34 @@ _MARGIN_S = 0.5
 """Left for telling the caller why, instead of nothing until its deadline has passed."""
 
 
+class RetryPauses:
+    """Growing pauses of one who asks again, for ``remaining_s`` seconds from now; ``doing``: what for."""
+
+    def __init__(self, remaining_s: float, doing: str, pause_s: float = _FIRST_PAUSE_S) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._deadline_s = self._now() + remaining_s
+        self._doing = doing
+        self._pause_s = pause_s
+
+    @property
+    def remaining_s(self) -> float:
+        return self._deadline_s - self._now()
+
+    async def pause_or_raise(self, error: KvquiltError) -> None:
+        """Returns when the call that failed by ``error`` may be made again.
+
+        Raises:
+            error: that would be too late.
+        """
+        if self._pause_s + _MARGIN_S >= self.remaining_s:
+            raise error from None
+        # once, when it lasts: a command line has no other sign of life
+        level = logging.WARNING if self._pause_s < _LONGEST_PAUSE_S <= 2 * self._pause_s else logging.INFO
+        log.log(level, "waiting while %s: %s", self._doing, error.detail)
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
 async def patiently(ctx: RequestContext, doing: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """``call()``, made again while it fails as unavailable. It must change nothing, or be the same when made
     twice.
@@ -25,15 +54,31 @@ async def patiently(ctx: RequestContext, doing: str, call: Callable[[], Awaitabl
     Raises:
         Unavailable: it still failed shortly before the deadline.
     """
-    now = asyncio.get_running_loop().time
-    give_up_s = now() + ctx.remaining_s - _MARGIN_S
-    pause_s = _FIRST_PAUSE_S
+    pauses = RetryPauses(ctx.remaining_s, doing)
     while True:
         try:
             return await call()
         except Unavailable as error:
-            if now() + pause_s >= give_up_s:
+            await pauses.pause_or_raise(error)
+
+
+async def patient_stream(
+    pauses: RetryPauses, start: Callable[[], AsyncGenerator[ResultT, None]]
+) -> AsyncGenerator[ResultT, None]:
+    """What ``start()`` yields, begun anew while it fails as unavailable before its first value.
+
+    Raises:
+        Unavailable: it still failed shortly before the deadline, or it failed after its first value.
+    """
+    begun = False
+    while True:
+        try:
+            async with aclosing(start()) as values:
+                async for value in values:
+                    begun = True
+                    yield value
+            return
+        except Unavailable as error:
+            if begun:
                 raise
-            log.info("waiting while %s: %s", doing, error.detail)
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await pauses.pause_or_raise(error)

@@ -105,11 +105,8 @@ class World:
     """Collections that were indexed with another embedder."""
 
     def service(self, chunk_tokens: int = 16, **config: Any) -> IngestionService:
-        async def no_pause(seconds: float) -> None:
-            await asyncio.sleep(0)
-
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
-        policy = CallPolicy(timeout_s=settings.step_timeout_s, sleep=no_pause)
+        policy = CallPolicy(timeout_s=settings.step_timeout_s, first_pause_s=0.0)
         store = DocumentStore(
             self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
         )
@@ -259,8 +256,8 @@ class World:
         return sorted(gone)
 
 
-def context(tenant: str = "default") -> RequestContext:
-    return RequestContext.create("r", tenant)
+def context(tenant: str = "default", deadline_ms: int = 0) -> RequestContext:
+    return RequestContext.create("r", tenant, deadline_ms)
 
 
 def text(document_id: str, content: str, **metadata: str) -> SourceDocument:
@@ -278,9 +275,13 @@ def fail_once(step: str, error: KvquiltError) -> Callable[[str], None]:
 
 
 async def upsert(
-    service: IngestionService, *documents: SourceDocument, collection: str = "c", tenant: str = "default"
+    service: IngestionService,
+    *documents: SourceDocument,
+    collection: str = "c",
+    tenant: str = "default",
+    ctx: RequestContext | None = None,
 ) -> list[UpsertProgress]:
-    return [event async for event in service.upsert(context(tenant), collection, documents)]
+    return [event async for event in service.upsert(ctx or context(tenant), collection, documents)]
 
 
 def outcome(events: list[UpsertProgress]) -> dict[str, Stage]:

@@ -14,7 +14,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFa
 
 from services.selector.config import SelectorConfig
 from services.selector.service import SelectorService
-from shared.generation.selection import EncodedChunk, Grouping, Reading, SelectedTokens, SelectionChunk
+from shared.generation.selection import (
+    EncodedChunk,
+    Grouping,
+    Reading,
+    SelectedTokens,
+    SelectionChunk,
+    SelectionOrder,
+)
 from shared.prompt import PromptTemplate, PromptTokenizer
 from shared.request import RequestContext
 from shared.selection.auxiliary import Auxiliary
@@ -90,7 +97,8 @@ async def select_each(
     reading: Reading = Reading.STITCHED,
     ctx: RequestContext | None = None,
 ) -> tuple[SelectedTokens, ...]:
-    return await service.select(ctx or context(), chunks_of(texts), questions, ratio, grouping, reading)
+    order = SelectionOrder(tuple(chunks_of(texts)), tuple(questions), ratio, grouping, reading)
+    return await service.select(ctx or context(), order)
 
 
 async def select(

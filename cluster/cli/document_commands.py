@@ -47,7 +47,7 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
     print_skipped(session.err, sources.skipped)
 
     async def go() -> int:
-        async with ingest_client(session.target) as client:
+        async with ingest_client(session.target_of("ingestion")) as client:
             ctx = session.context(INGEST_DEADLINE_MS)
             if re_encode:
                 summary = await follow_all(session.err, client.re_encode(ctx, collection))
@@ -75,7 +75,7 @@ def documents(session: Session, collection: str, as_json: bool) -> None:
     from cluster.cli.remote import ingest_client
 
     async def go() -> None:
-        async with ingest_client(session.target) as client:
+        async with ingest_client(session.target_of("ingestion")) as client:
             found = [d async for d in client.list(session.context(), collection)]
         if as_json:
             click.echo(json.dumps([dataclasses.asdict(d) for d in found], indent=2, ensure_ascii=False))
@@ -105,7 +105,7 @@ def delete(session: Session, document_ids: tuple[str, ...], collection: str, eve
         raise InvalidRequest("name DOCUMENT_IDS, or --all, not both")
 
     async def go() -> int:
-        async with ingest_client(session.target) as client:
+        async with ingest_client(session.target_of("ingestion")) as client:
             deleted = await client.delete(session.context(), collection, document_ids, everything=everything)
         session.out.print(f"{deleted.num_documents} documents and {deleted.num_chunks} chunks removed")
         for document_id in deleted.not_found:

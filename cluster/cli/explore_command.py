@@ -65,7 +65,7 @@ def explore(
         conversation = Conversation(session.out, Lines(sampling))
         if sys.stdin.isatty():
             session.err.print(f"{COMMANDS}; end with Ctrl-D", style="dim", soft_wrap=True)
-        async with forest_client(session.target) as client:
+        async with forest_client(session.target_of("generator")) as client:
             commands = conversation.commands(lines_of(sys.stdin))
             order = ForestOrder(chunks, reuse=Reuse(asked_mode(reuse)))
             await conversation.show(client.explore(ctx, order, commands))
@@ -85,7 +85,10 @@ async def _context(
     """
     from cluster.cli.remote import generation_client, retrieval_client
 
-    async with retrieval_client(session.target) as retrieval, generation_client(session.target) as generation:
+    async with (
+        retrieval_client(session.target_of("retrieval")) as retrieval,
+        generation_client(session.target_of("generator")) as generation,
+    ):
         (hits,) = (await retrieval.search(ctx, collection, [topic], k)).rankings
         model = await generation.describe(ctx)
     if not hits:

@@ -102,6 +102,8 @@ def up(
         f"kvquilt is ready at {state.target}; data in {config.data_dir}; log in {state.log_path}",
         soft_wrap=True,
     )
+    for name, address in state.addresses.items():
+        session.out.print(f"{name} is not started here: the one at {address} is used", soft_wrap=True)
     session.out.print("next: kvquilt ingest ./docs --collection handbook", style="dim")
 
 

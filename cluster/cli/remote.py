@@ -9,7 +9,7 @@ import grpc
 
 from shared.clients import generation, ingest, kv_store, rag, retrieval
 from shared.clients.generation import ForestClient, GenerationClient
-from shared.clients.grpc_transport import CHANNEL_OPTIONS, RETRY_PAUSES_S, GrpcTransport
+from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shared.clients.ingest import IngestClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.rag import RagClient
@@ -21,7 +21,7 @@ async def rag_client(target: str) -> AsyncIterator[RagClient]:
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         services = (rag.SERVICE, rag.ADMIN_SERVICE)
         yield RagClient(
-            *(GrpcTransport(channel, service, rag.APPLICATION, RETRY_PAUSES_S) for service in services)
+            *(GrpcTransport(channel, service, rag.APPLICATION, patient=True) for service in services)
         )
 
 
@@ -41,7 +41,7 @@ async def store_client(target: str) -> AsyncIterator[KvStoreClient]:
 async def generation_client(target: str) -> AsyncIterator[GenerationClient]:
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         yield GenerationClient(
-            GrpcTransport(channel, generation.SERVICE, generation.APPLICATION, RETRY_PAUSES_S)
+            GrpcTransport(channel, generation.SERVICE, generation.APPLICATION, patient=True)
         )
 
 
@@ -54,6 +54,4 @@ async def forest_client(target: str) -> AsyncIterator[ForestClient]:
 @asynccontextmanager
 async def retrieval_client(target: str) -> AsyncIterator[RetrievalClient]:
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield RetrievalClient(
-            GrpcTransport(channel, retrieval.SERVICE, retrieval.APPLICATION, RETRY_PAUSES_S)
-        )
+        yield RetrievalClient(GrpcTransport(channel, retrieval.SERVICE, retrieval.APPLICATION, patient=True))

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from rich.console import Console
 
 from shared.errors import InvalidRequest, KvquiltError, NotFound
 from shared.request import RequestContext
+
+if TYPE_CHECKING:
+    from cluster.local.state import StackState
 
 ResultT = TypeVar("ResultT")
 INTERRUPTED = 130
@@ -38,17 +41,26 @@ class Session:
         Raises:
             NotFound: there is none.
         """
-        from cluster.local.state import RunDirectory
+        return self.target_option or self._state().target
 
+    def target_of(self, application: str) -> str:
+        """``target``, or the cluster that serves ``application`` for the stack that runs on the data
+        directory."""
         if self.target_option:
             return self.target_option
+        state = self._state()
+        return state.addresses.get(application, state.target)
+
+    def _state(self) -> StackState:
+        from cluster.local.state import RunDirectory
+
         state = RunDirectory(self.data_dir).running()
         if state is None:
             raise NotFound(
                 f"kvquilt is not running on {self.data_dir}; start it with `kvquilt up`, or name a "
                 "server by --target HOST:PORT"
             )
-        return state.target
+        return state
 
     def context(self, deadline_ms: int = 120_000) -> RequestContext:
         return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)

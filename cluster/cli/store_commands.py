@@ -54,7 +54,7 @@ def rebuild(session: Session, collection: str) -> None:
     from cluster.cli.remote import ingest_client
 
     async def go() -> int:
-        async with ingest_client(session.target) as client:
+        async with ingest_client(session.target_of("ingestion")) as client:
             summary = await follow_all(
                 session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection)
             )
@@ -99,7 +99,7 @@ def stats(session: Session, as_json: bool) -> None:
     from cluster.cli.store_console import counters_table, stats_json, tenants_table, tiers_table
 
     async def go() -> None:
-        async with store_client(session.target) as client:
+        async with store_client(session.target_of("kv_store")) as client:
             found = await client.stats(session.context())
         if as_json:
             click.echo(stats_json(found))
@@ -131,7 +131,7 @@ def verify(session: Session) -> None:
     from cluster.cli.store_upkeep import verify as scrub
 
     async def go() -> int:
-        async with store_client(session.target) as client:
+        async with store_client(session.target_of("kv_store")) as client:
             findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=False)
         findings.print(session.out)
         if not findings.whole:
@@ -154,7 +154,10 @@ def repair(session: Session) -> None:
     from cluster.cli.store_upkeep import verify as scrub
 
     async def go() -> int:
-        async with store_client(session.target) as client, ingest_client(session.target) as ingest:
+        async with (
+            store_client(session.target_of("kv_store")) as client,
+            ingest_client(session.target_of("ingestion")) as ingest,
+        ):
             findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=True)
             findings.print(session.out)
             contexts = session.contexts(LONG_DEADLINE_MS)
@@ -187,7 +190,10 @@ def migrate(session: Session, collection: str, encoding: str) -> None:
     from cluster.cli.store_upkeep import migrate as bring
 
     async def go() -> int:
-        async with ingest_client(session.target) as ingest, generation_client(session.target) as generation:
+        async with (
+            ingest_client(session.target_of("ingestion")) as ingest,
+            generation_client(session.target_of("generator")) as generation,
+        ):
             chosen = encoding or (await generation.describe(session.context())).kv_encoding
             contexts = session.contexts(LONG_DEADLINE_MS)
             summary = await bring(session.out, session.err, ingest, contexts, collection, chosen)
@@ -221,7 +227,7 @@ def gc(session: Session, grace: float, dry_run: bool) -> None:
     from cluster.cli.remote import store_client
 
     async def go() -> None:
-        async with store_client(session.target) as client:
+        async with store_client(session.target_of("kv_store")) as client:
             found = await client.collect_garbage(session.context(LONG_DEADLINE_MS), grace, dry_run)
         doing = "would be removed" if dry_run else "removed"
         session.out.print(
@@ -266,7 +272,7 @@ def pins(session: Session) -> None:
     from cluster.cli.store_console import pins_table
 
     async def go() -> None:
-        async with store_client(session.target) as client:
+        async with store_client(session.target_of("kv_store")) as client:
             found = await client.list_pins(session.context())
         session.out.print(pins_table(found) if found else "nothing is pinned")
 
@@ -290,7 +296,7 @@ def export_(session: Session, file: Path, collection: str) -> None:
     from cluster.cli.remote import store_client
 
     async def go() -> int:
-        async with store_client(session.target) as client:
+        async with store_client(session.target_of("kv_store")) as client:
             written = await export_collection(
                 session.err, client, session.context(LONG_DEADLINE_MS), collection, file
             )
@@ -325,10 +331,13 @@ def import_(session: Session, file: Path, collection: str) -> None:
 
     async def go() -> int:
         ctx = session.context(LONG_DEADLINE_MS)
-        async with store_client(session.target) as client, generation_client(session.target) as generation:
+        async with (
+            store_client(session.target_of("kv_store")) as client,
+            generation_client(session.target_of("generator")) as generation,
+        ):
             model = await generation.describe(session.context())
             written = await import_collection(session.err, client, ctx, model, file, collection)
-        async with ingest_client(session.target) as ingest:
+        async with ingest_client(session.target_of("ingestion")) as ingest:
             summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
         session.out.print(
             f"{written.num_documents} documents and {written.num_chunks} chunks in collection "
@@ -345,7 +354,7 @@ def _change_pins(session: Session, collection: str, document_ids: tuple[str, ...
     from cluster.cli.remote import store_client
 
     async def go() -> None:
-        async with store_client(session.target) as client:
+        async with store_client(session.target_of("kv_store")) as client:
             for document_id in document_ids or ("",):
                 num_bytes = await client.pin(session.context(), collection, document_id, unpin)
         session.out.print(f"{num_bytes:,} bytes are pinned now, over all tenants")

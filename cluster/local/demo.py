@@ -27,6 +27,7 @@ from cluster.cli.startup import start_progress
 from cluster.config import QuiltConfig, load_quilt
 from cluster.local import launcher
 from cluster.paths import DEMO_ASSETS
+from services.training.demo_documents import DemoQuestion
 from shared.answer import Inquiry, RetrievalOptions
 from shared.errors import InternalError
 from shared.generation.modes import ReuseMode
@@ -41,17 +42,10 @@ MODES = (ReuseMode.FULL, ReuseMode.REORDERED, ReuseMode.CACHECLIP)
 
 
 @dataclass(frozen=True, slots=True)
-class AskedQuestion:
-    question: str
-    answer: str
-    document: str
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
     """One question, answered with every reuse mode."""
 
-    question: AskedQuestion
+    question: DemoQuestion
     answers: Mapping[ReuseMode, WholeAnswer]
 
     def is_correct(self, mode: ReuseMode) -> bool:
@@ -64,7 +58,7 @@ def run_demo(console: Console, report_path: Path, keep: bool) -> None:
         KvquiltError: a service failed; everything has been taken down.
     """
     questions = [
-        AskedQuestion(**q) for q in json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))
+        DemoQuestion(**q) for q in json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))
     ]
     launcher.stop(DATA_DIR.absolute())
     shutil.rmtree(DATA_DIR, ignore_errors=True)
@@ -94,7 +88,7 @@ def _start(console: Console) -> str:
 
 
 async def _use(
-    console: Console, target: str, questions: Sequence[AskedQuestion]
+    console: Console, target: str, questions: Sequence[DemoQuestion]
 ) -> tuple[list[Asked], WholeAnswer]:
     await _ingest(console, target)
     async with rag_client(target) as client:
@@ -151,7 +145,7 @@ def show_answers(console: Console, asked: Sequence[Asked]) -> None:
         console.print()
 
 
-def show_many(console: Console, many: WholeAnswer, questions: Sequence[AskedQuestion]) -> None:
+def show_many(console: Console, many: WholeAnswer, questions: Sequence[DemoQuestion]) -> None:
     console.rule("several questions over one context, decoded together")
     assert many.usage is not None
     for text in sorted(many.texts, key=lambda t: t.question):

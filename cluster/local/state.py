@@ -24,7 +24,8 @@ Phase = Literal["starting", "ready", "stopping", "failed"]
 @dataclass(frozen=True, slots=True)
 class StackState:
     """``services``: application to its state in words. ``reason``: why a stack failed. ``ray_dir``: Ray's
-    scratch space. ``drain_s``: how long it may take, once told to stop, to finish what was asked."""
+    scratch space. ``drain_s``: how long it may take, once told to stop, to finish what was asked.
+    ``addresses``: of the applications that another cluster serves."""
 
     pid: int
     phase: Phase
@@ -36,6 +37,7 @@ class StackState:
     services: dict[str, str] = field(default_factory=dict)
     reason: str = ""
     drain_s: float = 0.0
+    addresses: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

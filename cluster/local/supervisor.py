@@ -68,6 +68,7 @@ class Supervisor:
             # not do.
             ray_dir=tempfile.mkdtemp(prefix=RAY_DIR_PREFIX),
             drain_s=sum(limit_s + DRAIN_MARGIN_S for _, limit_s in drain_steps(config)),
+            addresses=config.addresses,
         )
 
     def run(self) -> int:
@@ -116,7 +117,8 @@ class Supervisor:
         deadline_s = time.monotonic() + HEALTH_TIMEOUT_S
         while not self._stop.wait(POLL_S):
             unhealthy = asyncio.run(unready_services(self._state.target))
-            self._report(services={name: unhealthy.get(name, "ready") for name in deployed(self._config)})
+            names = (*deployed(self._config), *self._config.addresses)
+            self._report(services={name: unhealthy.get(name, "ready") for name in names})
             if not unhealthy:
                 return
             if time.monotonic() > deadline_s:
@@ -158,7 +160,7 @@ def check_gpus(config: QuiltConfig, available: float) -> None:
     """
     deployment = config.generator.deployment
     needed = deployment.num_gpus * deployment.num_replicas
-    if needed > available:
+    if "generator" in deployed(config) and needed > available:
         raise ConfigError(
             f"generator.engine.device: {config.generator.engine.device} needs {needed:g} GPUs "
             f"(generator.deployment.num_gpus × num_replicas), this machine has {available:g}; set it to "
@@ -171,7 +173,7 @@ def deploy(config: QuiltConfig) -> None:
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 
-    values = to_dict(config)
+    values = {name: value for name, value in to_dict(config).items() if name not in config.addresses}
     composed = serve_config(values, config)
     serve.start(
         proxy_location=composed["proxy_location"],
@@ -252,6 +254,7 @@ def drain_steps(config: QuiltConfig) -> list[tuple[set[str], float]]:
     return [
         (present & names, max(getattr(config, name).deployment.drain_s for name in present & names))
         for names in USERS_FIRST
+        if present & names
     ]
 
 

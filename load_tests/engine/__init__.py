@@ -1,4 +1,4 @@
-"""The engine against stock ``transformers``, on this machine, in one run: ``python -m load_tests.engine
+"""Compares the engine with stock ``transformers``, on this machine, in one run: ``python -m load_tests.engine
 --help``.
 
 ``workers`` keeps each of the two in a process of its own, so that peak memory is its own; ``stock`` and

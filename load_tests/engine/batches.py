@@ -1,5 +1,5 @@
-"""Several requests at once, each over a context of its own: time until all have their first token (TurboRAG,
-Table 4).
+"""Asks several requests at once, each over a context of its own: time until all have their first token
+(TurboRAG, Table 4).
 
 The chunks' KV is random and lies in host memory. It is resident when the requests come, or has to be brought
 to the device first.
@@ -14,13 +14,13 @@ from load_tests.engine.case import Case
 from load_tests.engine.host_kv import HostKv
 from shared.engine import Engine, EngineConfig
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
-from shared.generation.told import DoneEvent, Event, FailedEvent
-from shared.measuring.rates import synchronize
+from shared.measuring.asking import AskedTogether
+from shared.measuring.rates import now_s
 from shared.measuring.shapes import build_model
 
 
 class BatchEngine:
-    """``loaded_tokens``: whose KV had to be brought, over all requests."""
+    """Counts in ``loaded_tokens`` those whose KV had to be brought, over all requests."""
 
     def __init__(self, case: Case, max_batch: int) -> None:
         self._case = case
@@ -47,29 +47,19 @@ class BatchEngine:
             KvquiltError: a request failed.
         """
         number = next(self._numbers)
-        sinks: list[list[Event]] = [[] for _ in range(batch)]
-        synchronize(self._case.device)
-        started = time.perf_counter()
-        for i, sink in enumerate(sinks):
-            self._engine.submit(
-                self._request(number, i, f"{number}-{i}" if transfer else f"resident-{i}"), sink.append
-            )
-        while not all(sink and isinstance(sink[-1], DoneEvent) for sink in sinks):
-            if not self._engine.step():
-                time.sleep(0.0002)
-            for sink in sinks:
-                if sink and isinstance(sink[-1], FailedEvent):
-                    raise sink[-1].error
+        requests = [
+            self._request(f"batch-{number}-{i}", i, f"{number}-{i}" if transfer else f"resident-{i}")
+            for i in range(batch)
+        ]
+        started = now_s(self._case.device)
+        asked = AskedTogether(self._engine, requests)
+        asked.run()
         elapsed = time.perf_counter() - started
-        self.loaded_tokens += sum(
-            sink[-1].usage.loaded_tokens for sink in sinks if isinstance(sink[-1], DoneEvent)
-        )
+        self.loaded_tokens += sum(done.usage.loaded_tokens for done in asked.done)
         return elapsed
 
-    def _request(self, number: int, i: int, context: str) -> GenerateRequest:
+    def _request(self, name: str, index: int, context: str) -> GenerateRequest:
         case = self._case
         chunks = tuple(Chunk(f"{context}-{c}", ids) for c, ids in enumerate(case.chunks()))
         sampling = SamplingParams(max_tokens=1, ignore_eos=True)
-        return GenerateRequest(
-            f"batch-{number}-{i}", (), chunks, (case.questions(i + 1)[i],), sampling=sampling
-        )
+        return GenerateRequest(name, (), chunks, (case.questions(index + 1)[index],), sampling=sampling)

@@ -1,10 +1,11 @@
-"""What one run measures."""
+"""Says what one run measures: a model's shape and the sizes of a request."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
+from shared.measuring.asking import random_ids
+from shared.measuring.rates import Rates
 from shared.measuring.shapes import Shape
 
 CHUNK_LEN = 512
@@ -28,12 +29,13 @@ class Case:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        for option, value in (
-            ("context", self.context),
-            ("chunk", self.chunk_len),
-            ("question", self.question),
-            ("decode", self.decode),
-        ):
+        sizes = {
+            "context": self.context,
+            "chunk": self.chunk_len,
+            "question": self.question,
+            "decode": self.decode,
+        }
+        for option, value in sizes.items():
             if value < 1:
                 raise ValueError(f"--{option}: must be at least 1, got {value}")
 
@@ -56,19 +58,21 @@ class Case:
         """Of the question's rows over KV that is there."""
         return self.shape.flops(self.question, self.prompt_len)
 
+    def step_limit_s(self, batch: int, rates: Rates) -> float:
+        """Of a step that decodes ``batch`` branches over the context, on average half decoded."""
+        private = batch * (self.question + self.decode / 2) * self.shape.kv_bytes_per_token
+        flops = batch * self.shape.flops(1, self.prompt_len)
+        return rates.limit_s(flops, self.shape.bytes_read(self.prefix + self.context) + private)
+
     def prefix_ids(self) -> Ids:
-        return self._ids(self.prefix, 0)
+        return random_ids(0, self.prefix, self.shape.vocab)
 
     def chunks(self) -> list[Ids]:
-        return [self._ids(length, 1 + i) for i, length in enumerate(self.chunk_lens)]
+        return [random_ids(1 + i, length, self.shape.vocab) for i, length in enumerate(self.chunk_lens)]
 
     def questions(self, num_questions: int) -> list[Ids]:
-        return [self._ids(self.question, 10_000 + i) for i in range(num_questions)]
+        return [random_ids(10_000 + i, self.question, self.shape.vocab) for i in range(num_questions)]
 
     def prompt_ids(self) -> Ids:
         """As a model without stored KV sees it."""
         return self.prefix_ids() + tuple(t for chunk in self.chunks() for t in chunk) + self.questions(1)[0]
-
-    def _ids(self, length: int, seed: int) -> Ids:
-        noise = random.Random(seed)
-        return tuple(noise.randrange(self.shape.vocab) for _ in range(length))

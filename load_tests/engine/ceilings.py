@@ -1,4 +1,5 @@
-"""The kernel ceiling: how long a step's kernels take when each runs alone, at its own shapes, over and over.
+"""Measures the kernel ceiling: how long a step's kernels take when each runs alone, at its own shapes, over
+and over.
 
 Everything between it and the arithmetic limit is the kernels' own; everything between it and the measured
 time is the engine's. Kernels are recorded from a real step: matrix products and attention. What merely moves
@@ -8,8 +9,6 @@ see.
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +20,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.engine.backends.native import NativeAttention
-from shared.measuring.rates import synchronize
+from shared.measuring.rates import best_s
 
-REPEATS = 5
 _KERNELS = (
     "mm",
     "addmm",
@@ -71,10 +69,10 @@ def ceiling_of(work: Callable[[], object]) -> Ceiling:
         work()
     with torch.inference_mode():
         seconds = sum(
-            count * _best_s(func, args, dict(kwargs))
+            count * _kernel_s(func, args, dict(kwargs))
             for (func, args, kwargs), count in recorder.calls.items()
         )
-        seconds += sum(step.num_layers * _best_time(step.layer) for step in steps)
+        seconds += sum(step.num_layers * best_s(step.layer) for step in steps)
     num_kernels = sum(recorder.calls.values()) + sum(step.num_layers for step in steps)
     return Ceiling(seconds, num_kernels, len(recorder.calls) + len(steps))
 
@@ -127,18 +125,7 @@ def _tensor(layout: Any) -> Any:
     return torch.randn(num_items, device=device).to(dtype).as_strided(shape, stride)
 
 
-def _best_s(func: Any, layouts: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+def _kernel_s(func: Any, layouts: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     args = [_tensor(layout) for layout in layouts]
     device = next((str(a.device) for a in args if isinstance(a, torch.Tensor)), "cpu")
-    return _best_time(lambda: func(*args, **kwargs), device)
-
-
-def _best_time(work: Callable[[], object], device: str = "cpu") -> float:
-    best = math.inf
-    for _ in range(REPEATS):
-        synchronize(device)
-        started = time.perf_counter()
-        work()
-        synchronize(device)
-        best = min(best, time.perf_counter() - started)
-    return best
+    return best_s(lambda: func(*args, **kwargs), device)

@@ -1,26 +1,26 @@
-"""The measurements of one run: stock ``transformers`` and the engine asked in turn, beside what this machine
-could do at most."""
+"""Measures in one run: stock ``transformers`` and the engine asked in turn, beside what this machine could do
+at most."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
+from load_tests.benchmark import in_turn, say
 from load_tests.engine.batches import BatchEngine
 from load_tests.engine.case import Case
 from load_tests.engine.ours import Ours
-from load_tests.engine.sharing import Crowd, CrowdEngine, CrowdResult
+from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
-from load_tests.engine.workers import Worker
+from load_tests.engine.workers import Worker, peak_bytes
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
 
-BATCHES = (1, 8)
-Progress = Callable[[str], None]
+TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,203 +32,144 @@ class Runs:
     decode: int = 3
 
 
-def compare(case: Case, rates: Rates, runs: Runs, say: Progress) -> Iterator[Measurement]:
+def compare(case: Case, rates: Rates, runs: Runs) -> Iterator[Measurement]:
     """Times to first token and decoding rates over one context. Peak memory comes last."""
+    context = case.context
     with Worker(Stock, case) as stock, Worker(Ours, case) as ours:
-        yield from _first_tokens(case, rates, runs, stock, ours, say)
-        for batch in BATCHES:
-            yield _decoding(case, rates, runs, batch, stock, ours, say)
+        yield from _first_tokens(case, rates, runs, stock, ours)
+        yield _decoding(f"decode_1_{context}", 1, case, rates, runs, stock, ours)
+        yield _decoding(f"decode_8_shared_{context}", 8, case, rates, runs, stock, ours)
         yield measured(
-            f"peak_bytes_{case.context}",
-            [ours.peak_bytes()],
-            "byte",
-            better="lower",
-            baseline=stock.peak_bytes(),
+            f"peak_bytes_{context}", [ours.call(peak_bytes)], "byte", baseline=stock.call(peak_bytes)
         )
-        yield measured(f"kv_bytes_{case.context}", [ours.call("kv_bytes")], "byte", better="lower")
-        yield measured(
-            f"packed_weight_bytes_{case.context}", [ours.call("packed_bytes")], "byte", better="lower"
-        )
+        yield measured(f"kv_bytes_{context}", [ours.call(Ours.kv_bytes)], "byte")
+        yield measured(f"packed_weight_bytes_{context}", [ours.call(Ours.packed_bytes)], "byte")
 
 
-def _first_tokens(
-    case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker, say: Progress
-) -> Iterator[Measurement]:
+def _first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker) -> Iterator[Measurement]:
     say(f"first token over {case.context} tokens")
-    cold, hit, stitched = [], [], []
-    for run in range(runs.warm):  # in turn, so that whatever else the machine does meets both alike
-        if run < runs.cold:
-            cold.append(stock.call("cold_prefill_s"))
-        hit.append(stock.call("exact_hit_s"))
-        stitched.append(ours.call("stitched_s"))
+    cold, hit, stitched = in_turn(
+        (runs.cold, lambda: stock.call(Stock.cold_prefill_s)),
+        (runs.warm, lambda: stock.call(Stock.exact_hit_s)),
+        (runs.warm, lambda: ours.call(Ours.stitched_s)),
+    )
     limit = case.shape.ttft_limit_s(case.question, case.prompt_len, rates)
-    ceiling = ours.call("stitched_ceiling")
+    ceiling, flops = ours.call(Ours.stitched_ceiling).seconds, case.stitched_flops
     name = f"ttft_stitched_{case.context}"
-    yield measured(
-        name,
-        stitched,
-        "s",
-        better="lower",
-        baseline=statistics.median(cold),
-        limit=limit,
-        ceiling=ceiling.seconds,
-        flops=case.stitched_flops,
-    )
-    yield measured(
-        f"{name}_over_exact_hit",
-        stitched,
-        "s",
-        better="lower",
-        baseline=statistics.median(hit),
-        limit=limit,
-        flops=case.stitched_flops,
-    )
-    yield measured(f"ttft_cold_{case.context}", cold, "s", better="lower", flops=case.cold_flops)
+    yield measured(name, stitched, "s", baseline=cold, limit=limit, ceiling=ceiling, flops=flops)
+    yield measured(f"{name}_over_exact_hit", stitched, "s", baseline=hit, limit=limit, flops=flops)
+    yield measured(f"ttft_cold_{case.context}", cold, "s", flops=case.cold_flops)
 
 
 def _decoding(
-    case: Case, rates: Rates, runs: Runs, batch: int, stock: Worker, ours: Worker, say: Progress
+    name: str, batch: int, case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker
 ) -> Measurement:
     say(f"decoding {batch} over {case.context} tokens")
-    baseline, values = [], []
-    for _ in range(runs.decode):
-        baseline.append(stock.call("decode_rate", batch))
-        values.append(ours.call("decode_rate", batch))
-    private = case.question + case.decode / 2
-    num_bytes = (
-        case.shape.bytes_read(case.prefix + case.context) + batch * private * case.shape.kv_bytes_per_token
+    theirs, values = in_turn(
+        (runs.decode, lambda: stock.call(Stock.decode_rate, batch)),
+        (runs.decode, lambda: ours.call(Ours.decode_rate, batch)),
     )
-    limit = batch / max(
-        num_bytes / rates.bytes_per_s, batch * case.shape.flops(1, case.prompt_len) / rates.flops
-    )
-    name = f"decode_{batch}_{case.context}" if batch == 1 else f"decode_{batch}_shared_{case.context}"
-    return measured(
-        name, values, "token/s", better="higher", baseline=statistics.median(baseline), limit=limit
-    )
+    limit = batch / case.step_limit_s(batch, rates)
+    return measured(name, values, "token/s", better="higher", baseline=theirs, limit=limit)
 
 
-def compare_invariant(case: Case, runs: Runs, say: Progress) -> Iterator[Measurement]:
-    """What it costs that no request's bits depend on its company: ``batch_invariant``, against the engine
-    without it."""
+def compare_sampled(case: Case, runs: Runs) -> Measurement:
+    """Eight branches over one context that draw their tokens at a temperature, against the same branches
+    decoding greedily."""
+    say(f"decoding 8 sampled over {case.context} tokens")
+    with Worker(Ours, case) as ours:
+        greedy, sampled = in_turn(
+            (runs.decode, lambda: ours.call(Ours.decode_rate, 8)),
+            (runs.decode, lambda: ours.call(Ours.decode_rate, 8, TEMPERATURE)),
+        )
+    return measured("decode_8_sampled", sampled, "token/s", better="higher", baseline=greedy)
+
+
+def compare_invariant(case: Case, runs: Runs) -> Iterator[Measurement]:
+    """The cost of no request's bits depending on its company: ``batch_invariant``, against the engine without
+    it."""
     say(f"batch_invariant over {case.context} tokens")
     with Worker(Ours, case) as free, Worker(Ours, case, True) as fixed:
-        ttft: dict[Worker, list[float]] = {free: [], fixed: []}
-        rate: dict[Worker, list[float]] = {free: [], fixed: []}
-        for _ in range(runs.decode):
-            for engine in (free, fixed):
-                ttft[engine].append(engine.call("stitched_s"))
-                rate[engine].append(engine.call("decode_rate", 8))
-    name = "batch_invariant"
-    yield measured(
-        f"{name}_ttft_{case.context}",
-        ttft[fixed],
-        "s",
-        better="lower",
-        baseline=statistics.median(ttft[free]),
-    )
-    yield measured(
-        f"{name}_decode_8_{case.context}",
-        rate[fixed],
-        "token/s",
-        better="higher",
-        baseline=statistics.median(rate[free]),
-    )
+        free_ttft, free_rate, ttft, rate = in_turn(
+            (runs.decode, lambda: free.call(Ours.stitched_s)),
+            (runs.decode, lambda: free.call(Ours.decode_rate, 8)),
+            (runs.decode, lambda: fixed.call(Ours.stitched_s)),
+            (runs.decode, lambda: fixed.call(Ours.decode_rate, 8)),
+        )
+    yield measured(f"batch_invariant_ttft_{case.context}", ttft, "s", baseline=free_ttft)
+    name = f"batch_invariant_decode_8_{case.context}"
+    yield measured(name, rate, "token/s", better="higher", baseline=free_rate)
 
 
-def compare_batches(
-    case: Case, batches: Sequence[int], rates: Rates, runs: Runs, say: Progress
-) -> Iterator[Measurement]:
+def compare_batches(case: Case, batches: Sequence[int], rates: Rates, runs: Runs) -> Iterator[Measurement]:
     """TurboRAG's Table 4: first tokens of a batch, its KV resident and brought from host memory, against a
     full prefill."""
     with Worker(Stock, case) as stock, Worker(BatchEngine, case, max(batches)) as ours:
         for batch in batches:
             say(f"first tokens of {batch} requests over {case.context} tokens each")
-            cold, resident, transferred = [], [], []
-            for run in range(runs.warm):
-                if run < runs.cold:
-                    cold.append(stock.call("cold_prefill_s", batch))
-                resident.append(ours.call("ttft_s", batch, False))
-                transferred.append(ours.call("ttft_s", batch, True))
+            cold, resident, transferred = in_turn(
+                (runs.cold, lambda: stock.call(Stock.cold_prefill_s, batch)),  # noqa: B023  (called at once)
+                (runs.warm, lambda: ours.call(BatchEngine.ttft_s, batch, False)),  # noqa: B023
+                (runs.warm, lambda: ours.call(BatchEngine.ttft_s, batch, True)),  # noqa: B023
+            )
             flops = batch * case.shape.flops(case.question, case.context + case.question)
             num_bytes = case.shape.bytes_read(0) + batch * case.context * case.shape.kv_bytes_per_token
-            limit, baseline = max(flops / rates.flops, num_bytes / rates.bytes_per_s), statistics.median(cold)
+            limit = rates.limit_s(flops, num_bytes)
             name = f"ttft_batch_{batch}_{case.context}"
-            yield measured(name, resident, "s", better="lower", baseline=baseline, limit=limit, flops=flops)
-            yield measured(
-                f"{name}_with_transfer", transferred, "s", better="lower", baseline=baseline, flops=flops
-            )
+            yield measured(name, resident, "s", baseline=cold, limit=limit, flops=flops)
+            yield measured(f"{name}_with_transfer", transferred, "s", baseline=cold, flops=flops)
 
 
-def compare_branches(
-    case: Case, branches: Sequence[int], rates: Rates, runs: Runs, say: Progress
-) -> Iterator[Measurement]:
+def compare_branches(case: Case, branches: Sequence[int], rates: Rates, runs: Runs) -> Iterator[Measurement]:
     """A step of M branches over one context, against M steps of one branch."""
     with Worker(Ours, case) as ours:
         one = None
         for batch in sorted({1, *branches}):
             say(f"decoding {batch} branches over {case.context} shared tokens")
-            steps = [batch / ours.call("decode_rate", batch) for _ in range(runs.decode)]
-            one = one or statistics.median(steps)
-            private = batch * (case.question + case.decode / 2) * case.shape.kv_bytes_per_token
-            flops = batch * case.shape.flops(1, case.prompt_len)
-            limit = max(
-                (case.shape.bytes_read(case.prefix + case.context) + private) / rates.bytes_per_s,
-                flops / rates.flops,
-            )
+            steps = [batch / ours.call(Ours.decode_rate, batch) for _ in range(runs.decode)]
+            one = one or median(steps)
+            limit, flops = case.step_limit_s(batch, rates), batch * case.shape.flops(1, case.prompt_len)
             name = f"step_of_{batch}_over_{case.context}"
-            yield measured(name, steps, "s", better="lower", baseline=batch * one, limit=limit, flops=flops)
-            yield measured(f"{name}_in_steps_of_one", [step / one for step in steps], "steps", better="lower")
+            yield measured(name, steps, "s", baseline=batch * one, limit=limit, flops=flops)
+            yield measured(f"{name}_in_steps_of_one", [step / one for step in steps], "steps")
 
 
-def compare_disk(case: Case, runs: Runs, say: Progress) -> Measurement:
+def compare_disk(case: Case, runs: Runs) -> Measurement:
     """Chunks' KV in files in the page cache, against the same chunks resident; from the request's arrival."""
     say(f"first token over {case.context} tokens on disk")
     contexts = Contexts(tuple(case.chunk_lens), case.prefix, case.question, count=2)
     with tempfile.TemporaryDirectory(prefix="kvquilt-engine-") as directory:
         stored = measure_stored_ttft(Path(directory), case.shape, contexts, runs.warm, case.device)
-        found = {m.name: m for m in stored}
-    disk = found["ttft_disk"]
-    to_s = 1e-3
-    return Measurement(
-        f"ttft_stitched_disk_{case.context}",
-        disk.value * to_s,
-        "s",
-        (disk.baseline or 0) * to_s,
-        disk.ratio,
-        tflop=case.stitched_flops / 1e12,
-        min=(disk.min or 0) * to_s,
-        max=(disk.max or 0) * to_s,
-        n=disk.n,
-    )
+    disk = next(m for m in stored if m.name == "ttft_disk")
+    seconds = {name: getattr(disk, name) / 1000 for name in ("value", "baseline", "min", "max")}
+    name = f"ttft_stitched_disk_{case.context}"
+    return replace(disk, name=name, unit="s", tflop=case.stitched_flops / 1e12, **seconds)
 
 
-def compare_sharing(crowd: Crowd, rates: Rates, runs: int, say: Progress) -> Iterator[Measurement]:
+def compare_sharing(crowd: Crowd, rates: Rates, runs: int) -> Iterator[Measurement]:
     """One resident copy for all requests, against a copy each."""
-    results: dict[bool, list[CrowdResult]] = {True: [], False: []}
     say(f"{crowd.num_requests} requests that share {crowd.num_shared} of {crowd.num_chunks} chunks")
     with Worker(CrowdEngine, crowd, True) as together, Worker(CrowdEngine, crowd, False) as apart:
-        for _ in range(runs):
-            results[True].append(together.call("run"))
-            results[False].append(apart.call("run"))
-    private = crowd.num_requests * (crowd.question + crowd.decode / 2) * crowd.shape.kv_bytes_per_token
-    num_bytes = crowd.shape.bytes_read(0) + crowd.bytes_of(crowd.num_unique) + private
-    context = crowd.num_chunks * crowd.chunk_len
-    limit = crowd.num_requests / max(
-        num_bytes / rates.bytes_per_s, crowd.num_requests * crowd.shape.flops(1, context) / rates.flops
+        shared, alone = in_turn(
+            (runs, lambda: together.call(CrowdEngine.run)), (runs, lambda: apart.call(CrowdEngine.run))
+        )
+    stored = crowd.bytes_of(crowd.num_unique)
+    limit = crowd.num_requests / rates.limit_s(
+        crowd.num_requests * crowd.shape.flops(1, crowd.num_chunks * crowd.chunk_len),
+        crowd.shape.bytes_read(0) + stored + crowd.private_bytes(crowd.decode / 2),
     )
-    alone = statistics.median(r.tokens_per_s for r in results[False])
     yield measured(
         "sharing_throughput",
-        [r.tokens_per_s for r in results[True]],
+        [result.tokens_per_s for result in shared],
         "token/s",
         better="higher",
-        baseline=alone,
+        baseline=[result.tokens_per_s for result in alone],
         limit=limit,
     )
-    held = [float(r.resident_bytes + r.private_bytes) for r in results[True]]
-    needed = (
-        crowd.bytes_of(crowd.num_unique)
-        + crowd.num_requests * (crowd.question + 1) * crowd.shape.kv_bytes_per_token
+    yield measured(
+        "sharing_bytes",
+        [result.held_bytes for result in shared],
+        "byte",
+        baseline=[result.held_bytes for result in alone],
+        limit=stored + crowd.private_bytes(1),
     )
-    baseline = statistics.median(r.resident_bytes + r.private_bytes for r in results[False])
-    yield measured("sharing_bytes", held, "byte", better="lower", baseline=baseline, limit=needed)

@@ -1,5 +1,4 @@
-"""A source of stored KV that lies in host memory, for benchmarks: random, since time does not depend on what
-it says."""
+"""Gives stored KV out of host memory, for benchmarks: random, since time does not depend on what it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine, with the chunks' KV resident."""
+"""Asks the engine, with the chunks' KV resident."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from shared.engine.model.packing import packed_bytes
 from shared.engine_config import GIB
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import ReuseMode
-from shared.generation.told import DoneEvent, Timings
+from shared.generation.told import Timings
 from shared.identity import ids_hash
+from shared.measuring.asking import timings_of
 from shared.measuring.shapes import build_model
 
 
 class Ours:
-    """Every question sees the same chunks; their order is another one each time."""
+    """The engine, asked about the same chunks in another order each time."""
 
     def __init__(self, case: Case, batch_invariant: bool = False) -> None:
         self._case = case
@@ -47,7 +48,7 @@ class Ours:
         return num_questions * self._case.decode / timings.decode_s
 
     def stitched_ceiling(self) -> Ceiling:
-        """What the kernels of ``stitched_s`` would take, each alone at its best."""
+        """Of the kernels of ``stitched_s``, each alone at its best."""
         return ceiling_of(self.stitched_s)
 
     def kv_bytes(self) -> int:
@@ -68,7 +69,4 @@ class Ours:
             ReuseMode.REORDERED,
             SamplingParams(max_tokens=num_tokens, temperature=temperature, ignore_eos=True),
         )
-        for event in self._engine.generate(request):
-            if isinstance(event, DoneEvent):
-                return event.timings
-        raise AssertionError("the engine ended without an event that says so")
+        return timings_of(self._engine, request)

@@ -1,4 +1,4 @@
-"""Where a step's time goes: matrix products, attention, small operations, and Python between them.
+"""Shows where a step's time goes: matrix products, attention, small operations, and Python between them.
 
     python -m load_tests.engine.profile --shape qwen2-0.5b --context 4096 --questions 8
 
@@ -7,7 +7,6 @@ Shares are of a profiled run, which is slower than a plain one; the plain one's 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter, defaultdict
@@ -18,6 +17,7 @@ from unittest import mock
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from load_tests.benchmark import new_parser, option
 from load_tests.engine.case import Case
 from load_tests.engine.ours import Ours
 from shared.engine.backends.native import NativeAttention
@@ -37,18 +37,13 @@ SMALL, PYTHON = "small operations", "Python and all else"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m load_tests.engine.profile", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen2-0.5b")
-    parser.add_argument(
-        "--context", type=int, default=4096, help="tokens in chunks of 512 (default: %(default)s)"
-    )
-    parser.add_argument("--question", type=int, default=128, help="tokens (default: %(default)s)")
-    parser.add_argument("--questions", type=int, default=1, help="over one context (default: %(default)s)")
-    parser.add_argument(
-        "--decode", type=int, default=32, help="tokens after the first (default: %(default)s)"
-    )
-    parser.add_argument("--rows", type=int, default=15, help="operators to list (default: %(default)s)")
+    parser = new_parser("load_tests.engine.profile", __doc__)
+    option(parser, "--shape", "qwen2-0.5b", "of a public model", choices=sorted(SHAPES))
+    option(parser, "--context", 4096, "tokens in chunks of 512")
+    option(parser, "--question", 128, "tokens")
+    option(parser, "--questions", 1, "over one context")
+    option(parser, "--decode", 32, "tokens after the first")
+    option(parser, "--rows", 15, "operators to list")
     args = parser.parse_args(argv)
     ours = Ours(Case(SHAPES[args.shape], args.context, args.question, args.decode))
     _print("first token, one question", ours.stitched_s, args.rows)
@@ -66,7 +61,7 @@ def _marked(*args: Any) -> torch.Tensor:
 
 
 def _print(what: str, work: Callable[[], float], num_rows: int) -> None:
-    """``work``: what it returns is the time that counts; setting up and prefilling before it are in the
+    """``work`` returns the time that counts; setting up and prefilling before it are in the
     shares all the same."""
     work()
     plain_s = work()

@@ -1,16 +1,15 @@
-"""Stock ``transformers``, as its own ``generate`` would run it: the baseline."""
+"""Asks stock ``transformers``, as its own ``generate`` would run it: the baseline."""
 
 from __future__ import annotations
 
 import copy
-import time
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
 from load_tests.engine.case import Case
-from shared.measuring.rates import synchronize
+from shared.measuring.rates import now_s
 from shared.measuring.shapes import random_model
 
 
@@ -27,19 +26,19 @@ class Stock:
     def cold_prefill_s(self, batch: int = 1) -> float:
         """To the first tokens of ``batch`` prompts, with nothing cached."""
         prompts = self._prompt.repeat(batch, 1)
-        started = self._now()
+        started = now_s(self._case.device)
         self._step(prompts, DynamicCache())
-        return self._now() - started
+        return now_s(self._case.device) - started
 
     @torch.inference_mode()
     def exact_hit_s(self) -> float:
         """To the first token, with KV of the very same prefix and chunks in the very same order in the
         cache."""
-        cache = self._cached_context()
-        started = self._now()
-        self._step(self._prompt[:, -self._case.question :], cache)
-        elapsed = self._now() - started
-        cache.crop(-self._case.question)
+        case, cache = self._case, self._cached_context()
+        started = now_s(case.device)
+        self._step(self._prompt[:, -case.question :], cache)
+        elapsed = now_s(case.device) - started
+        cache.crop(-case.question)
         return elapsed
 
     @torch.inference_mode()
@@ -48,10 +47,10 @@ class Stock:
         case, cache = self._case, copy.deepcopy(self._cached_context())
         cache.batch_repeat_interleave(num_questions)
         tokens = self._step(torch.tensor(case.questions(num_questions), device=case.device), cache)
-        started = self._now()
+        started = now_s(case.device)
         for _ in range(case.decode):
             tokens = self._step(tokens, cache)
-        return num_questions * case.decode / (self._now() - started)
+        return num_questions * case.decode / (now_s(case.device) - started)
 
     def _cached_context(self) -> Any:
         if self._context is None:
@@ -64,7 +63,3 @@ class Stock:
         logits = self._model(ids_BT, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         tokens: torch.Tensor = logits[:, -1].argmax(-1, keepdim=True)
         return tokens
-
-    def _now(self) -> float:
-        synchronize(self._case.device)
-        return time.perf_counter()

@@ -1,5 +1,5 @@
-"""A process that holds one of those compared: what it allocates is counted as its own, and it sleeps while
-the other one works."""
+"""Keeps one of those compared in a process of its own: what it allocates is counted as its own, and it sleeps
+while the other one works."""
 
 from __future__ import annotations
 
@@ -7,46 +7,45 @@ import multiprocessing
 import resource
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class WorkerFailed(RuntimeError):
     """The worker's traceback."""
 
 
-class Worker:
+class Worker(AbstractContextManager["Worker"]):
     """Calls methods of what ``build`` makes, in a process of its own.
 
     Raises:
         WorkerFailed: building it failed there.
     """
 
-    def __init__(self, build: Callable[..., Any], *args: Any) -> None:
+    def __init__(self, build: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, build, args), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, build, args, kwargs), daemon=True)
         self._process.start()
         theirs.close()
         self._receive()
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """
         Raises:
             WorkerFailed: the method raised, or the process died.
         """
-        self._pipe.send((method, args))
-        return self._receive()
+        self._pipe.send((method, args, kwargs))
+        result: T = self._receive()
+        return result
 
-    def peak_bytes(self) -> int:
-        """Most memory that the process ever had: on a GPU if it works on one, else of the host. Weights, KV,
-        everything."""
-        return int(self.call("__peak__"))
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pipe.close()
         self._process.join(10)
         if self._process.is_alive():
@@ -64,32 +63,22 @@ class Worker:
             raise WorkerFailed(value)
         return value
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def peak_bytes() -> int:
-    """Of this process."""
+def peak_bytes(it: object) -> int:
+    """Most memory that the process ever had: on a GPU if it works on one, else of the host. Weights, KV,
+    everything."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _serve(pipe: Connection, build: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _serve(pipe: Connection, build: Callable[..., object], args: Any, kwargs: Any) -> None:
     try:
-        it = build(*args)
+        it = build(*args, **kwargs)
         pipe.send((True, None))
         while True:
-            method, arguments = pipe.recv()
-            if method == "__peak__":
-                pipe.send((True, peak_bytes()))
-            else:
-                pipe.send((True, getattr(it, method)(*arguments)))
+            method, args, kwargs = pipe.recv()
+            pipe.send((True, method(it, *args, **kwargs)))
     except EOFError:
         pass
     except BaseException:

@@ -25,30 +25,38 @@ from shared.errors import KvquiltError
 from shared.generation.modes import ReuseMode
 from shared.identity import ids_hash
 from shared.measuring.judge import judge
-from shared.measuring.report import write_detailed_report
+from shared.measuring.report import write_report
 
 _CONTEXTS_AT_ONCE = 8
 ABOUT = """What chunk reuse costs in right answers, and what recomputing a part of the tokens wins back.
 
-Documents about invented things of one kind are cut so that only the first chunk names the thing. A question whose evidence is
-spread names the thing and asks what a later chunk states, as do the later chunks of the other documents: without the chunk in
-front nobody can tell which is meant. Other questions are about first chunks. All names are unseen in training.
+Documents about invented things of one kind are cut so that only the first chunk names the thing. A question
+whose evidence is spread names the thing and asks what a later chunk states, as do the later chunks of the
+other documents: without the chunk in front nobody can tell which is meant. Other questions are about first
+chunks. All names are unseen in training.
 
-Every question is asked in every mode. cacheclip recomputes the windows that the auxiliary model attends to, about --ratio of
-the context's tokens; the modes of --controls recompute, question by question, as many. (cacheblend computes all
-tokens in its first two layers besides, as it is defined.) A right answer holds the asked-for value as whole words.
+Every question is asked in every mode. cacheclip recomputes the windows that the auxiliary model attends to,
+about --ratio of the context's tokens; the modes of --controls recompute, question by question, as many.
+(cacheblend computes all tokens in its first two layers besides, as it is defined.) A right answer holds the
+asked-for value as whole words.
 
   python -m load_tests.quality --questions 100                          a first impression
   python -m load_tests.quality --minutes 8 --answers build/quality.jsonl --json build/quality.json
-                                                                        as far as it comes in 8 minutes; run again to go on
+                                                                        as far as it comes in 8 minutes; run
+                                                                        again to go on
   python -m load_tests.quality --answers build/quality.jsonl --verdict build/quilt.verdict.json
-                                                                        what mode auto is to do: the mode that computes least and,
-                                                                        its interval considered, is worse by --tolerance at most
-  python -m load_tests.quality --cacheclip budget/stitched,paper/stitched,budget/each --controls query_attention
-                                                                        groupings and readings against each other
+                                                                        what mode auto is to do: the mode that
+                                                                        computes least and, its interval
+                                                                        considered, is worse by --tolerance at
+                                                                        most
+  python -m load_tests.quality --cacheclip budget/stitched,paper/stitched,budget/each --controls
+  query_attention
+                                                                        groupings and readings against each
+                                                                        other
 
-p is McNemar's exact test of each mode against cacheclip, on the same questions. Intervals (95 %) resample contexts. Won back is
-(mode - reordered) / (full - reordered); it is left out where the interval of that loss holds 0."""  # noqa: E501
+p is McNemar's exact test of each mode against cacheclip, on the same questions. Intervals (95 %) resample
+contexts. Won back is (mode - reordered) / (full - reordered); it is left out where the interval of that loss
+holds 0."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,7 +112,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
         console.print(f"verdict: {verdict.mode}, in {args.verdict}", soft_wrap=True)
     if args.json is not None:
         details = {"settings": settings, "findings": [dataclasses.asdict(f) for f in found]}
-        write_detailed_report(args.json, list(measurements(found, alike)), {"threads": args.threads}, details)
+        write_report(args.json, list(measurements(found, alike)), details, threads=args.threads)
 
 
 def _ask_all(

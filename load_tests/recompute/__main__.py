@@ -1,5 +1,5 @@
-"""What CacheClip costs and saves: time to first token with the selection included, in one run, with random
-weights.
+"""Measures what CacheClip costs and saves: time to first token with the selection included, in one run, with
+random weights.
 
     python -m load_tests.recompute --context 8192 --question 128 --ratios 0,10,20,40,100 --json
     build/recompute.json
@@ -21,120 +21,35 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 
-import torch
-
-from load_tests.engine.__main__ import line
-from load_tests.engine.case import CHUNK_LEN, Case
-from load_tests.engine.plot import write_plot
+from load_tests.benchmark import numbers, option
+from load_tests.engine.command import Measure, case_of, run, shape_parser
 from load_tests.recompute.measurements import RecomputePlan, measure
 from shared.generation.selection import Grouping, Reading
-from shared.measuring.rates import Rates, measure_rates
-from shared.measuring.report import write_report
 from shared.measuring.shapes import SHAPES
+
+FACTS = ("shape", "auxiliary", "context", "chunk", "grouping", "reading")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
-    try:
-        plan = _plan(args)
-    except ValueError as error:
-        print(f"load_tests.recompute: {error}", file=sys.stderr)
-        return 2
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        print(
-            "load_tests.recompute: --device: there is no CUDA device here; leave it out for the CPU",
-            file=sys.stderr,
-        )
-        return 2
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    _say("the machine's limits")
-    rates = measure_rates(args.device)
-    _print_rates(rates)
-    measurements = []
-    for measurement in measure(plan, rates, _say):
-        print(line(measurement), flush=True)
-        measurements.append(measurement)
-    after = measure_rates(args.device)
-    print("\nwhen all was done (limits mean something only if this is what it was in the beginning):")
-    _print_rates(after)
-    if args.json:
-        facts = {
-            "shape": args.shape,
-            "auxiliary": args.auxiliary,
-            "context": args.context,
-            "chunk": args.chunk,
-            "grouping": args.grouping,
-            "reading": args.reading,
-        }
-        write_report(args.json, measurements, **facts, **asdict(rates), flops_after=after.flops)
-    if args.plot:
-        write_plot(args.plot, measurements, f"{args.shape}, selected by {args.auxiliary}")
-    return 0
+    return run(_parser(), argv, _plan, FACTS)
 
 
-def _plan(args: argparse.Namespace) -> RecomputePlan:
-    shape = SHAPES[args.shape]
-    case = Case(
-        shape, args.context, args.question, chunk_len=args.chunk, device=args.device, threads=args.threads
-    )
-    grouping, reading = Grouping(args.grouping), Reading(args.reading)
-    return RecomputePlan(case, SHAPES[args.auxiliary], tuple(args.ratios), grouping, reading, args.runs)
-
-
-def _print_rates(rates: Rates) -> None:
-    print(
-        f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s\n{'memory reads':34} "
-        f"{rates.bytes_per_s / 1e9:12.1f} GB/s"
-    )
-
-
-def _say(step: str) -> None:
-    print(f"… {step}", file=sys.stderr)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+def _plan(args: argparse.Namespace) -> Measure:
+    case, ratios = case_of(args, args.context), tuple(args.ratios)
+    auxiliary, grouping, reading = SHAPES[args.auxiliary], Grouping(args.grouping), Reading(args.reading)
+    return partial(measure, RecomputePlan(case, auxiliary, ratios, grouping, reading, args.runs))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m load_tests.recompute", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    shapes, groupings, readings = (
-        sorted(SHAPES),
-        [form.value for form in Grouping],
-        [reading.value for reading in Reading],
-    )
-    parser.add_argument(
-        "--shape", choices=shapes, default="qwen2-0.5b", help="of the primary (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--auxiliary", choices=shapes, default="smollm2-135m", help="its shape (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--context", type=int, default=8192, help="tokens, of any number (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--chunk", type=int, default=CHUNK_LEN, help="tokens of a chunk (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--question", type=int, default=128, help="tokens after the context (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--ratios", type=_numbers, default=[0, 10, 20, 40, 100], help="percentages (default: 0,10,20,40,100)"
-    )
-    parser.add_argument("--grouping", choices=groupings, default="budget", help="default: %(default)s")
-    parser.add_argument(
-        "--reading", choices=readings, default="stitched", help="of the curve (default: %(default)s)"
-    )
-    parser.add_argument("--runs", type=int, default=3, help="of everything (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0: as many as there are cores")
-    parser.add_argument("--json", type=Path, help="where to write the report")
-    parser.add_argument("--plot", type=Path, help="where to write a picture of it (SVG)")
+    parser = shape_parser("load_tests.recompute", __doc__)
+    option(parser, "--auxiliary", "smollm2-135m", "its shape", choices=sorted(SHAPES))
+    option(parser, "--context", 8192, "tokens, of any number")
+    option(parser, "--ratios", [0, 10, 20, 40, 100], "percentages", type=numbers)
+    option(parser, "--grouping", "budget", "of tokens", choices=[form.value for form in Grouping])
+    option(parser, "--reading", "stitched", "of the curve", choices=[reading.value for reading in Reading])
+    option(parser, "--runs", 3, "of everything")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The auxiliary model's part: which tokens of a context to recompute, and how long it takes to know."""
+"""Does the auxiliary model's part: which tokens of a context to recompute, and how long it takes to know."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from load_tests.recompute.text import Speech
@@ -17,13 +16,12 @@ from shared.engine.kv.loader import Loader
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.spec import ModelSpec
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
 from shared.prompt import PromptTemplate, PromptTokenizer
 from shared.selection.auxiliary import Auxiliary
-from shared.selection.scoring import EngineScorer, Scorer, Scores
-from shared.selection.selector import Selection, Selector, is_open
+from shared.selection.scoring import EngineScorer, Scores
+from shared.selection.selector import Selector, is_open
 from shared.selection.spans import SpanTokenizer
 
 _LOADER_THREADS = 2
@@ -46,29 +44,16 @@ class Selected:
         return self.pair_s + self.load_s + self.score_s + self.group_s
 
 
-class TimedScorer:
-    """Another scorer, and how long its last scores took."""
+class TimedScorer(EngineScorer):
+    """Knows how long its last scores took."""
 
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-        self.seconds = 0.0
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._scorer.spec
-
-    @property
-    def fingerprint(self) -> str:
-        return self._scorer.fingerprint
-
-    def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
-        return self._scorer.encode(chunks)
+    seconds = 0.0
 
     def score(
         self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED
     ) -> Scores:
         started = time.perf_counter()
-        scores = self._scorer.score(chunks, question_ids, reading)
+        scores = super().score(chunks, question_ids, reading)
         self.seconds = time.perf_counter() - started
         return scores
 
@@ -80,8 +65,9 @@ class Clipper:
     def __init__(
         self, model: LoadedModel, source: SegmentSource, speech: Speech, texts: Sequence[str], question: str
     ) -> None:
-        prompts = _prompts(speech.auxiliary)
-        self._scorer = TimedScorer(EngineScorer(model, prompts.prefix_ids))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=speech.auxiliary)
+        prompts = PromptTokenizer(tokenizer, PromptTemplate())
+        self._scorer = TimedScorer(model, prompts.prefix_ids)
         auxiliary = Auxiliary(self._scorer, SpanTokenizer(speech.auxiliary, "the auxiliary"), prompts)
         self._selector = Selector(auxiliary, SpanTokenizer(speech.primary, "the primary"))
         self._texts, self._question = texts, question
@@ -111,7 +97,7 @@ class Clipper:
         segments = self._load() if is_open(chunks, ratio) else []
         loaded = time.perf_counter()
         selection = self._selector.select(chunks, segments, self._question, ratio, grouping, reading)
-        tokens = _numbers(selection)
+        tokens = tuple(np.flatnonzero(np.concatenate(selection.chosen)).tolist())
         select_s = time.perf_counter() - loaded
         return Selected(
             tokens, paired - started, loaded - paired, self._scorer.seconds, select_s - self._scorer.seconds
@@ -138,15 +124,6 @@ class Clipper:
                     )
                 found[event.key] = event.segment
         return [found[chunk_id] for chunk_id in self._lens]
-
-
-def _prompts(tokenizer: Tokenizer) -> PromptTokenizer:
-    return PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), PromptTemplate())
-
-
-def _numbers(selection: Selection) -> tuple[int, ...]:
-    chosen: list[int] = np.flatnonzero(np.concatenate(selection.chosen)).tolist()
-    return tuple(chosen)
 
 
 def _chunk_id(token_ids: tuple[int, ...]) -> str:

@@ -1,20 +1,19 @@
-"""The measurements of one run: ``full``, ``reordered`` and CacheClip at every ratio in turn, then CacheClip
-beside loading."""
+"""Measures in one run: ``full``, ``reordered`` and CacheClip at every ratio in turn, then CacheClip beside
+loading."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from load_tests.benchmark import in_turn, say
 from load_tests.engine.case import Case
 from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute.clipper import Clipper, Selected
-from load_tests.recompute.limits import prefill_flops, prefill_limit_s, scoring_flops, scoring_limit_s
+from load_tests.recompute.limits import Work, prefill_work, scoring_work
 from load_tests.recompute.primary import Primary
 from load_tests.recompute.text import Speech
 from shared.engine.modes.random import at_random
@@ -24,7 +23,6 @@ from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
 from shared.measuring.shapes import Shape, build_model
 
-Progress = Callable[[str], None]
 # times the slowest selection is what the loading takes that shall hide it: beside others it takes longer
 _LATER = 2.5
 
@@ -75,7 +73,7 @@ class RecomputeRun:
         return clip.total_s + prefill_s
 
 
-def measure(plan: RecomputePlan, rates: Rates, say: Progress) -> Iterator[Measurement]:
+def measure(plan: RecomputePlan, rates: Rates) -> Iterator[Measurement]:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvquilt-recompute-"))
         say("both models, and the auxiliary's KV")
@@ -85,26 +83,21 @@ def measure(plan: RecomputePlan, rates: Rates, say: Progress) -> Iterator[Measur
         question = speech.text(case.question)
         source, _ = stack.enter_context(stored_source(Path(directory), auxiliary))
         clipper = stack.enter_context(closing(Clipper(auxiliary, source, speech, texts, question)))
-        chunks, question_ids = (
-            [chunk.primary.token_ids for chunk in clipper.chunks],
-            tuple(speech.primary.encode(question).ids),
-        )
-        primary = stack.enter_context(
-            closing(Primary(case, build_model(case.shape, case.device), chunks, question_ids))
-        )
-        yield from RecomputeBench(plan, rates, clipper, primary, say).measure()
+        chunks = [chunk.primary.token_ids for chunk in clipper.chunks]
+        question_ids = tuple(speech.primary.encode(question).ids)
+        model = build_model(case.shape, case.device)
+        primary = stack.enter_context(closing(Primary(case, model, chunks, question_ids)))
+        yield from RecomputeBench(plan, rates, clipper, primary).measure()
 
 
 class RecomputeBench:
-    def __init__(
-        self, plan: RecomputePlan, rates: Rates, clipper: Clipper, primary: Primary, say: Progress
-    ) -> None:
-        self._plan, self._rates, self._say = plan, rates, say
+    def __init__(self, plan: RecomputePlan, rates: Rates, clipper: Clipper, primary: Primary) -> None:
+        self._plan, self._rates = plan, rates
         self._clipper, self._primary = clipper, primary
         self._case = plan.case
 
     def measure(self) -> Iterator[Measurement]:
-        self._say(
+        say(
             f"full, reordered and cacheclip at {', '.join(map(str, self._plan.percents))} % of "
             f"{self._case.context} tokens"
         )
@@ -143,105 +136,88 @@ class RecomputeBench:
     # --- what comes of it ----------------------------------------------------------------------------------
 
     def _curve(self, runs: list[RecomputeRun]) -> Iterator[Measurement]:
-        context = self._case.context
-        full = [run.full_s for run in runs]
-        full_limit = self._prefill_limit(range(context))
-        baseline = statistics.median(full)
-        flops = self._prefill_flops(range(context))
-        yield measured("ttft_full", full, "s", better="lower", limit=full_limit, flops=flops)
-        reordered = [run.reordered_s for run in runs]
-        limit, flops = self._prefill_limit(()), self._prefill_flops(())
-        yield measured(
-            "ttft_reordered", reordered, "s", better="lower", baseline=baseline, limit=limit, flops=flops
-        )
+        full_s, everything = [run.full_s for run in runs], [self._prefill(range(self._case.context))]
+        yield self._measured("ttft_full", full_s, everything)
+        reordered_s = [run.reordered_s for run in runs]
+        yield self._measured("ttft_reordered", reordered_s, [self._prefill(())], full_s)
         for percent in self._plan.percents:
-            tokens = runs[0].clips[percent][0].tokens
-            limit, flops = self._prefill_limit(tokens), self._prefill_flops(tokens)
+            name, chosen = f"recompute_{percent}", [run.clips[percent][0].tokens for run in runs]
+            works = [self._prefill(chosen[0])]
             if 0 < percent < 100:
-                limit += self._scoring_limit(self._plan.reading)
-                flops += self._scoring_flops(self._plan.reading)
-            seconds, name = [run.clipped_s(percent) for run in runs], f"recompute_{percent}"
-            yield measured(
-                f"ttft_{name}", seconds, "s", better="lower", baseline=baseline, limit=limit, flops=flops
-            )
+                works.append(self._scoring(self._plan.reading))
+            seconds = [run.clipped_s(percent) for run in runs]
+            yield self._measured(f"ttft_{name}", seconds, works, full_s)
             speedups = [run.full_s / run.clipped_s(percent) for run in runs]
-            yield measured(f"full_over_{name}", speedups, "×", better="higher", limit=full_limit / limit)
-            chosen = [float(len(run.clips[percent][0].tokens)) for run in runs]
-            yield measured(f"tokens_{name}", chosen, "tokens", better="lower")
+            limit = self._limit_s(everything) / self._limit_s(works)
+            yield measured(f"full_over_{name}", speedups, "×", better="higher", limit=limit)
+            yield measured(f"tokens_{name}", [len(tokens) for tokens in chosen], "tokens")
 
     def _evenly(self, runs: list[RecomputeRun], percent: int) -> Measurement:
         """What stands in front sees little and is cheap, and where a model of random weights looks means
         nothing. So: the same, if what was selected lay evenly over the context."""
         seconds = [run.clips[percent][0].total_s + run.spread_s for run in runs]
-        limit = self._prefill_limit(self._spread(runs[0].clips)) + self._scoring_limit(self._plan.reading)
-        baseline = statistics.median(run.full_s for run in runs)
+        works = [self._prefill(self._spread(runs[0].clips)), self._scoring(self._plan.reading)]
         name = f"ttft_recompute_{percent}_evenly"
-        return measured(name, seconds, "s", better="lower", baseline=baseline, limit=limit)
+        return self._measured(name, seconds, works, [run.full_s for run in runs])
 
     def _parts(self, runs: list[RecomputeRun], percent: int) -> Iterator[Measurement]:
         """Where the time goes."""
-        parts: defaultdict[str, list[float]] = defaultdict(list)
-        for clip, prefill_s in (run.clips[percent] for run in runs):
-            for name in ("pair", "load", "score", "group"):
-                parts[name].append(getattr(clip, f"{name}_s"))
-            parts["prefill"].append(prefill_s)
-        limits = {
-            "score": self._scoring_limit(self._plan.reading),
-            "prefill": self._prefill_limit(runs[0].clips[percent][0].tokens),
-        }
-        for name, seconds in parts.items():
-            yield measured(f"{name}_{percent}", seconds, "s", better="lower", limit=limits.get(name))
+        clips = [run.clips[percent] for run in runs]
+        for name in ("pair", "load", "score", "group"):
+            works = [self._scoring(self._plan.reading)] if name == "score" else []
+            yield self._measured(f"{name}_{percent}", [getattr(c, f"{name}_s") for c, _ in clips], works)
+        works = [self._prefill(clips[0][0].tokens)]
+        yield self._measured(f"prefill_{percent}", [prefill_s for _, prefill_s in clips], works)
 
     def _readings(self, percent: int) -> Iterator[Measurement]:
-        self._say("the selection, by both readings")
+        say("the selection, by both readings")
         for reading in Reading:
             seconds = [self._clip(percent, reading).total_s for _ in range(self._plan.runs)]
-            limit, flops = self._scoring_limit(reading), self._scoring_flops(reading)
-            name = f"selection_{reading.value}"
-            yield measured(name, seconds, "s", better="lower", limit=limit, flops=flops)
+            yield self._measured(f"selection_{reading.value}", seconds, [self._scoring(reading)])
 
     def _beside_loading(self, clips: list[Selected], percent: int) -> Iterator[Measurement]:
         """Chunks come so late that the selection is done before they are there."""
         load_s = _LATER * max(clip.total_s for clip in clips)
-        self._say(f"the same beside loading that takes {load_s:.2f} s")
-        alone, beside = [], []
-        for clip in clips:
-            alone.append(self._primary.loading(clip.tokens, load_s))
-            beside.append(self._primary.selecting(lambda: self._clip(percent).tokens, load_s))
+        say(f"the same beside loading that takes {load_s:.2f} s")
+        tokens = iter(clips)
+        alone, beside = in_turn(
+            (len(clips), lambda: self._primary.loading(next(tokens).tokens, load_s)),
+            (len(clips), lambda: self._primary.selecting(lambda: self._clip(percent).tokens, load_s)),
+        )
         for name, of in (("ttft", "token_s"), ("placed", "placed_s")):
             loading, selecting = ([getattr(first, of) for first in of_it] for of_it in (alone, beside))
-            baseline = statistics.median(loading)
-            yield measured(f"{name}_loading_{percent}", loading, "s", better="lower")
-            name = f"{name}_loading_selecting_{percent}"
-            yield measured(name, selecting, "s", better="lower", baseline=baseline)
+            yield measured(f"{name}_loading_{percent}", loading, "s")
+            yield measured(f"{name}_loading_selecting_{percent}", selecting, "s", baseline=loading)
         hidden = [first.hidden for first in beside]
         yield measured("selector_hidden_fraction", hidden, "fraction", better="higher", limit=1.0)
 
     # --- limits --------------------------------------------------------------------------------------------
 
-    def _prefill_limit(self, tokens: range | tuple[int, ...]) -> float:
+    def _measured(
+        self,
+        name: str,
+        seconds: Sequence[float],
+        works: Sequence[Work],
+        baseline: Sequence[float] | None = None,
+    ) -> Measurement:
+        """``works``: what has to be done, one after the other; none where no limit is known."""
+        flops = sum(work.flops for work in works) or None
+        return measured(
+            name, seconds, "s", baseline=baseline, limit=self._limit_s(works) or None, flops=flops
+        )
+
+    def _limit_s(self, works: Sequence[Work]) -> float:
+        return sum(self._rates.limit_s(*work) for work in works)
+
+    def _prefill(self, tokens: range | tuple[int, ...]) -> Work:
+        """Of these tokens of the context, and the question."""
         case = self._case
-        num_stored = case.prefix + case.context - len(tokens)
-        return prefill_limit_s(case.shape, self._positions(tokens), num_stored, self._rates)
+        end = case.prefix + case.context
+        positions = [*(case.prefix + token for token in tokens), *range(end, case.prompt_len)]
+        return prefill_work(case.shape, positions, end - len(tokens))
 
-    def _prefill_flops(self, tokens: range | tuple[int, ...]) -> float:
-        return prefill_flops(self._case.shape, self._positions(tokens))
-
-    def _positions(self, tokens: range | tuple[int, ...]) -> list[int]:
-        case = self._case
-        return [
-            *(case.prefix + token for token in tokens),
-            *range(case.prefix + case.context, case.prompt_len),
-        ]
-
-    def _scoring_limit(self, reading: Reading) -> float:
-        rows, keys = self._clipper.question_len, self._scored_keys(reading)
-        return scoring_limit_s(self._plan.auxiliary, rows, keys, self._rates)
-
-    def _scoring_flops(self, reading: Reading) -> float:
-        return scoring_flops(self._plan.auxiliary, self._clipper.question_len, self._scored_keys(reading))
-
-    def _scored_keys(self, reading: Reading) -> list[float]:
+    def _scoring(self, reading: Reading) -> Work:
         clipper, lens = self._clipper, [len(chunk.auxiliary) for chunk in self._clipper.chunks]
         contexts = [sum(lens)] if reading is Reading.STITCHED else lens
-        return [clipper.prefix_len + length + (clipper.question_len + 1) / 2 for length in contexts]
+        keys = [clipper.prefix_len + length + (clipper.question_len + 1) / 2 for length in contexts]
+        return scoring_work(self._plan.auxiliary, clipper.question_len, keys)

@@ -1,10 +1,9 @@
-"""The primary model's part: first tokens by the engine, with the chunks' KV resident or on its way."""
+"""Does the primary model's part: first tokens by the engine, with the chunks' KV resident or on its way."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from shared.engine.model.model import LoadedModel
 from shared.engine_config import GIB
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
-from shared.generation.told import DoneEvent, Event, FailedEvent, TokenEvent
+from shared.measuring.asking import AskedTogether
 
 Tokens = tuple[int, ...]
 _RESIDENT = "resident"
-_PAUSE_S = 0.002
 
 
 class LateKv(HostKv):
@@ -93,28 +91,17 @@ class Primary:
         Raises:
             KvquiltError: the request failed.
         """
-        events: deque[Event] = deque()
-        token_s, started = 0.0, time.perf_counter()
-        self._engine.submit(request, events.append)
+        asked = AskedTogether(self._engine, [request])
         selecting = self._beside.submit(self._decide, request.request_id, select) if select else None
-        while True:
-            if not self._engine.step():
-                time.sleep(_PAUSE_S)
-            if selecting is not None and selecting.done():
-                selecting.result()  # what it raised, it raises here
-            while events:
-                match events.popleft():
-                    case TokenEvent():
-                        token_s = time.perf_counter() - started
-                    case FailedEvent(error):
-                        raise error
-                    case DoneEvent(timings=timings):
-                        wait_s = timings.select_wait_s
-                        hidden = max(0.0, 1.0 - wait_s / selecting.result()) if selecting else 1.0
-                        return First(timings.queue_s + timings.load_s + wait_s, token_s, hidden)
+        asked.run(lambda: bool(asked.done or (selecting and selecting.done() and selecting.exception())))
+        select_s = selecting.result() if selecting else 0.0  # what it raised, it raises here
+        timings = asked.done[0].timings
+        wait_s = timings.select_wait_s
+        hidden = max(0.0, 1.0 - wait_s / select_s) if select_s else 1.0
+        return First(timings.queue_s + timings.load_s + wait_s, timings.first_token_s, hidden)
 
     def _decide(self, request_id: str, select: Callable[[], Tokens]) -> float:
-        """How many seconds it took."""
+        """Returns how many seconds it took."""
         started = time.perf_counter()
         self._engine.decide(request_id, ReuseMode.TOKENS, Recompute(tokens=select()))
         return time.perf_counter() - started

@@ -1,5 +1,5 @@
-"""Text that means nothing, of a wanted number of tokens, and two tokenizers of different families that read
-it."""
+"""Makes text that means nothing, of a wanted number of tokens, and two tokenizers of different families that
+read it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from load_tests.service.quality import Agreement
 from load_tests.service.result import RateResult
 from shared.config import load
 from shared.errors import ConfigError, InvalidRequest
-from shared.measuring.report import Measurement, measured, write_detailed_report
+from shared.measuring.report import Measurement, measured, write_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Outcome:
 
 
 def write_outcome(path: Path, outcome: Outcome, **machine_facts: float) -> None:
-    write_detailed_report(path, outcome.measurements(), machine_facts, asdict(outcome))
+    write_report(path, outcome.measurements(), asdict(outcome), **machine_facts)
 
 
 def read_outcome(path: Path) -> Outcome:

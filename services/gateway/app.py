@@ -11,34 +11,35 @@ from services.gateway.handlers import SERVICE, GatewayHandlers
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
 from shared import log
+from shared.clients.applications import transport_to
 from shared.clients.generation import GenerationClient
 from shared.clients.health import ApplicationHealth
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
-from shared.clients.serve_transport import ServeTransport
 from shared.config import load, to_dict
 
 OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
 
 
 class Gateway(GatewayHandlers):
-    """One replica. Its handles to the other applications are looked up at the first call: applications start
-    in any order."""
+    """One replica. Handles to the other applications of its cluster are looked up at the first call:
+    applications start in any order."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(GatewayConfig, args)
         log.configure(SERVICE, config.deployment.log.level, config.deployment.log.format)
-        transports = {name: ServeTransport(name) for name in (*OTHERS, *filter(None, [config.selector]))}
-        fetcher = KvStoreClient(ServeTransport(config.kv_store)) if config.kv_store else None
+        others = (*OTHERS, *filter(None, [config.selector]))
+        transports = {name: transport_to(name, config.addresses) for name in others}
+        store = config.kv_store
+        fetcher = KvStoreClient(transport_to(store, config.addresses)) if store else None
         pipeline = Pipeline(
             RetrievalClient(transports["retrieval"]),
             GenerationClient(transports["generator"]),
             config,
             Prefetching(fetcher),
         )
-        super().__init__(
-            pipeline, {name: ApplicationHealth(t) for name, t in transports.items()}, config.status_timeout_s
-        )
+        health = {name: ApplicationHealth(t) for name, t in transports.items()}
+        super().__init__(pipeline, health, config.status_timeout_s, config.addresses)
 
 
 def build(args: dict[str, Any]) -> serve.Application:

@@ -21,6 +21,7 @@ class GatewayConfig:
     nobody is told.
     selector: the application that selects tokens; empty: there is none. Filled in where `selector.model` is
     set.
+    addresses: of applications that another cluster serves; filled in from `applications`.
     """
 
     k: int = 8
@@ -31,6 +32,7 @@ class GatewayConfig:
     status_timeout_s: float = 3.0
     kv_store: str = "kv_store"
     selector: str = ""
+    addresses: dict[str, str] = field(default_factory=dict)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -18,14 +18,20 @@ SERVICE = "gateway"
 
 
 class GatewayHandlers:
-    """``others``: the health of every other application; their order is the status's."""
+    """``others``: the health of every other application; their order is the status's. ``addresses``: of those
+    that another cluster serves."""
 
     def __init__(
-        self, pipeline: Pipeline, others: Mapping[str, HealthSource], status_timeout_s: float
+        self,
+        pipeline: Pipeline,
+        others: Mapping[str, HealthSource],
+        status_timeout_s: float,
+        addresses: Mapping[str, str],
     ) -> None:
         self._pipeline = pipeline
         self._others = others
         self._status_timeout_s = status_timeout_s
+        self._addresses = addresses
 
     @server_stream
     async def Answer(
@@ -37,7 +43,7 @@ class GatewayHandlers:
 
     @unary(rag_pb2.StatusResponse)
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
-        others = await system_status(self._others, ctx, self._status_timeout_s)
+        others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
         return rag_pb2.StatusResponse(
             services=map(health_to_pb, [ServiceHealth(SERVICE, ready=True), *others])
         )

@@ -20,7 +20,7 @@ from shared.generation.asked import Chunk
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.orders import GenerationOrder
 from shared.generation.pieces import Piece
-from shared.generation.selection import Grouping, Reading, SelectedTokens, SelectionChunk
+from shared.generation.selection import SelectedTokens, SelectionChunk, SelectionOrder
 from shared.request import RequestContext
 from shared.verdict import BY_RATIO
 
@@ -30,15 +30,7 @@ log = logging.getLogger(__name__)
 class SelectionPort(Protocol):
     """What of ``shared.clients.selection.SelectionClient`` is used here."""
 
-    async def select(
-        self,
-        ctx: RequestContext,
-        chunks: Sequence[SelectionChunk],
-        questions: Sequence[str],
-        ratio: float,
-        grouping: Grouping,
-        reading: Reading,
-    ) -> tuple[SelectedTokens, ...]: ...
+    async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +95,11 @@ class Choosing:
     ) -> tuple[SelectedTokens, ...]:
         ids = [chunk.token_ids for chunk in chunks]
         texts, asked = await asyncio.to_thread(self._read, order.chunks, ids, order.questions)
-        context = [SelectionChunk(text, token_ids) for text, token_ids in zip(texts, ids, strict=True)]
         ratio = DEFAULT_RATIO if reusing.recompute.ratio is None else reusing.recompute.ratio
-        selected = await self._selector.select(ctx, context, asked, ratio, reusing.grouping, reusing.reading)
+        context = tuple(SelectionChunk(text, token_ids) for text, token_ids in zip(texts, ids, strict=True))
+        selected = await self._selector.select(
+            ctx, SelectionOrder(context, tuple(asked), ratio, reusing.grouping, reusing.reading)
+        )
         num_tokens = sum(map(len, ids))
         if len(selected) != len(asked):
             raise _NotAskedError(f"the selector chose for {len(selected)} of {len(asked)} questions")

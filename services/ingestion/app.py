@@ -15,7 +15,8 @@ from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared import log as logs
 from shared.clients import generation, kv_store, retrieval, selection
-from shared.clients.serve_transport import ServeTransport
+from shared.clients.applications import transport_to
+from shared.clients.transport import Transport
 from shared.config import load, to_dict
 from shared.errors import KvquiltError
 from shared.prompt import PromptTokenizer
@@ -37,13 +38,16 @@ class Ingestion(IngestHandlers):
 
 
 def build_service(config: IngestionConfig) -> IngestionService:
+    def to(application: str) -> Transport:
+        return transport_to(application, config.addresses)
+
     store = DocumentStore(
-        generator=generation.GenerationClient(ServeTransport("generator")),
-        manifests=kv_store.KvStoreClient(ServeTransport("kv_store")),
-        index=retrieval.RetrievalClient(ServeTransport("retrieval")),
+        generator=generation.GenerationClient(to("generator")),
+        manifests=kv_store.KvStoreClient(to("kv_store")),
+        index=retrieval.RetrievalClient(to("retrieval")),
         policy=CallPolicy(timeout_s=config.step_timeout_s),
         prefill_batch=config.prefill_batch,
-        selector=selection.SelectionClient(ServeTransport(config.selector)) if config.selector else None,
+        selector=selection.SelectionClient(to(config.selector)) if config.selector else None,
     )
     return IngestionService(config, _recipe(config), store)
 

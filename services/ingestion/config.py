@@ -18,6 +18,7 @@ class IngestionConfig:
     step_timeout_s: how long one call to another service may take; a prefill call gets it once per chunk.
     selector: the application that makes auxiliary KV; empty: there is none. Filled in where `selector.model`
     is set.
+    addresses: of applications that another cluster serves; filled in from `applications`.
     """
 
     model: str
@@ -28,6 +29,7 @@ class IngestionConfig:
     run_deadline_s: float = 24 * 3600.0
     step_timeout_s: float = 120.0
     selector: str = ""
+    addresses: dict[str, str] = field(default_factory=dict)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

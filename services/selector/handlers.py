@@ -10,11 +10,9 @@ from protos.kvquilt.v1 import selection_pb2 as pb
 from services.selector.service import SelectorService
 from shared.clients.health import ServiceHealth, health_to_pb
 from shared.errors import KvquiltError
-from shared.generation.selection import Grouping, Reading
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
-from shared.wire.enums import GROUPINGS, READINGS
-from shared.wire.selection import chunk_of, description_to_pb, encoded_to_pb, selected_to_pb
+from shared.wire.selection import chunk_of, description_to_pb, encoded_to_pb, order_of, selected_to_pb
 
 SERVICE = "selector"
 
@@ -28,15 +26,7 @@ class SelectionServicer:
 
     @unary(pb.SelectResponse)
     async def Select(self, request: pb.SelectRequest, ctx: RequestContext) -> pb.SelectResponse:
-        selected = await self._service.select(
-            ctx,
-            [chunk_of(chunk) for chunk in request.chunks],
-            list(request.questions),
-            request.ratio,
-            GROUPINGS.known(request.grouping) or Grouping.BUDGET,
-            READINGS.known(request.reading) or Reading.STITCHED,
-        )
-        return selected_to_pb(selected)
+        return selected_to_pb(await self._service.select(ctx, order_of(request)))
 
     @server_stream
     async def Encode(

@@ -19,10 +19,9 @@ from shared.errors import DeadlineExceeded, InvalidRequest
 from shared.generation.selection import (
     AuxiliaryDescription,
     EncodedChunk,
-    Grouping,
-    Reading,
     SelectedTokens,
     SelectionChunk,
+    SelectionOrder,
     SelectionTimings,
 )
 from shared.prompt import PromptTokenizer
@@ -57,31 +56,25 @@ class SelectorService:
             config.loader_threads,
         )
 
-    async def select(
-        self,
-        ctx: RequestContext,
-        chunks: Sequence[SelectionChunk],
-        questions: Sequence[str],
-        ratio: float,
-        grouping: Grouping,
-        reading: Reading,
-    ) -> tuple[SelectedTokens, ...]:
+    async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]:
         """See ``shared.clients.selection.SelectionClient.select``."""
         began = time.monotonic()
-        self._check(chunks, questions, ratio)
+        self._check(order.chunks, order.questions, order.ratio)
         async with _until_deadline(ctx, "selecting tokens"):
             paired = await self._tokenizers.run(
-                ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in chunks]
+                ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in order.chunks]
             )
-            needed = [chunk.auxiliary.token_ids for chunk in paired] if is_open(paired, ratio) else []
+            needed = [chunk.auxiliary.token_ids for chunk in paired] if is_open(paired, order.ratio) else []
             found = await self.kv.segments(ctx, needed)
             asked = time.monotonic()
             selections = await self._model.run(
                 ctx,
                 Turn.QUESTION,
                 lambda: [
-                    self._selector.select(paired, found.segments, question, ratio, grouping, reading)
-                    for question in questions
+                    self._selector.select(
+                        paired, found.segments, question, order.ratio, order.grouping, order.reading
+                    )
+                    for question in order.questions
                 ],
             )
         ended = time.monotonic()

@@ -33,6 +33,8 @@ class DemoDocument:
 
 @dataclass(frozen=True, slots=True)
 class DemoQuestion:
+    """``document``: the path of the one that answers it."""
+
     question: str
     answer: str
     document: str

@@ -1,11 +1,11 @@
-"""A gRPC channel as transport: from outside the cluster, between nodes, in integration tests."""
+"""A gRPC channel as transport: from outside the cluster, to another one, between nodes, in integration
+tests."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -14,34 +14,38 @@ from google.protobuf.message import Message
 
 from shared import errors
 from shared.clients.transport import ResponseT
+from shared.patience import RetryPauses, patient_stream
 from shared.status import DETAILS_KEY, from_status
 
-CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-RETRY_PAUSES_S = (0.2, 0.6, 1.8)
-"""Long enough for a cluster to send callers to another node than the one that has just gone."""
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_reconnect_backoff_ms", 2000),  # else, after a while, minutes without a look at who is back
+)
 
 # Ray Serve's proxy reports the death of a replica as internal, in Ray's words; gRPC's client a connection
 # that broke in the middle of a call, in its own.
 _DIED = re.compile(
     r"actor (died|is dead|is (temporarily )?unavailable)|^Internal error from Core$", re.IGNORECASE
 )
+_NOT_DEPLOYED = re.compile(r"^(Application '[^']*') not found")
 
 
 class GrpcTransport:
     """Calls ``/{service}/{method}``; ``application`` is the routing key that Ray Serve's proxy needs
     (harmless elsewhere).
 
-    ``retry_pauses_s``: a call that fails as unavailable before anything came back is made again after each of
-    these, for services whose calls change nothing. Calls that send a stream are never repeated.
+    ``patient``: a call that fails as unavailable before anything came back is made again as long as its time
+    lets it, for services whose calls change nothing. Calls that send a stream are never repeated.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, service: str, application: str, retry_pauses_s: Sequence[float] = ()
+        self, channel: grpc.aio.Channel, service: str, application: str, patient: bool = False
     ) -> None:
         self._channel = channel
         self._service = service
         self._metadata = (("application", application),)
-        self._retry_pauses_s = retry_pauses_s
+        self._patient = patient
 
     async def unary(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
@@ -49,36 +53,28 @@ class GrpcTransport:
         call = self._channel.unary_unary(
             self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
         )
-        deadline_s = time.monotonic() + timeout_s
-        pauses_s = iter(self._retry_pauses_s)
+        pauses = RetryPauses(timeout_s, f"calling {method}")
         while True:
             try:
-                response: ResponseT = await call(
-                    request, metadata=self._metadata, timeout=deadline_s - time.monotonic()
-                )
+                response: ResponseT = await call(request, metadata=self._metadata, timeout=pauses.remaining_s)
                 return response
-            except grpc.aio.AioRpcError as error:
-                await _pause_or_raise(error_of(error), pauses_s, deadline_s)
+            except grpc.aio.AioRpcError as failure:
+                error = error_of(failure)
+                if not (self._patient and isinstance(error, errors.Unavailable)):
+                    raise error from None
+                await pauses.pause_or_raise(error)
 
     async def stream(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
     ) -> AsyncGenerator[ResponseT, None]:
-        deadline_s = time.monotonic() + timeout_s
-        pauses_s = iter(self._retry_pauses_s)
-        begun = False
-        while True:
-            try:
-                async with aclosing(
-                    self._stream(method, request, response_type, deadline_s - time.monotonic())
-                ) as responses:
-                    async for response in responses:
-                        begun = True
-                        yield response
-                return
-            except errors.Unavailable as error:
-                if begun:
-                    raise
-                await _pause_or_raise(error, pauses_s, deadline_s)
+        pauses = RetryPauses(timeout_s, f"calling {method}")
+
+        def start() -> AsyncGenerator[ResponseT, None]:
+            return self._stream(method, request, response_type, pauses.remaining_s)
+
+        async with aclosing(patient_stream(pauses, start) if self._patient else start()) as responses:
+            async for response in responses:
+                yield response
 
     async def _stream(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
@@ -153,15 +149,9 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
     text = error.details() or error.code().name
     if details is None and error.code() is grpc.StatusCode.INTERNAL and _DIED.search(text):
         return errors.Unavailable("the service died while it was answering; retry")
+    if details is None and error.code() is grpc.StatusCode.NOT_FOUND and (found := _NOT_DEPLOYED.match(text)):
+        return errors.Unavailable(f"{found[1]} is not deployed where it was called; retry, or call another")
     return from_status(error.code().name, text, details)
-
-
-async def _pause_or_raise(error: errors.KvquiltError, pauses_s: Iterator[float], deadline_s: float) -> None:
-    """Returns when the call may be made again."""
-    pause_s = next(pauses_s, None) if isinstance(error, errors.Unavailable) else None
-    if pause_s is None or time.monotonic() + pause_s >= deadline_s:
-        raise error from None
-    await asyncio.sleep(pause_s)
 
 
 async def _noting_failure(

@@ -12,14 +12,12 @@ from shared.clients.transport import Transport
 from shared.generation.selection import (
     AuxiliaryDescription,
     EncodedChunk,
-    Grouping,
-    Reading,
     SelectedTokens,
     SelectionChunk,
+    SelectionOrder,
 )
 from shared.request import RequestContext
-from shared.wire.enums import GROUPINGS, READINGS
-from shared.wire.selection import chunk_to_pb, description_of, encoded_of, selected_of
+from shared.wire.selection import chunk_to_pb, description_of, encoded_of, order_to_pb, selected_of
 
 APPLICATION = "selector"
 SERVICE = "kvquilt.v1.Selection"
@@ -31,15 +29,7 @@ class SelectionClient:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def select(
-        self,
-        ctx: RequestContext,
-        chunks: Sequence[SelectionChunk],
-        questions: Sequence[str],
-        ratio: float,
-        grouping: Grouping = Grouping.BUDGET,
-        reading: Reading = Reading.STITCHED,
-    ) -> tuple[SelectedTokens, ...]:
+    async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]:
         """One selection per question, each as if it were asked alone.
 
         Raises:
@@ -47,14 +37,7 @@ class SelectionClient:
             ModelMismatch: a chunk's text does not give its token ids by the primary's tokenizer.
             ContextTooLong: a single chunk with a question is longer than the auxiliary model can read.
         """
-        request = pb.SelectRequest(
-            meta=meta_of(ctx),
-            chunks=map(chunk_to_pb, chunks),
-            questions=questions,
-            ratio=ratio,
-            grouping=GROUPINGS.to_pb(grouping),
-            reading=READINGS.to_pb(reading),
-        )
+        request = order_to_pb(order, meta_of(ctx))
         return selected_of(await self._transport.unary("Select", request, pb.SelectResponse, ctx.remaining_s))
 
     async def encode(

@@ -32,6 +32,17 @@ class SelectionChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectionOrder:
+    """Which tokens of ``chunks`` each of ``questions`` needs computed anew, ``ratio`` (0 to 1) of them."""
+
+    chunks: tuple[SelectionChunk, ...]
+    questions: tuple[str, ...]
+    ratio: float
+    grouping: Grouping = Grouping.BUDGET
+    reading: Reading = Reading.STITCHED
+
+
+@dataclass(frozen=True, slots=True)
 class SelectionTimings:
     """Seconds; see the proto for what each stage covers. ``encode_s``: KV of the auxiliary that was not
     stored."""

@@ -1,2 +1,2 @@
-"""What a measurement is made of and reported as: sizes of models, the machine's limits, the report's one
-form, the verdict."""
+"""Measures, and reports what was measured: sizes of models, the machine's limits, the report's one form, the
+verdict."""

@@ -1,4 +1,5 @@
-"""From how every mode did in an evaluation to the verdict that mode ``auto`` obeys (``shared.verdict``)."""
+"""Makes, from how every mode did in an evaluation, the verdict that mode ``auto`` obeys
+(``shared.verdict``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine can do at most: matrix products and memory reads, measured by the run that compares
+"""Measures what this machine can do at most: matrix products and memory reads, in the run that compares
 itself with them."""
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ class Rates:
     flops: float
     bytes_per_s: float
 
+    def limit_s(self, flops: float, num_bytes: float) -> float:
+        """No machine with these rates can be faster: arithmetic or memory, whichever takes longer."""
+        return max(flops / self.flops, num_bytes / self.bytes_per_s)
+
 
 def measure_rates(device: str = "cpu") -> Rates:
-    size = 2048 if device == "cpu" else 8192
-    return Rates(_matmul_rate(size, device), _read_rate(512 * 2**20, device))
-
-
-def _matmul_rate(size: int, device: str) -> float:
+    size, num_bytes = 2048 if device == "cpu" else 8192, 512 * 2**20
     a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    return 2 * size**3 / min(_seconds(lambda: torch.mm(a, b), device) for _ in range(REPEATS))
-
-
-def _read_rate(num_bytes: int, device: str) -> float:
     data = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)
-    return num_bytes / min(_seconds(data.sum, device) for _ in range(REPEATS))
+    return Rates(2 * size**3 / best_s(lambda: torch.mm(a, b), device), num_bytes / best_s(data.sum, device))
 
 
-def _seconds(work: Callable[[], object], device: str) -> float:
-    synchronize(device)
-    started = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - started
+def best_s(work: Callable[[], object], device: str = "cpu") -> float:
+    """The shortest of several times that ``work`` takes."""
+    times_s = []
+    for _ in range(REPEATS):
+        started = now_s(device)
+        work()
+        times_s.append(now_s(device) - started)
+    return min(times_s)
 
 
-def synchronize(device: str) -> None:
-    """Accelerators run behind the program: to be called before the clock is read."""
+def now_s(device: str) -> float:
+    """The clock, read when ``device`` has done all it was told: accelerators run behind the program."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
+    return time.perf_counter()

@@ -1,4 +1,4 @@
-"""One form for every benchmark report: ``{"machine", "command", "measurements"}``; see
+"""Writes every benchmark's report in one form: ``{"machine", "command", "measurements"}``; see
 ``docs/benchmarks.md``."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -47,14 +47,17 @@ def measured(
     values: Sequence[float],
     unit: str,
     *,
-    better: Literal["lower", "higher"],
-    baseline: float | None = None,
+    better: Literal["lower", "higher"] = "lower",
+    baseline: float | Sequence[float] | None = None,
     limit: float | None = None,
     ceiling: float | None = None,
     flops: float | None = None,
 ) -> Measurement:
-    """The median of ``values`` in relation to the rest. ``flops``: operations done in it."""
+    """The median of ``values`` in relation to the rest, of which a ``baseline`` that was measured several
+    times counts by its median. ``flops``: operations done in it."""
     value = statistics.median(values)
+    if isinstance(baseline, Sequence):
+        baseline = statistics.median(baseline)
 
     def times_better(other: float | None) -> float | None:
         if other is None or value <= 0 or other <= 0:
@@ -78,7 +81,7 @@ def measured(
 
 
 def machine() -> dict[str, Any]:
-    """What ratios of one run must not be compared across."""
+    """Describes what ratios of one run must not be compared across."""
     info = _cpu_info()
     flags = set(info.get("flags", "").split())
     return {
@@ -91,21 +94,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_report(path: Path, measurements: Sequence[Measurement], **machine_facts: Any) -> None:
-    """``machine_facts``: what the run itself found out about the machine, such as its peak rates."""
-    write_detailed_report(path, measurements, machine_facts)
-
-
-def write_detailed_report(
-    path: Path,
-    measurements: Sequence[Measurement],
-    machine_facts: Mapping[str, Any],
-    details: Mapping[str, Any] | None = None,
+def write_report(
+    path: Path, measurements: Sequence[Measurement], details: Any = None, **machine_facts: Any
 ) -> None:
-    """``details``: what the measurements were made of, for a benchmark whose reports are plotted or
-    compared."""
+    """
+    details: what the measurements were made of, for a benchmark whose reports are plotted or compared.
+    machine_facts: what the run itself found out about the machine, such as its peak rates.
+    """
     report: dict[str, Any] = {
-        "machine": machine() | dict(machine_facts),
+        "machine": machine() | machine_facts,
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "measurements": [dataclasses.asdict(m) for m in measurements],
     }

@@ -1,5 +1,5 @@
-"""Sizes of public models, for benchmarks with random weights: time does not depend on what the weights
-say."""
+"""Gives sizes of public models, and models of them with random weights, for benchmarks: time does not depend
+on what the weights say."""
 
 from __future__ import annotations
 
@@ -58,8 +58,7 @@ class Shape:
         return 2 * weights + self.kv_bytes_per_token * context
 
     def ttft_limit_s(self, rows: int, context: int, rates: Rates) -> float:
-        """No machine with these rates can be faster: arithmetic or memory, whichever takes longer."""
-        return max(self.flops(rows, context) / rates.flops, self.bytes_read(context) / rates.bytes_per_s)
+        return rates.limit_s(self.flops(rows, context), self.bytes_read(context))
 
 
 QWEN2_05B = Shape()

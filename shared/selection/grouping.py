@@ -53,8 +53,6 @@ def group(
         InvalidRequest: the ratio is no number from 0 to 1.
     """
     asked = num_asked(ratio, len(scores_T))
-    if ratio == 1 or asked == 0:
-        return np.full(len(scores_T), ratio == 1)
     if form is Grouping.BUDGET:
         return until(window_ranks(scores_T, chunk_lens), asked)
     picked_T = best_tokens(scores_T, asked)
@@ -72,8 +70,6 @@ def best_tokens(scores_T: Scores, num_tokens: int) -> Mask:
 def window_ranks(scores_T: Scores, chunk_lens: Sequence[int]) -> Ranks:
     """Of every token the rank of its window: 0 for the one with the best mean score."""
     lens_W = _window_lens(chunk_lens)
-    if not len(lens_W):
-        return np.zeros(0, dtype=np.int64)
     mean_W = np.add.reduceat(_comparable(scores_T), np.cumsum(lens_W) - lens_W) / lens_W
     rank_W = np.argsort(np.argsort(-mean_W, kind="stable"))
     return np.repeat(rank_W, lens_W)

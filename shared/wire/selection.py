@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from protos.kvquilt.v1 import common_pb2
 from protos.kvquilt.v1 import selection_pb2 as pb
 from shared.generation.selection import (
     AuxiliaryDescription,
     EncodedChunk,
+    Grouping,
+    Reading,
     SelectedTokens,
     SelectionChunk,
+    SelectionOrder,
     SelectionTimings,
 )
-from shared.wire.enums import READINGS
+from shared.wire.enums import GROUPINGS, READINGS
 
 
 def chunk_to_pb(chunk: SelectionChunk) -> pb.SelectionChunk:
@@ -22,6 +26,27 @@ def chunk_to_pb(chunk: SelectionChunk) -> pb.SelectionChunk:
 
 def chunk_of(message: pb.SelectionChunk) -> SelectionChunk:
     return SelectionChunk(message.text, tuple(message.token_ids))
+
+
+def order_to_pb(order: SelectionOrder, meta: common_pb2.RequestMeta) -> pb.SelectRequest:
+    return pb.SelectRequest(
+        meta=meta,
+        chunks=map(chunk_to_pb, order.chunks),
+        questions=order.questions,
+        ratio=order.ratio,
+        grouping=GROUPINGS.to_pb(order.grouping),
+        reading=READINGS.to_pb(order.reading),
+    )
+
+
+def order_of(message: pb.SelectRequest) -> SelectionOrder:
+    return SelectionOrder(
+        tuple(map(chunk_of, message.chunks)),
+        tuple(message.questions),
+        message.ratio,
+        GROUPINGS.known(message.grouping) or Grouping.BUDGET,
+        READINGS.known(message.reading) or Reading.STITCHED,
+    )
 
 
 def selected_to_pb(selected: Sequence[SelectedTokens]) -> pb.SelectResponse:

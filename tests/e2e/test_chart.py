@@ -20,7 +20,7 @@ import yaml
 
 from cluster.local.launcher import free_port
 from cluster.local.processes import end_session, session_members
-from cluster.paths import PROJECT_ROOT
+from cluster.paths import DEMO_ASSETS, PROJECT_ROOT
 from load_tests.servers.s3 import S3Server
 from tests.e2e.stack import wait_for
 from tests.helm import CHART, Helm, only, profile, serve_config_of
@@ -154,6 +154,7 @@ def test_a_rendered_configuration_answers_questions_and_scales_in_place(
             "objects.secure": False,
             "objects.bucket": bucket,
             "minio.enabled": False,
+            "config.selector.model": str(DEMO_ASSETS / "model" / "auxiliary"),  # not the image's
         }
         return serve_config_of(helm.render(profile("dev-cpu"), **store, **values))
 

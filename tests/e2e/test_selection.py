@@ -10,7 +10,7 @@ from shared.clients.generation import APPLICATION, SERVICE, GenerationClient
 from shared.clients.grpc_transport import GrpcTransport
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.selection import SelectionClient
-from shared.generation.selection import SelectionChunk
+from shared.generation.selection import SelectionChunk, SelectionOrder
 from shared.request import RequestContext
 from tests.e2e.conftest import COLLECTION
 from tests.e2e.stack import Stack
@@ -33,7 +33,9 @@ async def test_what_was_stored_at_ingestion_selects_tokens_later(stack: Stack) -
             for c in manifest.chunks
         ]
         before = (await selector.health(ctx)).facts
-        (selected,) = await selector.select(ctx, chunks, ["Which day is market day in Tambach?"], 0.2)
+        (selected,) = await selector.select(
+            ctx, SelectionOrder(tuple(chunks), ("Which day is market day in Tambach?",), 0.2)
+        )
         after = (await selector.health(ctx)).facts
     num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
     assert len(selected.scores) == num_tokens

@@ -17,7 +17,14 @@ from shared.errors import InvalidRequest, KvquiltError, Overloaded, Unavailable
 from shared.generation.asked import Decoding, Margins, SamplingParams
 from shared.generation.modes import Recompute
 from shared.generation.pieces import Tokenized
-from shared.generation.selection import Grouping, Reading, SelectedTokens, SelectionChunk, SelectionTimings
+from shared.generation.selection import (
+    Grouping,
+    Reading,
+    SelectedTokens,
+    SelectionChunk,
+    SelectionOrder,
+    SelectionTimings,
+)
 from shared.generation.told import DoneEvent, GenerationEvent, SelectedEvent, TokenEvent
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
@@ -62,22 +69,12 @@ class FakeSelector:
     scores: Callable[[int], tuple[float, ...]] = lambda num_tokens: tuple(
         i / num_tokens for i in range(num_tokens)
     )
-    asked: list[tuple[tuple[SelectionChunk, ...], tuple[str, ...], float, Grouping, Reading]] = field(
-        default_factory=list
-    )
+    asked: list[SelectionOrder] = field(default_factory=list)
     contexts: list[RequestContext] = field(default_factory=list)
     num_given_up: int = 0
 
-    async def select(
-        self,
-        ctx: RequestContext,
-        chunks: Sequence[SelectionChunk],
-        questions: Sequence[str],
-        ratio: float,
-        grouping: Grouping,
-        reading: Reading,
-    ) -> tuple[SelectedTokens, ...]:
-        self.asked.append((tuple(chunks), tuple(questions), ratio, grouping, reading))
+    async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]:
+        self.asked.append(order)
         self.contexts.append(ctx)
         try:
             if self.may_answer is not None:
@@ -87,11 +84,11 @@ class FakeSelector:
             raise
         if self.failure is not None:
             raise self.failure
-        scores = self.scores(sum(len(chunk.token_ids) for chunk in chunks))
+        scores = self.scores(sum(len(chunk.token_ids) for chunk in order.chunks))
         timings = SelectionTimings(0.001, 0.002, 0.003, 0.006)
         return tuple(
-            SelectedTokens(self.by_question.get(question, self.tokens), scores, reading, 6, 9, timings)
-            for question in questions
+            SelectedTokens(self.by_question.get(question, self.tokens), scores, order.reading, 6, 9, timings)
+            for question in order.questions
         )
 
 
@@ -150,12 +147,9 @@ class TestChosen:
         )
         assert len(selected.scores) == DEFAULT_LEN
         assert [[(s.start, s.end) for s in spans] for spans in selected.chunks] == [[(3, 6)], [(11, 13)], []]
-        ((chunks, questions, ratio, grouping, reading),) = selector.asked
-        assert [chunk.text for chunk in chunks] == [f"{text}\n\n" for text in TEXTS], (
-            "with the model's template"
-        )
-        assert [chunk.token_ids for chunk in chunks] == [ids_of(model, text) for text in TEXTS]
-        assert (questions, ratio, grouping, reading) == ((QUESTION,), 0.3, "paper", "each")
+        # with the model's template
+        chunks = tuple(SelectionChunk(f"{text}\n\n", ids_of(model, text)) for text in TEXTS)
+        assert selector.asked == [SelectionOrder(chunks, (QUESTION,), 0.3, Grouping.PAPER, Reading.EACH)]
 
     async def test_defaults_are_the_configured_ones(self, model: Path) -> None:
         selector = FakeSelector()
@@ -163,7 +157,9 @@ class TestChosen:
         async with serving_with(model, selector, settings, reuse="cacheclip") as served:
             events = await generate(served, reuse=None)
         assert end_of(events).usage.reuse == "cacheclip"
-        assert selector.asked[0][2:] == (0.2, "sliding", "each")
+        assert selector.asked[0] == SelectionOrder(
+            selector.asked[0].chunks, (QUESTION,), 0.2, Grouping.SLIDING, Reading.EACH
+        )
 
     async def test_each_of_several_questions_is_answered_by_its_own_selection_as_it_would_be_alone(
         self, model: Path
@@ -182,7 +178,7 @@ class TestChosen:
         assert [(one.question, one.tokens) for one in selections] == [
             (index, others.get(question, TOKENS)) for index, question in enumerate(asked)
         ]
-        assert selector.asked[0][1] == tuple(asked)
+        assert selector.asked[0].questions == tuple(asked)
 
     async def test_chunks_given_by_ids_are_read_by_their_text_or_by_what_the_ids_say(
         self, model: Path
@@ -198,7 +194,7 @@ class TestChosen:
             by_text = await generate(served, questions=[ids_of(model, QUESTION)], explain=True)
         assert told(by_ids) == told(by_text)
         assert selector.asked[0] == selector.asked[1]
-        assert selector.asked[0][1] == (f"{QUESTION}\n\n",)
+        assert selector.asked[0].questions == (f"{QUESTION}\n\n",)
         assert end_of(by_ids).usage.note == ""
 
     async def test_kv_is_loaded_while_the_selector_chooses(self, model: Path, tmp_path: Path) -> None:
@@ -249,7 +245,7 @@ class TestChosen:
                 served, decoding=decoding, reuse="tokens", recompute=Recompute(tokens=TOKENS)
             )
         assert told(events) == told(listed)
-        assert [asked[1] for asked in selector.asked] == [(QUESTION,)], "one selection, for the answer"
+        assert [asked.questions for asked in selector.asked] == [(QUESTION,)], "one selection, for the answer"
         assert end_of(events).usage.selected_tokens == len(TOKENS)
         assert end_of(events).usage.reuse == "cacheclip"
 

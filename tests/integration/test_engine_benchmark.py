@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from load_tests.benchmark import line
 from load_tests.engine import __main__ as command
 from load_tests.engine.batches import BatchEngine
 from load_tests.engine.case import Case
@@ -20,11 +21,12 @@ from load_tests.engine.compare import (
     compare_batches,
     compare_branches,
     compare_invariant,
+    compare_sampled,
     compare_sharing,
 )
-from load_tests.engine.sampled import compare_sampled
 from load_tests.engine.sharing import Crowd
-from load_tests.engine.workers import Worker, WorkerFailed
+from load_tests.engine.workers import Worker, WorkerFailed, peak_bytes
+from load_tests.plot import write_plot
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 from shared.measuring.shapes import Shape
@@ -48,20 +50,17 @@ class Counter:
         os._exit(7)
 
 
-def silent(step: str) -> None: ...
-
-
 def test_a_worker_keeps_its_state_and_counts_its_memory() -> None:
     with Worker(Counter, 1) as worker:
-        assert [worker.call("add", 2), worker.call("add", 3)] == [3, 6]
-        assert worker.peak_bytes() > 1 << 20
+        assert [worker.call(Counter.add, 2), worker.call(Counter.add, 3)] == [3, 6]
+        assert worker.call(peak_bytes) > 1 << 20
 
 
 def test_what_fails_in_a_worker_is_told() -> None:
     with pytest.raises(WorkerFailed, match="must not be negative"):
         Worker(Counter, -1)
     with Worker(Counter, 1) as worker, pytest.raises(WorkerFailed, match="ended with 7"):
-        worker.call("die")
+        worker.call(Counter.die)
 
 
 def test_kernels_are_recorded_with_their_shapes_and_timed_alone() -> None:
@@ -90,16 +89,16 @@ def test_contexts_are_given_as_a_list_or_one_by_one_of_any_length() -> None:
 
 def test_a_context_of_a_chunk_and_a_half_is_measured() -> None:
     case = replace(SMALL, context=24)
-    measurements = {m.name: m for m in compare(case, RATES, Runs(cold=1, warm=1, decode=1), silent)}
+    measurements = {m.name: m for m in compare(case, RATES, Runs(cold=1, warm=1, decode=1))}
     assert measurements["kv_bytes_24"].value == (4 + 24) * TINY.kv_bytes_per_token
     cold, stitched = measurements["ttft_cold_24"], measurements["ttft_stitched_24"]
     assert (cold.tflop, stitched.tflop) == (case.cold_flops / 1e12, case.stitched_flops / 1e12)
     assert cold.tflop > stitched.tflop > 0
-    assert f"{stitched.tflop:.4g} TFLOP" in command.line(stitched)
+    assert f"{stitched.tflop:.4g} TFLOP" in line(stitched)
 
 
 def test_both_are_measured_in_one_run() -> None:
-    measurements = list(compare(SMALL, RATES, Runs(cold=1, warm=2, decode=1), silent))
+    measurements = list(compare(SMALL, RATES, Runs(cold=1, warm=2, decode=1)))
     assert [m.name for m in measurements] == [
         "ttft_stitched_32",
         "ttft_stitched_32_over_exact_hit",
@@ -119,20 +118,20 @@ def test_both_are_measured_in_one_run() -> None:
 
 
 def test_the_cost_of_batch_invariance_is_measured() -> None:
-    ttft, rate = compare_invariant(SMALL, Runs(warm=1, decode=2), silent)
+    ttft, rate = compare_invariant(SMALL, Runs(warm=1, decode=2))
     assert (ttft.name, rate.name) == ("batch_invariant_ttft_32", "batch_invariant_decode_8_32")
     assert ttft.ratio == pytest.approx((ttft.baseline or 0) / ttft.value)
     assert rate.n == 2
 
 
 def test_sampling_is_compared_with_greedy_decoding() -> None:
-    sampled = compare_sampled(SMALL, 2, silent)
+    sampled = compare_sampled(SMALL, Runs(decode=2))
     assert (sampled.name, sampled.unit, sampled.n) == ("decode_8_sampled", "token/s", 2)
     assert sampled.ratio == pytest.approx(sampled.value / (sampled.baseline or 1))
 
 
 def test_steps_of_many_branches_are_compared_with_steps_of_one() -> None:
-    one, in_ones, two, in_twos = compare_branches(SMALL, [2], RATES, Runs(decode=1), silent)
+    one, in_ones, two, in_twos = compare_branches(SMALL, [2], RATES, Runs(decode=1))
     assert [m.name for m in (one, two)] == ["step_of_1_over_32", "step_of_2_over_32"]
     assert (one.ratio, in_ones.value) == (1, 1)
     assert two.baseline == 2 * one.value
@@ -140,7 +139,7 @@ def test_steps_of_many_branches_are_compared_with_steps_of_one() -> None:
 
 
 def test_batches_are_measured_with_their_kv_there_and_to_be_brought() -> None:
-    resident, transferred = compare_batches(SMALL, [2], RATES, Runs(cold=1, warm=2), silent)
+    resident, transferred = compare_batches(SMALL, [2], RATES, Runs(cold=1, warm=2))
     assert (resident.name, transferred.name) == ("ttft_batch_2_32", "ttft_batch_2_32_with_transfer")
     assert resident.baseline == transferred.baseline
     engine = BatchEngine(SMALL, 2)
@@ -154,7 +153,7 @@ def test_requests_that_share_chunks_hold_each_chunk_once() -> None:
     crowd = Crowd(
         TINY, num_requests=3, num_chunks=4, num_shared=3, chunk_len=8, question=4, decode=2, threads=1
     )
-    throughput, held = compare_sharing(crowd, RATES, 1, silent)
+    throughput, held = compare_sharing(crowd, RATES, 1)
     assert (throughput.name, held.name) == ("sharing_throughput", "sharing_bytes")
     private = held.value - crowd.bytes_of(3 + 3)
     assert held.baseline == crowd.bytes_of(3 * 4) + private
@@ -169,8 +168,6 @@ def test_the_command_says_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_report_and_the_picture_hold_what_was_measured(tmp_path: Path) -> None:
-    from load_tests.engine.plot import write_plot
-
     measurements = [
         Measurement("fast<er", 1.0, "s", 4.0, 4.0, min=0.9, max=1.1, n=3),
         Measurement("slower", 2.0, "s", 1.0, 0.5, min=2.0, max=2.0, n=1),
@@ -180,4 +177,4 @@ def test_the_report_and_the_picture_hold_what_was_measured(tmp_path: Path) -> No
     picture = (tmp_path / "p.svg").read_text(encoding="utf-8")
     assert picture.count("<rect") == 2
     assert "fast&lt;er" in picture
-    assert json.dumps(command.line(measurements[0]))
+    assert json.dumps(line(measurements[0]))

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.benchmark import line
 from load_tests.engine.case import Case
 from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute import __main__ as command
 from load_tests.recompute.clipper import Clipper
-from load_tests.recompute.limits import prefill_limit_s, scoring_limit_s
+from load_tests.recompute.limits import prefill_work, scoring_work
 from load_tests.recompute.measurements import RecomputePlan, measure
 from load_tests.recompute.primary import Primary
 from load_tests.recompute.text import Speech
@@ -32,9 +33,6 @@ SMALL = Case(PRIMARY, context=96, question=5, chunk_len=32, prefix=4, threads=1)
 RATES = Rates(flops=1e15, bytes_per_s=1e12)
 ARITHMETIC = Rates(flops=1.0, bytes_per_s=1e30)
 MEMORY = Rates(flops=1e30, bytes_per_s=1.0)
-
-
-def silent(step: str) -> None: ...
 
 
 def test_text_has_the_wanted_number_of_tokens_and_both_tokenizers_stay_in_their_vocabularies() -> None:
@@ -59,16 +57,17 @@ def test_the_limit_of_a_prefill_counts_the_rows_and_what_each_of_them_sees() -> 
         4 * PRIMARY.layers * PRIMARY.heads * PRIMARY.head_dim,
     )
     head = 2 * PRIMARY.hidden * PRIMARY.vocab
-    assert prefill_limit_s(PRIMARY, [3, 10], 9, ARITHMETIC) == 2 * weights + (4 + 11) * per_key + head
-    assert prefill_limit_s(PRIMARY, [3, 10], 9, MEMORY) == PRIMARY.bytes_read(9)
+    assert ARITHMETIC.limit_s(*prefill_work(PRIMARY, [3, 10], 9)) == 2 * weights + (4 + 11) * per_key + head
+    assert MEMORY.limit_s(*prefill_work(PRIMARY, [3, 10], 9)) == PRIMARY.bytes_read(9)
 
 
 def test_the_limit_of_a_scoring_leaves_out_what_the_last_layer_need_not_give() -> None:
     shape, queries_and_keys = AUXILIARY, AUXILIARY.hidden * 6 * AUXILIARY.head_dim
     expected = 2 * (2 * 7) * (shape.layer_weights + queries_and_keys) + (4 + 2) * 24 * 7 * (50 + 60)
-    assert scoring_limit_s(shape, 7, [50, 60], ARITHMETIC) == expected
+    assert ARITHMETIC.limit_s(*scoring_work(shape, 7, [50, 60])) == expected
     kv = (50 + 60) * shape.kv_bytes_per_token * 3 / 4
-    assert scoring_limit_s(shape, 7, [50, 60], MEMORY) == 2 * (shape.layer_weights + queries_and_keys) + kv
+    read = 2 * (shape.layer_weights + queries_and_keys) + kv
+    assert MEMORY.limit_s(*scoring_work(shape, 7, [50, 60])) == read
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_a_selection_that_fails_ends_the_measurement(primary: Primary) -> None:
 
 def test_everything_is_measured_in_one_run() -> None:
     plan = RecomputePlan(SMALL, AUXILIARY, percents=(0, 25, 100), runs=2)
-    found = {m.name: m for m in measure(plan, RATES, silent)}
+    found = {m.name: m for m in measure(plan, RATES)}
     curve = [name for percent in plan.percents for name in _curve(percent)]
     parts = [f"{part}_25" for part in ("pair", "load", "score", "group", "prefill")]
     readings = ["selection_stitched", "selection_each"]
@@ -163,7 +162,7 @@ def test_everything_is_measured_in_one_run() -> None:
     rest = ["ttft_recompute_25_evenly", *parts, *readings, *beside, "selector_hidden_fraction"]
     assert list(found) == ["ttft_full", "ttft_reordered", *curve, *rest]
     assert [found[f"tokens_recompute_{percent}"].value for percent in (0, 100)] == [0, 96]
-    assert all(name in command.line(m) for name, m in found.items())
+    assert all(name in line(m) for name, m in found.items())
     assert 0 <= found["selector_hidden_fraction"].value <= 1
     work = [found[f"ttft_{name}"].tflop or 0 for name in ("reordered", "recompute_25", "full")]
     assert 0 < work[0] < work[1] < work[2]
@@ -181,7 +180,7 @@ def _curve(percent: int) -> list[str]:
 
 def test_a_context_need_not_be_of_whole_chunks() -> None:
     plan = RecomputePlan(replace(SMALL, context=70), AUXILIARY, percents=(20,), runs=1)
-    found = {m.name: m for m in measure(plan, RATES, silent)}
+    found = {m.name: m for m in measure(plan, RATES)}
     assert 14 <= found["tokens_recompute_20"].value < 14 + 32
 
 
@@ -195,9 +194,7 @@ def test_a_selection_is_hidden_as_far_as_the_request_waits_for_its_kv(primary: P
 
 
 def test_without_anything_to_choose_only_the_curve_is_measured() -> None:
-    found = [
-        m.name for m in measure(RecomputePlan(SMALL, AUXILIARY, percents=(0, 100), runs=1), RATES, silent)
-    ]
+    found = [m.name for m in measure(RecomputePlan(SMALL, AUXILIARY, percents=(0, 100), runs=1), RATES)]
     assert found == ["ttft_full", "ttft_reordered", *_curve(0), *_curve(100)]
 
 

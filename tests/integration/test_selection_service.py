@@ -4,7 +4,7 @@ and beside the other services, with a real store of one node."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from shared.config import load
 from shared.documents import Stage
 from shared.engine_config import EngineConfig
 from shared.errors import DeadlineExceeded, InvalidRequest, KvquiltError, ModelMismatch
-from shared.generation.selection import Grouping, Reading, SelectionChunk
+from shared.generation.selection import Grouping, Reading, SelectionChunk, SelectionOrder
 from shared.kv_stores import NodeFiles
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
@@ -77,6 +77,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(tmp_path / "kv")
+
+
+def order_of(
+    chunks: Sequence[SelectionChunk], question: str = QUESTION, ratio: float = 0.2
+) -> SelectionOrder:
+    return SelectionOrder(tuple(chunks), (question,), ratio)
 
 
 @dataclass
@@ -144,7 +150,9 @@ async def test_what_comes_back_is_what_the_library_says(
     ratio = 0.5
     asked = [QUESTION, "where?"]
     async with selecting(models, store) as served:
-        told = await served.client.select(context(), chunks, asked, ratio, grouping, reading)
+        told = await served.client.select(
+            context(), SelectionOrder(tuple(chunks), tuple(asked), ratio, grouping, reading)
+        )
     assert len(told) == len(asked)
     for question, selected in zip(asked, told, strict=True):
         expected = selector.select(paired, segments, question, ratio, grouping, reading)
@@ -163,11 +171,11 @@ async def test_kv_outlives_the_service(models: Path, store: DirectoryStore) -> N
     chunks = chunks_of(models, *PASSAGES)
     async with selecting(models, store) as served:
         assert await encode(served.client, chunks[:2]) == [(0, False), (1, False)]
-        (first,) = await served.client.select(context(), chunks, [QUESTION], 0.2)
+        (first,) = await served.client.select(context(), order_of(chunks))
         facts = (await served.client.health(context())).facts
         assert (facts["loaded_chunks"], facts["encoded_chunks"]) == ("2", str(len(chunks)))
     async with selecting(models, store) as served:
-        (again,) = await served.client.select(context(), chunks, [QUESTION], 0.2)
+        (again,) = await served.client.select(context(), order_of(chunks))
         facts = (await served.client.health(context())).facts
         assert (facts["loaded_chunks"], facts["encoded_chunks"]) == (str(len(chunks)), "0")
         assert await encode(served.client, chunks) == [(i, True) for i in range(len(chunks))]
@@ -199,16 +207,16 @@ async def test_errors_cross_the_wire(models: Path, store: DirectoryStore) -> Non
     async with selecting(models, store) as served:
         for ratio in (-0.1, 1.5, float("nan")):
             with pytest.raises(InvalidRequest, match="recompute_ratio"):
-                await served.client.select(context(), [chunk], [QUESTION], ratio)
+                await served.client.select(context(), order_of([chunk], ratio=ratio))
         with pytest.raises(InvalidRequest, match=r"questions\[0\]: is empty"):
-            await served.client.select(context(), [chunk], [""], 0.2)
+            await served.client.select(context(), order_of([chunk], ""))
         other = SelectionChunk(f"{chunk.text} more", chunk.token_ids)
         with pytest.raises(ModelMismatch):
-            await served.client.select(context(), [other], [QUESTION], 0.2)
+            await served.client.select(context(), order_of([other]))
         with pytest.raises(ModelMismatch):
             await encode(served.client, [chunk, other])
         with pytest.raises(DeadlineExceeded):
-            await served.client.select(RequestContext("r", "t", 0.0), [chunk], [QUESTION], 0.2)
+            await served.client.select(RequestContext("r", "t", 0.0), order_of([chunk]))
 
 
 async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(
@@ -217,7 +225,8 @@ async def test_what_a_caller_leaves_out_or_does_not_know_is_the_default(
     (chunk,) = chunks_of(models, PASSAGES[0])
     async with selecting(models, store) as served:
         (named,) = await served.client.select(
-            context(), [chunk], [QUESTION], 0.2, Grouping.BUDGET, Reading.STITCHED
+            context(),
+            SelectionOrder((chunk,), (QUESTION,), 0.2, Grouping.BUDGET, Reading.STITCHED),
         )
         for fields in ({}, {"grouping": 77, "reading": 77}):
             pb_chunk = selection_pb2.SelectionChunk(text=chunk.text, token_ids=chunk.token_ids)
@@ -248,7 +257,7 @@ async def test_a_model_that_cannot_be_used_is_told_by_every_call(
         assert not health.ready
         assert reason in health.detail
         with pytest.raises(KvquiltError, match=reason):
-            await served.client.select(context(), [], [QUESTION], 0.2)
+            await served.client.select(context(), order_of([]))
         with pytest.raises(KvquiltError, match=reason):
             await encode(served.client, [])
 
@@ -298,7 +307,7 @@ async def test_a_document_comes_with_its_auxiliary_kv_keeps_it_and_takes_it_alon
         assert (await ingesting.agent.collect_garbage(context(), grace_s=0)).num_chunks == 0
     async with selecting(models, ingesting.agent) as served, ingesting.running(served.client) as service:
         (selected,) = await served.client.select(
-            context(), chunks_of(models, *(c.text for c in manifest.chunks)), [QUESTION], 0.2
+            context(), order_of(chunks_of(models, *(c.text for c in manifest.chunks)))
         )
         assert isinstance(served.service, SelectorService)
         counts = served.service.kv.counts
@@ -316,7 +325,7 @@ async def test_a_document_of_before_gets_it_by_a_question_or_when_it_is_ingested
     manifest = await ingesting.agent.get_manifest(context(), "c", "a.txt")
     chunks = chunks_of(models, *(c.text for c in manifest.chunks))
     async with selecting(models, ingesting.agent) as served:
-        await served.client.select(context(), chunks, [QUESTION], 0.2)
+        await served.client.select(context(), order_of(chunks))
     written_back = await ingesting.kv_ids() - set(manifest.kv_ids)
     assert len(written_back) == len(chunks)
     async with selecting(models, ingesting.agent) as served, ingesting.running(served.client) as service:

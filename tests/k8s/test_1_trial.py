@@ -42,6 +42,13 @@ def test_the_command_line_works_from_outside(trial: Trial) -> None:
     )
 
 
+def test_a_selector_chooses_the_tokens_that_are_recomputed(trial: Trial) -> None:
+    ask = ("ask", QUESTION, "-c", COLLECTION, "--reuse", "cacheclip", "--json")
+    told = json.loads(cli(trial.door.target, *ask))
+    assert told["usage"]["reuse"] == "cacheclip"
+    assert 0 < told["usage"]["recomputed_tokens"] < told["usage"]["reused_tokens"]
+
+
 def test_helm_test_passes(trial: Trial) -> None:
     assert "Succeeded" in trial.release.test()
 

@@ -7,10 +7,46 @@
 {{- fail (printf "fullnameOverride: the name %q is not 1 to 40 lower-case letters, digits and hyphens, starting with a letter" $name) -}}
 {{- end -}}
 
+{{- /* cluster/addresses.py says why; what it checks besides, the chart's own values make void. */ -}}
+{{- range $application, $_ := default dict $config.applications -}}
+{{- if not (has $application (list "kv_store" "generator" "selector" "ingestion" "retrieval")) -}}
+{{- fail (printf "config.applications.%s: only kv_store, generator, selector, ingestion and retrieval can be another cluster's" $application) -}}
+{{- end -}}
+{{- end -}}
+{{- $addresses := include "kvquilt.addresses" . | fromYaml -}}
+{{- range $application, $address := $addresses -}}
+{{- if not (regexMatch "^([A-Za-z0-9_.-]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$" $address) -}}
+{{- fail (printf "config.applications.%s.address: must be host:port (clients do not speak TLS), got %q" $application $address) -}}
+{{- end -}}
+{{- $needed := list "kv_store" "generator" -}}
+{{- if eq $application "retrieval" }}{{ $needed = list }}{{ end -}}
+{{- if eq $application "ingestion" }}{{ $needed = append $needed "retrieval" }}{{ end -}}
+{{- range $needed -}}
+{{- if not (hasKey $addresses .) -}}
+{{- fail (printf "config.applications.%s.address: needs config.applications.%s.address too (docs/transport.md), or leave it out" $application .) -}}
+{{- end -}}
+{{- end -}}
+{{- range $setting, $_ := default dict (get $config $application) -}}
+{{- fail (printf "config.%s.%s: has no effect, since config.applications.%s.address is set; set it there, or leave the address out" $application $setting $application) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (hasKey $addresses "kv_store") (not (hasKey $addresses "selector")) (dig "selector" "model" "" $config) -}}
+{{- fail "config.selector.model: a selector keeps KV in the store of its own cluster; name config.applications.selector.address instead, or leave both out" -}}
+{{- end -}}
+{{- if and (hasKey $addresses "kv_store") (or $v.objects.endpoint $v.minio.enabled) -}}
+{{- fail "objects.endpoint, minio.enabled: have no effect, since config.applications.kv_store.address is set; leave them out, or the address" -}}
+{{- end -}}
+{{- if and (hasKey $addresses "retrieval") (or $v.milvus.uri $v.milvus.existingSecret) -}}
+{{- fail "milvus.uri, milvus.existingSecret: have no effect, since config.applications.retrieval.address is set; leave them out, or the address" -}}
+{{- end -}}
+{{- if and (hasKey $addresses "generator") (or $v.generator.gpus (gt (int $v.generator.replicas) 1)) -}}
+{{- fail "generator.gpus, generator.replicas: have no effect, since config.applications.generator.address is set; leave them out, or the address" -}}
+{{- end -}}
+
 {{- if and $v.objects.endpoint $v.minio.enabled -}}
 {{- fail "objects.endpoint: two object stores; set it, or minio.enabled, not both" -}}
 {{- end -}}
-{{- if not (or $v.objects.endpoint $v.minio.enabled) -}}
+{{- if not (or $v.objects.endpoint $v.minio.enabled (hasKey $addresses "kv_store")) -}}
 {{- fail "objects.endpoint: an object store is required, pods keep copies only; set it to host:port of an S3-compatible store (with objects.existingSecret), or set minio.enabled=true for a trial" -}}
 {{- end -}}
 {{- if and $v.minio.enabled $v.objects.existingSecret -}}
@@ -46,6 +82,8 @@
       "selector.primary" "model.path"
       "ingestion.selector" "config.selector.model"
       "gateway.selector" "config.selector.model"
+      "ingestion.addresses" "config.applications"
+      "gateway.addresses" "config.applications"
       "generator.selector.application" "config.selector.model"
       "generator.deployment.num_replicas" "generator.replicas"
       "generator.deployment.max_replicas" "generator.replicas"
@@ -70,7 +108,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- if not $v.milvus.uri -}}
+{{- if include "kvquilt.embeddedIndex" . -}}
 {{- if gt (int $v.services.replicas) 1 -}}
 {{- fail (printf "services.replicas: is %d, but the embedded Milvus lives in one pod; use 1, or set milvus.uri" (int $v.services.replicas)) -}}
 {{- end -}}

@@ -31,6 +31,25 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Application: host:port, of those that another cluster serves (config.applications). */ -}}
+{{- define "kvquilt.addresses" -}}
+{{- $addresses := dict -}}
+{{- range $name, $application := default dict .Values.config.applications -}}
+{{- with $application.address }}{{ $_ := set $addresses $name (trimPrefix "grpc://" .) }}{{ end -}}
+{{- end -}}
+{{- toYaml $addresses -}}
+{{- end -}}
+
+{{- /* Whether a pod of the services holds the embedded Milvus; empty: none does. */ -}}
+{{- define "kvquilt.embeddedIndex" -}}
+{{- if not (or .Values.milvus.uri (hasKey (include "kvquilt.addresses" . | fromYaml) "retrieval")) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whether generators are deployed; empty: another cluster's are used. */ -}}
+{{- define "kvquilt.hasGenerators" -}}
+{{- if not (hasKey (include "kvquilt.addresses" . | fromYaml) "generator") -}}true{{- end -}}
+{{- end -}}
+
 {{- define "kvquilt.minio" -}}
 {{ include "kvquilt.fullname" . }}-minio
 {{- end -}}

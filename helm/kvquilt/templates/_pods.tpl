@@ -2,7 +2,7 @@
 {{- define "kvquilt.rayPod" -}}
 {{- $v := .root.Values -}}
 {{- $isHead := eq .component "head" -}}
-{{- $hasIndex := and (eq .component "services") (not $v.milvus.uri) -}}
+{{- $hasIndex := and (eq .component "services") (include "kvquilt.embeddedIndex" .root) -}}
 metadata:
   labels:
     {{- include "kvquilt.selectorLabels" .root | nindent 4 }}

@@ -23,12 +23,15 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- $_ := set $generator "engine" (dict "device" $device) -}}
 {{- end -}}
 {{- $decided := dict "kv_store" (dict "objects" $objects) "retrieval" (dict "milvus_uri" $milvus) "generator" $generator -}}
+{{- $addresses := include "kvquilt.addresses" . | fromYaml -}}
 {{- $selector := dig "selector" "model" "" $quilt -}}
 {{- $_ := set $decided "selector" (dict "model" $selector) -}}
-{{- range list "ingestion" "gateway" -}}
-{{- $_ := set $decided . (dict "selector" (ternary "selector" "" (ne $selector ""))) -}}
+{{- $application := or $selector $addresses.selector | empty | ternary "" "selector" -}}
+{{- range $name := list "ingestion" "gateway" -}}
+{{- $_ := set $decided $name (dict "selector" $application) -}}
+{{- with $addresses }}{{ $_ := set (get $decided $name) "addresses" (deepCopy .) }}{{ end -}}
 {{- end -}}
-{{- $_ := set $generator "selector" (dict "application" (ternary "selector" "" (ne $selector ""))) -}}
+{{- $_ := set $generator "selector" (dict "application" $application) -}}
 {{- range list "kv_store" "retrieval" "ingestion" "gateway" "selector" -}}
 {{- $_ := set $decided . (mergeOverwrite (default dict (get $decided .)) (deepCopy $onServices)) -}}
 {{- end -}}
@@ -37,6 +40,7 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 
 {{- define "kvquilt.serveConfig" -}}
 {{- $quilt := include "kvquilt.quilt" . | fromYaml -}}
+{{- $addresses := include "kvquilt.addresses" . | fromYaml -}}
 {{- $log := default dict $quilt.log -}}
 {{- $servicers := list -}}
 {{- range $pair := list "kv_store KvStore" "retrieval Retrieval" "generation Generation" "selection Selection" "ingest Ingest" "rag Rag" "rag Admin" -}}
@@ -53,7 +57,7 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- with $section.deployment.log }}{{ $_ := set $own "deployment" (dict "log" .) }}{{ end -}}
 {{- if $own }}{{ $_ := set $args $name $own }}{{ end -}}
 {{- $deployment := include "kvquilt.deployment" (dict "name" $name "deployment" $section.deployment) | fromYaml -}}
-{{- if or (ne $name "selector") $section.model -}}
+{{- if and (not (hasKey $addresses $name)) (or (ne $name "selector") $section.model) -}}
 {{- $applications = append $applications (dict
       "name" $name
       "route_prefix" (printf "/%s" $name)

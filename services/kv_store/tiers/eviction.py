@@ -95,8 +95,6 @@ class S3Fifo:
         return bool(self._small) and self._small_bytes * _SMALL_SHARE >= self.num_bytes
 
     def _can_free(self, num_bytes: int, keep: Callable[[str], bool]) -> bool:
-        if num_bytes > self.num_bytes:
-            return False
         for queue in (self._small, self._main):
             for name, size_bytes in queue.items():
                 if num_bytes <= 0:

@@ -11,7 +11,7 @@ import pytest
 from cluster.compose import serve_config
 from cluster.config import load_quilt
 from cluster.paths import DEMO_MODEL
-from tests.helm import Helm, profile, serve_config_of
+from tests.helm import Helm, only, profile, serve_config_of
 
 EVERYTHING: dict[str, Any] = {
     "log": {"level": "DEBUG", "format": "json"},
@@ -79,6 +79,48 @@ def test_chart_and_composition_root_agree(helm: Helm, config: dict[str, Any], gp
     }
     quilt = merged(config, decided)
     assert serve_config_of(rendered) == serve_config(quilt, load_quilt(quilt, {}))
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        ["retrieval"],
+        ["kv_store", "generator"],
+        ["kv_store", "generator", "selector", "retrieval", "ingestion"],
+    ],
+    ids=len,
+)
+def test_what_another_cluster_serves_is_left_out_and_can_be_reached(helm: Helm, elsewhere: list[str]) -> None:
+    applications = {name: {"address": f"grpc://{name}.example:700{len(name)}"} for name in elsewhere}
+    objects = {} if "kv_store" in elsewhere else {"objects": {"endpoint": "s3.example:9000"}}
+    milvus = {} if "retrieval" in elsewhere else {"milvus": {"uri": "http://milvus:19530"}}
+    rendered = helm.render(
+        config={"applications": applications, "gateway": {"k": 4}},
+        model={"path": str(DEMO_MODEL)},
+        **objects,
+        **milvus,
+    )
+    defaults = {"bucket": "kvquilt", "region": "us-east-1", "prefix": "", "secure": True}
+    decided: dict[str, Any] = {
+        "kv_store": {"objects": {"endpoint": "s3.example:9000", **defaults}, **ON_SERVICES},
+        "retrieval": {"milvus_uri": "http://milvus:19530", **ON_SERVICES},
+        "selector": {"model": "", **ON_SERVICES},
+        "generator": {"deployment": {"resources": {"kvquilt_generator": 1}}},
+        "ingestion": ON_SERVICES,
+        "gateway": {"k": 4, **ON_SERVICES},
+    }
+    quilt = {"data_dir": "/data", "model": str(DEMO_MODEL), "http_host": "0.0.0.0"}
+    quilt |= {"applications": applications}
+    quilt |= {name: values for name, values in decided.items() if name not in elsewhere}
+    assert serve_config_of(rendered) == serve_config(quilt, load_quilt(quilt, {}))
+    cluster = only(rendered, "RayService")["spec"]["rayClusterConfig"]
+    groups = [group["groupName"] for group in cluster["workerGroupSpecs"]]
+    assert groups == ["services"] + ["generators"] * ("generator" not in elsewhere)
+    assert not [o for o in rendered if o["kind"] == "PersistentVolumeClaim"]
+    egress = only(rendered, "NetworkPolicy", "-ray")["spec"]["egress"]
+    opened = {port["port"] for rule in egress if "to" not in rule for port in rule["ports"]}
+    outside = [9000] * bool(objects) + [19530] * bool(milvus)
+    assert opened == {*outside, *(7000 + len(name) for name in elsewhere)}
 
 
 def test_more_or_fewer_replicas_leave_what_applications_are_built_from_alone(helm: Helm) -> None:

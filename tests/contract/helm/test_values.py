@@ -125,6 +125,54 @@ def test_a_bad_value_is_refused_and_named(values: dict[str, Any], message: str, 
     assert message in helm.refusal(profile("dev-cpu"), **values)
 
 
+def at(*names: str, address: str = "gpus.example:9000") -> dict[str, Any]:
+    """Another cluster serves them."""
+    return {f"config.applications.{name}": {"address": address} for name in names}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (at("gateway"), "config.applications.gateway: only kv_store, generator,"),
+        (at("retrieval", address="grpcs://a:1"), "config.applications.retrieval.address: must be host:port"),
+        (
+            at("generator"),
+            "generator.address: needs config.applications.kv_store.address",
+        ),
+        (at("kv_store"), "kv_store.address: needs config.applications.generator.address"),
+        (at("selector"), "config.applications.selector.address: needs config.applications.kv_store.address"),
+        (
+            at("ingestion", "kv_store", "generator"),
+            "config.applications.ingestion.address: needs config.applications.retrieval.address",
+        ),
+        (
+            at("retrieval") | {"config.retrieval.default_k": 3},
+            "config.retrieval.default_k: has no effect, since config.applications.retrieval.address is set",
+        ),
+        (at("retrieval") | {"milvus.uri": "http://m:1"}, "milvus.uri, milvus.existingSecret: have no effect"),
+        (
+            at("kv_store", "generator") | {"minio.enabled": True},
+            "objects.endpoint, minio.enabled: have no effect",
+        ),
+        (
+            at("kv_store", "generator") | {"generator.replicas": 2},
+            "generator.gpus, generator.replicas: have no effect",
+        ),
+        (
+            at("kv_store", "generator") | {"config.selector.model": "a/b"},
+            "config.selector.model: a selector keeps KV in the store of its own cluster",
+        ),
+        ({"config.gateway.addresses": {"generator": "a:1"}}, "the chart decides it; set config.applications"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
+)
+def test_what_another_cluster_cannot_serve_is_refused_and_named(
+    values: dict[str, Any], message: str, helm: Helm
+) -> None:
+    values |= {} if "config.applications.kv_store" in values else {"objects.endpoint": "s3.example"}
+    assert message in helm.refusal(**values)
+
+
 def test_the_chart_alone_says_that_it_needs_an_object_store(helm: Helm) -> None:
     assert "objects.endpoint: an object store is required" in helm.refusal()
 

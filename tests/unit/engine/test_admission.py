@@ -37,6 +37,7 @@ def test_what_fits_is_admitted() -> None:
     check(REQUEST)
     check(PrefillRequest("p", (), CHUNKS))
     check(ForestRequest("f", (), CHUNKS))
+    check(replace(REQUEST, reuse=ReuseMode.TOKENS, recompute=Recompute(by_question=((0, 4),))))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,16 @@ def test_what_fits_is_admitted() -> None:
         ),
         ({"choose": Choice(ChoiceRule.MEAN_LOGPROB, "x"), "sampling": WARM}, "choose.marker"),
         ({"reuse": ReuseMode.TOKENS, "recompute": Recompute(tokens=(5,))}, "recompute.tokens: 5 is out"),
+        (
+            {"reuse": ReuseMode.TOKENS, "recompute": Recompute(by_question=((1,), (2,)))},
+            "recompute.by_question: 2 lists for 1",
+        ),
+        (
+            {"reuse": ReuseMode.TOKENS, "recompute": Recompute(tokens=(1,), by_question=((1,),))},
+            "recompute.by_question: 1 lists for 1 questions; give one for each, and no other",
+        ),
         ({"recompute": Recompute(tokens=(1,))}, "recompute.tokens: mode reordered"),
+        ({"recompute": Recompute(by_question=((1,),))}, "recompute.tokens: mode reordered"),
         ({"reuse": ReuseMode.TOKENS, "recompute": Recompute(0.5)}, "give recompute.tokens alone"),
         ({"recompute": Recompute(0.5)}, "recompute.ratio: mode reordered"),
         ({"ape": Ape(0.5)}, "ape: mode reordered"),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
+from shared.engine.admission_control import AdmissionControl
+from shared.engine.endings import Endings
 from shared.engine.jobs.context import ContextJob, Grower, Host
 from shared.engine.jobs.job import Computed
 from shared.engine.jobs.prefill import PrefillJob
+from shared.engine.kv.segment import Branch
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Demand, Scheduler
 from shared.engine_config import EngineConfig
@@ -24,6 +29,7 @@ class Wanting(ContextJob):
 
     private_bytes: int = 10
     rests: bool = field(default=False)
+    grown: list[Branch] = field(default_factory=list)
 
     def start(self) -> None: ...
 
@@ -32,6 +38,9 @@ class Wanting(ContextJob):
     @property
     def growing(self) -> list[Grower]:
         return []
+
+    def branches(self) -> list[Branch]:
+        return self.grown
 
     @property
     def idle(self) -> bool:
@@ -117,6 +126,15 @@ def test_the_paused_longest_resumes_first(requests: RequestQueue) -> None:
     assert [requests.resume_next(), requests.resume_next()] == [jobs[2], jobs[1]]
 
 
+def test_of_those_that_pause_together_the_oldest_resumes_first(requests: RequestQueue) -> None:
+    jobs = added(requests, *(wanting(name) for name in "abc"))
+    admit_all(requests)
+    jobs[0].private_bytes = 30
+    assert requests.pause_overgrown() == [*jobs[1:]]
+    jobs[0].private_bytes = 10
+    assert [requests.resume_next(), requests.resume_next()] == [*jobs[1:]]
+
+
 def test_one_that_rests_pauses_before_younger_ones_that_work(requests: RequestQueue) -> None:
     jobs = added(requests, *(wanting(name) for name in "abc"))
     admit_all(requests)
@@ -125,6 +143,23 @@ def test_one_that_rests_pauses_before_younger_ones_that_work(requests: RequestQu
     assert requests.resume_next() is None, "it has nothing to do"
     added(requests, wanting("new", 1))
     assert admit_all(requests) == ["new"], "nobody waits for one that rests"
+
+
+def test_kv_of_a_paused_request_waits_in_host_memory(requests: RequestQueue) -> None:
+    old, young = added(requests, wanting("old"), wanting("young"))
+    admit_all(requests)
+    moved: list[str] = []
+    segment = SimpleNamespace(move=lambda device: moved.append(device.type))
+    young.grown = [cast(Any, SimpleNamespace(segment=segment))]
+    nothing = cast(Any, None)
+    endings = Endings(requests, nothing, nothing)
+    admission = AdmissionControl(torch.device("cuda"), requests, nothing, nothing, endings, nothing)
+    old.private_bytes = 25
+    admission.balance()
+    assert moved == ["cpu"]
+    old.private_bytes = 10
+    admission.balance()
+    assert moved == ["cpu", "cuda"]
 
 
 def test_few_prefills_run_at_once_and_questions_do_not_wait_for_them(requests: RequestQueue) -> None:

@@ -80,6 +80,17 @@ def test_what_somebody_refers_to_stays_though_the_pool_overflows() -> None:
     pool.check_invariants(Counter("ac"))
 
 
+def test_all_that_nobody_refers_to_goes_when_asked_and_the_next_may_stay() -> None:
+    pool = Pool(30 * TOKEN_BYTES)
+    ready(pool, "held")
+    for key in "ab":
+        pool.release(ready(pool, key))
+    assert pool.evict_unused() == 20 * TOKEN_BYTES
+    assert pool.ready_keys() == ["held"]
+    pool.release(ready(pool, "c"))
+    assert pool.ready_keys() == ["held", "c"]
+
+
 def test_an_entry_is_shared_and_goes_only_after_its_last_holder() -> None:
     pool = Pool(1)
     first, second = ready(pool, "a"), ready(pool, "a")
@@ -101,8 +112,11 @@ def test_one_identity_for_other_tokens_is_refused() -> None:
 def test_what_is_computed_for_nobody_is_given_up() -> None:
     pool = Pool(100)
     entry, _ = pool.acquire("a", (1, 2))
+    loading, _ = pool.acquire("b", (3,))
     pool.compute(entry, Branch(SPEC, (1, 2), 0))
     assert pool.computing() == [entry]
+    assert pool.ready_keys() == []
+    pool.discard(loading)
     pool.release(entry)
     assert keys(pool) == set()
     pool.check_invariants({})
@@ -127,6 +141,18 @@ def test_a_streaming_segment_counts_once_and_not_at_all_when_it_broke() -> None:
     pool.fill(entry, segment(2))
     assert pool.num_bytes == 2 * TOKEN_BYTES
     pool.check_invariants(Counter("a"))
+
+
+def test_a_pass_may_begin_on_what_arrives_until_that_fails() -> None:
+    pool = Pool(100 * TOKEN_BYTES)
+    entry, _ = pool.acquire("a", (1, 2))
+    assert not entry.arriving
+    arriving = Segment.arriving(SPEC, 2)
+    pool.stream(entry, arriving)
+    assert entry.arriving
+    assert arriving.arrival is not None
+    arriving.arrival.fail()
+    assert not entry.arriving
 
 
 CAPACITY = 40

@@ -60,6 +60,8 @@ def test_a_whole_work_has_a_pass_of_its_own_whatever_its_length() -> None:
     works = [Branch("answer", 1), Branch("blended", 500, whole=True), Branch("question", 5)]
     assert rows(scheduler(10).pick(works)) == [[("answer", 1)], [("blended", 500)]]
     assert rows(scheduler(510).pick(works)) == [[("answer", 1), ("question", 5)], [("blended", 500)]]
+    both = [Branch("old", 5, whole=True), Branch("young", 5, whole=True)]
+    assert rows(scheduler(10).pick(both)) == [[("old", 5)], [("young", 5)]]
 
 
 def test_under_batch_invariance_every_slice_is_a_pass_cut_at_multiples_of_the_tile() -> None:
@@ -105,9 +107,7 @@ def test_beside_others_it_needs_room_for_its_branches_and_its_kv(candidate: Dema
 
 
 def test_the_youngest_pause_as_few_as_will_do_and_never_the_oldest() -> None:
-    running = [Demand(1, 80), Demand(1, 10), Demand(1, 30), Demand(1, 30)]
-    assert scheduler(private_bytes=150).num_to_pause(running) == 0
-    assert scheduler(private_bytes=149).num_to_pause(running) == 1
-    assert scheduler(private_bytes=119).num_to_pause(running) == 2
-    assert scheduler(private_bytes=1).num_to_pause(running) == 3
+    running = [Demand(1, 80), Demand(1, 10), Demand(1, 40), Demand(1, 20)]
+    limits = (150, 149, 130, 129, 90, 89, 1)
+    assert [scheduler(private_bytes=limit).num_to_pause(running) for limit in limits] == [0, 1, 1, 2, 2, 3, 3]
     assert scheduler(private_bytes=1).num_to_pause([]) == 0

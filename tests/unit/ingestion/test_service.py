@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.ingestion.calls import CallPolicy
 from shared.documents import SourceDocument, Stage
 from shared.errors import (
     ConfigError,
@@ -19,7 +20,9 @@ from shared.errors import (
     StorageFull,
     Unavailable,
 )
+from shared.request import RequestContext
 from tests.ingestion_world import Crash, World, context, fail_once, outcome, text, upsert
+from tests.virtual_time import run_virtually, virtual_loop
 
 LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
 STEPS = [
@@ -236,6 +239,23 @@ async def test_a_service_that_comes_back_is_waited_for(step: str, error: Unavail
     world.check_settled()
 
 
+def test_a_call_is_tried_as_long_as_the_deadline_lets_it() -> None:
+    tries = 0
+
+    async def call(ctx: RequestContext) -> None:
+        nonlocal tries
+        tries += 1
+        raise Unavailable("the generator is not available; retry")
+
+    async def work() -> float:
+        with pytest.raises(Unavailable, match="the generator is not available"):
+            await CallPolicy().run(context(deadline_ms=600_000), call)
+        return virtual_loop().time()
+
+    assert 595.0 <= run_virtually(work()) < 600.0
+    assert 100 < tries < 600
+
+
 async def test_a_service_that_stays_away_ends_the_run() -> None:
     world = World()
 
@@ -244,9 +264,13 @@ async def test_a_service_that_stays_away_ends_the_run() -> None:
             raise Unavailable("the generator is not available; retry")
 
     world.step = away
-    events = await upsert(world.service(parallel_documents=1), text("a.txt", "One."), text("b.txt", "Two."))
+    ctx = context(deadline_ms=600)  # a moment before its end it is told
+    events = await upsert(
+        world.service(parallel_documents=1), text("a.txt", "One."), text("b.txt", "Two."), ctx=ctx
+    )
     assert outcome(events) == {"a.txt": Stage.FAILED, "b.txt": Stage.FAILED}
-    assert world.calls["prefill"] == 6
+    assert {e.error_code for e in events if e.stage is Stage.FAILED} == {"UNAVAILABLE"}
+    assert world.calls["prefill"] > 1
 
 
 async def test_chunks_that_vanish_before_the_manifest_are_prefilled_again() -> None:

@@ -98,6 +98,41 @@ def test_what_was_evicted_lately_and_comes_back_is_hot() -> None:
     assert "a0" in cache.queue
 
 
+def queue_with_main(*names: str, size_bytes: int = 10) -> S3Fifo:
+    """Whose main queue holds these, not used since they came there, and whose small one is empty."""
+    queue = S3Fifo()
+    for name in names:
+        queue.admit(name, size_bytes)
+        queue.touch(name)
+        queue.touch(name)
+    queue.admit("once", 1)
+    assert queue.victims(1, lambda _: False) == ["once"]
+    return queue
+
+
+def test_new_ones_go_first_while_they_take_a_tenth_or_more() -> None:
+    for size_bytes, victim in ((10, "new"), (9, "a")):
+        queue = queue_with_main(*"abcdefghi")
+        queue.admit("new", size_bytes)
+        assert queue.victims(1, lambda _: False) == [victim]
+
+
+def test_of_the_hot_ones_those_stay_longer_that_were_used_more_often() -> None:
+    queue = queue_with_main("a", "b")
+    for name in "aab":
+        queue.touch(name)
+    assert queue.victims(1, lambda _: False) == ["b"]
+
+
+def test_a_hot_one_that_is_replaced_counts_with_its_new_size_and_stays_hot() -> None:
+    queue = queue_with_main("a", "b")
+    queue.admit("a", 25)
+    assert queue.num_bytes == 35
+    queue.admit("new", 10)
+    assert queue.victims(1, lambda _: False) == ["new"]
+    queue.check_invariants()
+
+
 def test_nothing_is_evicted_if_too_little_can_be() -> None:
     queue = S3Fifo()
     for name in "abc":

@@ -11,7 +11,7 @@ import pytest
 
 from services.kv_store.blobs.protocol import BlobStat
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
-from shared.errors import Unavailable
+from shared.errors import DeadlineExceeded, Unavailable
 from shared.kv_types import ChunkPage, ChunkStat, CollectedGarbage, DeletedChunks
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
@@ -92,6 +92,13 @@ async def test_nothing_is_removed_while_a_node_cannot_say_what_it_reads() -> Non
     assert len(store.chunks) == 2
 
 
+async def test_nothing_is_collected_for_somebody_whose_time_is_over() -> None:
+    store = Store(A)
+    with pytest.raises(DeadlineExceeded):
+        await collect(replace(CTX, deadline_s=0.0), store, lambda _: 0, 50.0, dry_run=False)
+    assert store.chunks.keys() == {A}
+
+
 @pytest.mark.parametrize("jump_s", [-1e9, 1e9])
 async def test_a_clock_that_jumps_never_endangers_what_is_needed(jump_s: float) -> None:
     store = Store(A, B, C)
@@ -136,3 +143,11 @@ def test_age_is_by_the_keepers_own_clock() -> None:
     now_s = keeper_now_s(blobs)
     assert now_s == 7.0
     assert young([("x", 5.0), ("y", 6.5), ("z", 99.0)], now_s, grace_s=1.0) == {"y", "z"}
+
+
+def test_everything_is_young_where_the_keepers_clock_cannot_be_read() -> None:
+    class Forgetful(DictBlobs):
+        def stat(self, name: str) -> BlobStat | None:
+            return None
+
+    assert keeper_now_s(Forgetful()) == 0.0

@@ -156,4 +156,4 @@ def test_the_smallest_node_must_keep_room_for_the_rest() -> None:
     check_room(90, {"a": 100, "b": 1000, "c": 0})
     check_room(10**15, {"a": 0})
     with pytest.raises(StorageFull, match="holds 100"):
-        check_room(91, {"a": 100, "b": 1000})
+        check_room(91, {"a": 100, "b": 1000, "c": 0})

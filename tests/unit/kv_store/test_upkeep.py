@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from services.kv_store.config import GarbageConfig, QuotaConfig
+from services.kv_store.documents.catalog import Document
+from services.kv_store.documents.quotas import Quotas
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.housekeeping import Housekeeping
+from services.kv_store.upkeep.upkeep import Upkeep
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
-from shared.kv_types import Manifest, ManifestChunk
+from shared.kv_types import (
+    ChunkPage,
+    ChunkStat,
+    Manifest,
+    ManifestChunk,
+    TenantStats,
+    VerifyProgress,
+)
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of
@@ -32,17 +45,22 @@ def nodes() -> KnownNodes:
 
 @pytest.fixture
 async def make(tmp_path: Path, nodes: KnownNodes) -> AsyncIterator[Make]:
-    """Agents with room for six chunks, on an object store that they share."""
+    """Agents with room for six chunks, on an object store that they share unless ``alone``."""
     agents: dict[str, Agent] = {}
     objects = DictBlobs()
 
-    def made(node_id: str = "home", capacity: int = 6 * SIZE, quotas: QuotaConfig | None = None) -> Agent:
+    def made(
+        node_id: str = "home",
+        capacity: int = 6 * SIZE,
+        quotas: QuotaConfig | None = None,
+        alone: bool = False,
+    ) -> Agent:
         directory = tmp_path / node_id
         agent = agent_on(
             directory,
             node_id,
             nodes,
-            objects=objects,
+            objects=None if alone else objects,
             capacity_bytes=capacity,
             lease_s=0.0,
             quotas=quotas,
@@ -144,13 +162,50 @@ async def test_a_new_agent_knows_what_tenants_have(make: Make) -> None:
     await first.put_manifest(CTX, document("1", A, B))
     await first.close()
     again = make(quotas=QuotaConfig(2 * SIZE))
+    assert (await again.stats(CTX)).tenants == (TenantStats("acme", 1, 2 * SIZE, 2 * SIZE),)
     with pytest.raises(StorageFull):
         await again.put_manifest(CTX, document("2", C))
 
 
+async def test_what_only_another_node_has_counts_too(make: Make) -> None:
+    home, other = make(alone=True), make("other", alone=True)
+    await put(other, A)
+    await home.put_manifest(CTX, document("1", A))
+    assert await home.pin(CTX, "books") == SIZE
+
+
+async def test_the_chunks_of_very_many_documents_are_counted_by_listing_them() -> None:
+    sizes = {chunk_id_of(n): n for n in range(2500)}
+    listed: list[str] = []
+
+    class Own:
+        async def list_page(self, ctx: RequestContext, start_after: str, limit: int) -> ChunkPage:
+            assert start_after not in listed, "it was listed before"
+            listed.append(start_after)
+            rest = [c for c in sorted(sizes) if c > start_after]
+            return ChunkPage(
+                tuple(ChunkStat(c, True, sizes[c]) for c in rest[:limit]), truncated=len(rest) > limit
+            )
+
+    documents = [Document("acme", "books", str(n), (c,)) for n, c in enumerate(sizes)]
+    here: Any = SimpleNamespace(truth=DictBlobs(), documents=lambda: documents)
+    upkeep = Upkeep("home", cast(Any, Own()), here, here, KnownNodes(), Quotas(), cast(Any, None))
+    assert await upkeep.tenants(CTX) == (TenantStats("acme", len(sizes), sum(sizes.values()), 0),)
+    assert len(listed) == 3
+
+
+async def test_another_node_verifies_what_it_has_itself_and_nothing_else(make: Make) -> None:
+    home, other = make(), make("other")
+    await put(home, A, B)
+    await other.open(CTX, [A])
+    while await local_copies(other) != {A}:
+        await asyncio.sleep(0)
+    assert [p.num_copies for p in await verified(other)] == [1]
+
+
 @pytest.mark.parametrize(
     "call",
-    [lambda home: home.collect_garbage(CTX, 0.0), lambda home: anext_of_all(home)],
+    [lambda home: home.collect_garbage(CTX, 0.0), lambda home: verified(home)],
     ids=["garbage", "verify"],
 )
 async def test_while_a_node_does_not_answer_nothing_is_concluded(
@@ -164,8 +219,8 @@ async def test_while_a_node_does_not_answer_nothing_is_concluded(
     assert (await home.stat(CTX, [A]))[0].exists
 
 
-async def anext_of_all(home: Agent) -> list[object]:
-    return [p async for p in home.verify(CTX)]
+async def verified(agent: Agent) -> list[VerifyProgress]:
+    return [p async for p in agent.verify(CTX)]
 
 
 class Stop(Exception):

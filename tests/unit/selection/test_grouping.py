@@ -153,6 +153,7 @@ class TestForms:
             1,
             2,
         ]
+        assert best_tokens(array([-math.inf, 0.1, -0.1]), 2).tolist() == [False, True, True]
         scores = array([math.nan] * 8 + [0.1] * 8 + [0.2] * 8)
         assert np.flatnonzero(group(scores, [24], 0.5, Grouping.BUDGET)).tolist() == list(range(8, 24))
 

@@ -21,7 +21,7 @@ from shared.errors import (
     StorageFull,
     Unavailable,
 )
-from shared.generation.selection import Grouping, Reading, SelectionChunk
+from shared.generation.selection import Grouping, Reading, SelectionChunk, SelectionOrder
 from shared.identity import chunk_identity
 from shared.kv_format import inspect_chunk
 from shared.request import RequestContext
@@ -147,15 +147,10 @@ class TestSelection:
                         await select_each(service, questions=questions, ratio=ratio)
             with pytest.raises(InvalidRequest, match="chunks: 5 are more than the 4"):
                 await select(service, ["a"] * 5)
+            other = SelectionChunk("the mayor", (1, 2))
+            order = SelectionOrder((other,), (QUESTION,), 0.2, reading=Reading.EACH)
             with pytest.raises(ModelMismatch, match="other token ids"):
-                await service.select(
-                    context(),
-                    [SelectionChunk("the mayor", (1, 2))],
-                    [QUESTION],
-                    0.2,
-                    Grouping.BUDGET,
-                    Reading.EACH,
-                )
+                await service.select(context(), order)
 
 
 class TestKv:

@@ -1,4 +1,4 @@
-"""A picture of a report, as SVG: how many times better than the baseline, one bar per measurement."""
+"""Draws a report as SVG: how many times better than the baseline, one bar per measurement."""
 
 from __future__ import annotations
 
