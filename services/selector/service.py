@@ -70,12 +70,9 @@ class SelectorService:
             selections = await self._model.run(
                 ctx,
                 Turn.QUESTION,
-                lambda: [
-                    self._selector.select(
-                        paired, found.segments, question, order.ratio, order.grouping, order.reading
-                    )
-                    for question in order.questions
-                ],
+                lambda: self._selector.select_each(
+                    paired, found.segments, order.questions, order.ratio, order.grouping, order.reading
+                ),
             )
         ended = time.monotonic()
         timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
