@@ -48,17 +48,6 @@ def load(schema: type[ConfigT], values: Mapping[str, Any], path: str = "") -> Co
         raise ConfigError(f"{path}{error}") from None
 
 
-def check_positive(config: object, *names: str) -> None:
-    """For the ``__post_init__`` of a dataclass.
-
-    Raises:
-        ValueError: names the field that is below 1.
-    """
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name}: must be at least 1, got {getattr(config, name)}")
-
-
 def read_yaml(text: str, source: str) -> dict[str, Any]:
     """
     Raises:
@@ -146,3 +135,14 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     ):
         raise ConfigError(f"{path}: expected {hint.__name__}, got {value!r}")
     return value
+
+
+def check_least(config: object, least: float, *names: str) -> None:
+    """For ``__post_init__``.
+
+    Raises:
+        ValueError: a setting is less; names it.
+    """
+    for name in names:
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}: must be at least {least}, got {getattr(config, name)}")

@@ -1,4 +1,4 @@
-"""The scaling and the log of an application: the same section, ``deployment``, in every service's
+"""How an application is scaled and how it logs: the same section, ``deployment``, in every service's
 configuration."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.config import check_positive
+from shared.config import check_least
 from shared.log import LogConfig
 
 
@@ -35,7 +35,7 @@ class DeploymentConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        check_positive(self, "num_replicas", "max_ongoing_requests", "target_ongoing_requests")
+        check_least(self, 1, "num_replicas", "max_ongoing_requests", "target_ongoing_requests")
         if self.max_replicas and self.max_replicas < self.num_replicas:
             raise ValueError(
                 f"max_replicas: must be 0 or at least num_replicas ({self.num_replicas}), got "

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.config import check_positive
+from shared.config import check_least
 
 GIB = 1 << 30
 
@@ -63,8 +63,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"device: {self.device!r} is not one of cpu, cuda, cuda:0, cuda:1, …")
-        check_positive(
+        check_least(
             self,
+            1,
             "max_step_tokens",
             "max_running_branches",
             "max_waiting",
@@ -72,7 +73,7 @@ class EngineConfig:
             "loader_threads",
         )
         if self.resident_bytes is not None:
-            check_positive(self, "resident_bytes")
+            check_least(self, 1, "resident_bytes")
         if self.compile and self.batch_invariant:
             raise ValueError(
                 "compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant"

@@ -1,11 +1,11 @@
-"""Questions to the KV store and its answers: values, shared by the store and its clients."""
+"""Values that the KV store is told and answers, shared by the store and its clients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 PIECE_BYTES = 1 << 20
-"""The part of a chunk's file that travels in one message: larger ones are slower."""
+"""How much of a chunk's file travels in one message: larger ones are slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class ManifestChunk:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The parts of a document. ``source_hash`` covers the source and the settings of parser and chunker;
-    ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any."""
+    """A document and what it is made of. ``source_hash`` covers the source and the settings of parser and
+    chunker; ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any."""
 
     tenant: str
     collection: str

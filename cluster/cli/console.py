@@ -1,4 +1,4 @@
-"""What the command line prints: tables. Values in, rich renderables out."""
+"""Makes the tables and lines that the command line prints: values in, rich renderables out."""
 
 from __future__ import annotations
 

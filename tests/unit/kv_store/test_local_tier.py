@@ -33,9 +33,7 @@ def clock() -> Clock:
 
 
 def tier_in(directory: Path, disk: Disk | None = None, **settings: object) -> LocalTier:
-    return LocalTier(
-        "disk", directory, disk=disk or QuickDisk(), holds_primaries=True, primary_name="pending", **settings
-    )  # type: ignore[arg-type]
+    return LocalTier("disk", directory, disk=disk or QuickDisk(), primary_name="pending", **settings)  # type: ignore[arg-type]
 
 
 def stage(tier: LocalTier, chunk_id: str, seed: int = 0) -> Path:
@@ -135,6 +133,15 @@ def test_copies_make_room_for_others_and_the_truth_for_nobody(tmp_path: Path, cl
     with pytest.raises(StorageFull):
         keep(tier, B, truth=True)
     assert tier.num_evictions == 3
+    tier.check_invariants()
+
+
+def test_who_is_replaced_where_there_is_no_room_left_needs_no_more_than_it_had(tmp_path: Path) -> None:
+    tier = tier_in(tmp_path, capacity_bytes=2 * SIZE)
+    assert all(keep(tier, c) for c in (A, B))
+    assert keep(tier, A, seed=2)
+    assert keep(tier, B, seed=2, truth=True)
+    assert ids(tier) == {A, B}
     tier.check_invariants()
 
 
@@ -275,6 +282,8 @@ def test_a_new_life_with_less_room_evicts_copies_first(tmp_path: Path) -> None:
     keep(tier, A, truth=True)
     for chunk_id in (B, C, D):
         keep(tier, chunk_id)
+    assert len(ids(tier_in(tmp_path, capacity_bytes=4 * SIZE))) == 4
+    assert len(ids(tier_in(tmp_path, capacity_bytes=4 * SIZE - 1))) == 3
     reborn = tier_in(tmp_path, capacity_bytes=2 * SIZE)
     assert A in ids(reborn)
     assert len(ids(reborn)) == 2
