@@ -37,8 +37,8 @@ SERVICERS = {
 
 
 def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
-    """What ``ray.serve.schema.ServeDeploySchema`` reads. Every application has a route prefix of its own:
-    without one Serve hides it from gRPC as well.
+    """Builds what ``ray.serve.schema.ServeDeploySchema`` reads. Every application has a route prefix of its
+    own: without one Serve hides it from gRPC as well.
 
     ``values``: the settings as the operator wrote them; ``config``: the same, loaded."""
     return {
@@ -73,7 +73,8 @@ def servicer_functions() -> tuple[str, ...]:
 
 
 def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
-    """What ``cluster.applications`` builds ``name`` from: settings a replica cannot change while it lives."""
+    """Returns what ``cluster.applications`` builds ``name`` from: settings a replica cannot change while it
+    lives."""
     args: dict[str, Any] = {"data_dir": config.data_dir}
     if values.get("model"):
         args["model"] = config.model

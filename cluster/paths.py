@@ -1,4 +1,4 @@
-"""Where things are. Imports nothing heavy: every command needs it."""
+"""Names the places of things. Imports nothing heavy: every command needs it."""
 
 from __future__ import annotations
 

@@ -143,3 +143,14 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     ):
         raise ConfigError(f"{path}: expected {hint.__name__}, got {value!r}")
     return value
+
+
+def check_least(config: object, least: float, *names: str) -> None:
+    """For ``__post_init__``.
+
+    Raises:
+        ValueError: a setting is less; names it.
+    """
+    for name in names:
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}: must be at least {least}, got {getattr(config, name)}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.config import check_least
 from shared.log import LogConfig
 
 
@@ -34,9 +35,7 @@ class DeploymentConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        for name in ("num_replicas", "max_ongoing_requests", "target_ongoing_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "num_replicas", "max_ongoing_requests", "target_ongoing_requests")
         if self.max_replicas and self.max_replicas < self.num_replicas:
             raise ValueError(
                 f"max_replicas: must be 0 or at least num_replicas ({self.num_replicas}), got "

@@ -1,4 +1,4 @@
-"""What an encoding keeps of a layer: named buffers, each with one row per KV head.
+"""The buffers that an encoding keeps of a layer, each with one row per KV head.
 
 The file format lays them out, the engine's encodings fill and read them; both take names, shapes and types
 from here. Torch-free. Shapes: H KV heads, T tokens, D head_dim.

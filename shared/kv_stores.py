@@ -125,7 +125,7 @@ class NodeStore(NodeFiles, Protocol):
         ...
 
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
-        """Which must not be collected because of this node: too young, or being read."""
+        """Finds those that must not be collected because of this node: too young, or being read."""
         ...
 
     async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
@@ -138,4 +138,4 @@ class NodeStore(NodeFiles, Protocol):
 
 
 class NodeAgent(Store, NodeStore, Protocol):
-    """What stands on every node: ``Store`` about its own part, and ``NodeStore``."""
+    """The agent that stands on every node: ``Store`` about its own part, and ``NodeStore``."""

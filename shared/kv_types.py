@@ -1,4 +1,4 @@
-"""What the KV store is told and what it answers: values, shared by the store and its clients."""
+"""Values that the KV store is told and answers, shared by the store and its clients."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class ManifestChunk:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a document is made of. ``source_hash`` covers the source and the settings of parser and chunker;
-    ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any."""
+    """A document and what it is made of. ``source_hash`` covers the source and the settings of parser and
+    chunker; ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any."""
 
     tenant: str
     collection: str

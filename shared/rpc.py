@@ -8,16 +8,16 @@ context: errors are raised as they are).
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from protos.kvquilt.v1 import common_pb2
 from shared import errors
 from shared import log as logs
+from shared.clients.health import HEALTH, ServiceHealth
 from shared.errors import KvquiltError
 from shared.request import RequestContext
 from shared.status import DETAILS_KEY, to_status, with_code
@@ -47,120 +47,81 @@ class GrpcContext(Protocol):
 RequestT = TypeVar("RequestT", bound=_Request)
 ResponseT = TypeVar("ResponseT")
 SelfT = TypeVar("SelfT")
+ServiceT = TypeVar("ServiceT")
 CallT = TypeVar("CallT", bound=Callable[..., Any])
+Answering = Callable[..., Awaitable[ResponseT]]
+Streaming = Callable[..., AsyncIterator[ResponseT]]
 
 
 def unary(
     response_type: type[ResponseT],
-) -> Callable[
-    [Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]
-]:
+) -> Callable[[Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]], Answering[ResponseT]]:
     """One request, one response. ``response_type`` is what an empty answer is made of when the status tells
     the story."""
-
-    def decorate(
-        handler: Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]],
-    ) -> Callable[..., Awaitable[ResponseT]]:
-        async def call(self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None) -> ResponseT:
-            try:
-                return await handler(self, request, _context(request))
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                _fail(handler.__name__, error, grpc_context)
-                return response_type()
-
-        return _named_like(call, handler)
-
-    return decorate
-
-
-def server_stream(
-    handler: Callable[[SelfT, RequestT, RequestContext], AsyncIterator[ResponseT]],
-) -> Callable[..., AsyncIterator[ResponseT]]:
-    """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away.
-
-    Serve hands its copy of the context over with each message, so a status set after the last one would be
-    lost and a broken stream would look whole: there it travels by an exception, which keeps code and details
-    but no trailing metadata. Hence the error's code in the details.
-    """
-
-    async def call(
-        self: SelfT, request: RequestT, grpc_context: GrpcContext | None = None
-    ) -> AsyncIterator[ResponseT]:
-        async with aclosing(
-            _told(handler.__name__, lambda: handler(self, request, _context(request)), grpc_context)
-        ) as responses:
-            async for response in responses:
-                yield response
-
-    return _named_like(call, handler)
-
-
-def both_streams(
-    handler: Callable[[SelfT, AsyncIterator[Any]], AsyncIterator[ResponseT]],
-) -> Callable[..., AsyncIterator[ResponseT]]:
-    """A stream of requests, a stream of responses. The context comes from the first request: the handler's to
-    build."""
-
-    async def call(
-        self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None
-    ) -> AsyncIterator[ResponseT]:
-        async with aclosing(
-            _told(handler.__name__, lambda: handler(self, requests), grpc_context)
-        ) as responses:
-            async for response in responses:
-                yield response
-
-    return _named_like(call, handler)
+    return lambda handler: _answering(
+        handler, response_type, lambda self, request: handler(self, request, _context(request))
+    )
 
 
 def client_stream(
     response_type: type[ResponseT],
-) -> Callable[
-    [Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]], Callable[..., Awaitable[ResponseT]]
-]:
+) -> Callable[[Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]], Answering[ResponseT]]:
     """A stream of requests, one response. The context comes from the stream's first message: the handler's to
     build."""
-
-    def decorate(
-        handler: Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]],
-    ) -> Callable[..., Awaitable[ResponseT]]:
-        async def call(
-            self: SelfT, requests: AsyncIterator[Any], grpc_context: GrpcContext | None = None
-        ) -> ResponseT:
-            try:
-                return await handler(self, requests)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                _fail(handler.__name__, error, grpc_context)
-                return response_type()
-
-        return _named_like(call, handler)
-
-    return decorate
+    return lambda handler: _answering(handler, response_type, handler)
 
 
-async def _told(
-    method: str, start: Callable[[], AsyncIterator[ResponseT]], grpc_context: GrpcContext | None
-) -> AsyncGenerator[ResponseT, None]:
-    """The responses; an error among them becomes the call's status."""
-    responses: Any = None
-    try:
-        responses = start()
-        async for response in responses:
-            yield response
-    except asyncio.CancelledError:
-        raise
-    except Exception as failure:
-        error = _fail(method, failure, grpc_context)
-        if grpc_context is not None and not hasattr(grpc_context, "abort"):
-            grpc_context.set_details(with_code(error))
-            raise error from None
-    finally:
-        if responses is not None:
-            await responses.aclose()
+def server_stream(
+    handler: Callable[[SelfT, RequestT, RequestContext], AsyncIterator[ResponseT]],
+) -> Streaming[ResponseT]:
+    """One request, a stream of responses. The handler's ``finally`` runs when the caller goes away."""
+    return _streaming(handler, lambda self, request: handler(self, request, _context(request)))
+
+
+def both_streams(
+    handler: Callable[[SelfT, AsyncIterator[Any]], AsyncIterator[ResponseT]],
+) -> Streaming[ResponseT]:
+    """A stream of requests, a stream of responses. The context comes from the first request: the handler's to
+    build."""
+    return _streaming(handler, handler)
+
+
+def _answering(
+    handler: Callable[..., Any], response_type: type[ResponseT], answer: Answering[ResponseT]
+) -> Answering[ResponseT]:
+    async def call(self: Any, request: Any, grpc_context: GrpcContext | None = None) -> ResponseT:
+        try:
+            return await answer(self, request)
+        except Exception as error:
+            _fail(handler.__name__, error, grpc_context)
+            return response_type()
+
+    return _named_like(call, handler)
+
+
+def _streaming(handler: Callable[..., Any], start: Streaming[ResponseT]) -> Streaming[ResponseT]:
+    """Serve hands its copy of the context over with each message, so a status set after the last one would be
+    lost and a broken stream would look whole: there it travels by an exception, which keeps code and details
+    but no trailing metadata. Hence the error's code in the details."""
+
+    async def call(
+        self: Any, request: Any, grpc_context: GrpcContext | None = None
+    ) -> AsyncIterator[ResponseT]:
+        responses: Any = None
+        try:
+            responses = start(self, request)
+            async for response in responses:
+                yield response
+        except Exception as failure:
+            error = _fail(handler.__name__, failure, grpc_context)
+            if grpc_context is not None and not hasattr(grpc_context, "abort"):
+                grpc_context.set_details(with_code(error))
+                raise error from None
+        finally:
+            if responses is not None:
+                await responses.aclose()
+
+    return _named_like(call, handler)
 
 
 def context_of(meta: _Meta) -> RequestContext:
@@ -196,3 +157,40 @@ def _named_like(call: CallT, handler: Any) -> CallT:
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(call, name, getattr(handler, name))
     return call
+
+
+class HealthServicer:
+    """The RPC that every service has. ``application``: who says it."""
+
+    application: str
+
+    @unary(common_pb2.HealthResponse)
+    async def Health(
+        self, request: common_pb2.HealthRequest, ctx: RequestContext
+    ) -> common_pb2.HealthResponse:
+        try:
+            return HEALTH.to_pb(await self.healthy(ctx))
+        except KvquiltError as error:
+            return HEALTH.to_pb(ServiceHealth(self.application, ready=False, detail=error.detail))
+
+    async def healthy(self, ctx: RequestContext) -> ServiceHealth:
+        """What there is to say of a service that is ready.
+
+        Raises:
+            KvquiltError: why it is not.
+        """
+        return ServiceHealth(self.application, ready=True)
+
+
+class LoadedServicer(HealthServicer, Generic[ServiceT]):
+    """``loaded`` is an error while there is no service: every call then answers with it, and Health says
+    it."""
+
+    def __init__(self, loaded: ServiceT | KvquiltError) -> None:
+        self._loaded = loaded
+
+    @property
+    def _service(self) -> ServiceT:
+        if isinstance(self._loaded, KvquiltError):
+            raise self._loaded
+        return self._loaded

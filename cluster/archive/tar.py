@@ -12,16 +12,19 @@ whole chunk.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tarfile import TarInfo
 from typing import IO, Any, Self
 
-import xxhash
-
+from services.kv_store.documents.sealed_json import checksum_of, unseal_lines
 from shared.errors import CorruptData, FailedPrecondition, InvalidRequest, KvquiltError, StorageFull
 from shared.kv_format import storage_error, verify_chunk
 
@@ -44,16 +47,9 @@ class Head:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    name: str
-    offset: int
-    size_bytes: int
-
-    @property
-    def chunk_id(self) -> str:
-        """Empty for other members."""
-        return self.name.removeprefix(CHUNKS).removesuffix(".arrow") if self.name.startswith(CHUNKS) else ""
+def chunk_id_of(member: TarInfo) -> str:
+    """Empty for members that are no chunk."""
+    return member.name.removeprefix(CHUNKS).removesuffix(".arrow") if member.name.startswith(CHUNKS) else ""
 
 
 class Archive:
@@ -66,27 +62,21 @@ class Archive:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = open(path, "rb")  # noqa: SIM115 (closed by ``close``)
         try:
-            self.head = _head_of(self.read(next(self.members(), Member("", 0, 0))))
+            self._tar = tarfile.open(path, "r:")  # noqa: SIM115 (closed by ``close``)
+        except tarfile.TarError:
+            raise _no_export() from None
+        try:
+            first = next(self.members(), None)
+            self.head = _head_of(self.read(first) if first else b"")
         except BaseException:
-            self._file.close()
+            self._tar.close()
             raise
 
-    def members(self) -> Iterator[Member]:
-        """In the order of the file, up to its end or to where it was cut off."""
-        offset = 0
-        while True:
-            self._file.seek(offset)
-            block = self._file.read(_BLOCK)
-            if len(block) < _BLOCK or not any(block):
-                return
-            try:
-                info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-            except (tarfile.TarError, ValueError):
-                raise CorruptData("the archive is damaged; export the collection again") from None
-            yield Member(info.name, offset + _BLOCK, info.size)
-            offset += _BLOCK + _padded(info.size)
+    def members(self) -> Iterator[TarInfo]:
+        """In the order of the file, up to its end."""
+        with _reading():
+            yield from (member for member in self._tar if member.isreg() and not member.issparse())
 
     def check_complete(self) -> None:
         """
@@ -100,31 +90,27 @@ class Archive:
         if _unsealed(self.read(last)) != {"chunks": counts[0], "documents": counts[1]}:
             raise CorruptData("the archive's end does not fit its content; export the collection again")
 
-    def read(self, member: Member) -> bytes:
-        self._file.seek(member.offset)
-        data = self._file.read(member.size_bytes)
-        if len(data) != member.size_bytes:
-            raise CorruptData("the archive is cut off; copy it or export the collection again")
-        return data
+    def read(self, member: TarInfo) -> bytes:
+        with _reading():
+            return self._content_of(member).read()
 
-    def copy_to(self, member: Member, path: Path) -> None:
-        self._file.seek(member.offset)
-        left = member.size_bytes
-        with storing(), open(path, "wb") as out:
-            while left and (piece := self._file.read(min(left, _PIECE_BYTES))):
-                out.write(piece)
-                left -= len(piece)
-        if left:
-            raise CorruptData("the archive is cut off; copy it or export the collection again")
+    def copy_to(self, member: TarInfo, path: Path) -> None:
+        with storing(), _reading(), open(path, "wb") as out:
+            shutil.copyfileobj(self._content_of(member), out, _PIECE_BYTES)
 
     def close(self) -> None:
-        self._file.close()
+        self._tar.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _content_of(self, member: TarInfo) -> IO[bytes]:
+        content = self._tar.extractfile(member)
+        assert content is not None, "members are plain files"
+        return content
 
 
 class ArchiveWriter:
@@ -139,21 +125,18 @@ class ArchiveWriter:
             self._file: IO[bytes] = open(self._part, "r+b" if end else "wb")  # noqa: SIM115 (closed by ``close``)
             self._file.truncate(end)
             self._file.seek(end)
+        self._tar = tarfile.TarFile(
+            fileobj=self._file, mode="w", format=tarfile.GNU_FORMAT, copybufsize=_PIECE_BYTES
+        )
         if not end:
             self.add(_HEAD, _sealed({"kind": _KIND, "version": VERSION, **asdict(head)}))
 
     def add(self, name: str, data: bytes) -> None:
-        with storing():
-            self._begin(name, len(data))
-            self._file.write(data + b"\0" * (_padded(len(data)) - len(data)))
+        self._add(name, len(data), io.BytesIO(data))
 
     def add_chunk(self, chunk_id: str, path: Path) -> None:
-        size = path.stat().st_size
-        with storing(), open(path, "rb") as source:
-            self._begin(f"{CHUNKS}{chunk_id}.arrow", size)
-            while piece := source.read(_PIECE_BYTES):
-                self._file.write(piece)
-            self._file.write(b"\0" * (_padded(size) - size))
+        with open(path, "rb") as source:
+            self._add(f"{CHUNKS}{chunk_id}.arrow", path.stat().st_size, source)
         self.chunk_ids.add(chunk_id)
 
     def add_manifest(self, number: int, data: bytes) -> None:
@@ -163,7 +146,7 @@ class ArchiveWriter:
         """The archive has its name when this returns, and survives a power failure."""
         self.add(_END, _sealed({"chunks": self._head.num_chunks, "documents": self._head.num_documents}))
         with storing():
-            self._file.write(b"\0" * 2 * _BLOCK)
+            self._tar.close()
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
@@ -172,10 +155,11 @@ class ArchiveWriter:
     def close(self) -> None:
         self._file.close()
 
-    def _begin(self, name: str, size_bytes: int) -> None:
-        info = tarfile.TarInfo(name)
+    def _add(self, name: str, size_bytes: int, source: IO[bytes]) -> None:
+        info = TarInfo(name)
         info.size = size_bytes
-        self._file.write(info.tobuf(tarfile.GNU_FORMAT))
+        with storing():
+            self._tar.addfile(info, source)
 
 
 class storing:
@@ -201,13 +185,13 @@ def _usable(part: Path, head: Head, scratch: Path) -> tuple[set[str], int]:
             if archive.head != head:
                 return set(), 0
             for member in archive.members():
-                if member.chunk_id:
+                if chunk_id := chunk_id_of(member):
                     archive.copy_to(member, scratch)
-                    verify_chunk(scratch, member.chunk_id)
-                    chunk_ids.add(member.chunk_id)
+                    verify_chunk(scratch, chunk_id)
+                    chunk_ids.add(chunk_id)
                 elif member.name != _HEAD:
                     break
-                end = member.offset + _padded(member.size_bytes)
+                end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK  # contents are padded
     except KvquiltError:
         pass  # what comes after the last whole chunk is written again
     finally:
@@ -231,19 +215,26 @@ def _head_of(data: bytes) -> Head:
 def _sealed(fields: dict[str, Any]) -> bytes:
     """JSON after a line with its checksum."""
     body = json.dumps(fields, separators=(",", ":")).encode()
-    return f"{xxhash.xxh3_64_intdigest(body):016x}\n".encode() + body + b"\n"
+    return checksum_of(body) + b"\n" + body + b"\n"
 
 
 def _unsealed(data: bytes) -> dict[str, Any]:
-    checksum, _, body = data.partition(b"\n")
-    body = body.removesuffix(b"\n")
-    if checksum != f"{xxhash.xxh3_64_intdigest(body):016x}".encode():
-        raise InvalidRequest(
-            "the file is not an exported collection (kvquilt store export), or it is damaged"
-        )
-    fields: dict[str, Any] = json.loads(body)
+    try:
+        fields: dict[str, Any] = unseal_lines(data)
+    except ValueError:
+        raise _no_export() from None
     return fields
 
 
-def _padded(size_bytes: int) -> int:
-    return -(-size_bytes // _BLOCK) * _BLOCK
+def _no_export() -> InvalidRequest:
+    return InvalidRequest("the file is not an exported collection (kvquilt store export), or it is damaged")
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except tarfile.TarError:
+        raise CorruptData(
+            "the archive is cut off or damaged; copy it or export the collection again"
+        ) from None

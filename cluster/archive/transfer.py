@@ -4,18 +4,19 @@ another."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import xxhash
 from rich.console import Console
 
-from cluster.archive.tar import MANIFESTS, Archive, ArchiveWriter, Head, storing
+from cluster.archive.tar import MANIFESTS, Archive, ArchiveWriter, Head, chunk_id_of, storing
 from cluster.cli.store_upkeep import scrub_bar
 from services.kv_store.documents.manifest_json import decode, encode
+from services.kv_store.tiers.chunk_files import verified
 from shared.errors import CorruptData, FailedPrecondition, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity, ids_hash
@@ -48,7 +49,7 @@ class ArchiveStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """What went into the file, or out of it. ``num_sent``: chunks that were not there before."""
+    """Counts of what went into the file, or out of it. ``num_sent``: chunks that were not there before."""
 
     collection: str
     num_documents: int
@@ -68,24 +69,24 @@ async def export_collection(
     check_name("collection", collection)
     with storing(), tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         spool, chunk_file = Path(scratch) / "manifests", Path(scratch) / "chunk"
-        documents = await _spool(store, ctx, collection, spool)
-        writer = ArchiveWriter(target, documents.head(ctx.tenant, collection), chunk_file)
+        head, chunk_ids = await _spool(store, ctx, collection, spool)
+        writer = ArchiveWriter(target, head, chunk_file)
         try:
             already = len(writer.chunk_ids)
             with scrub_bar(console) as bar:
-                task = bar.add_task("exporting", total=len(documents.chunk_ids), completed=already)
-                for chunk_id in documents.chunk_ids:
+                task = bar.add_task("exporting", total=len(chunk_ids), completed=already)
+                for chunk_id in chunk_ids:
                     if chunk_id not in writer.chunk_ids:
                         await _fetch(store, ctx, chunk_id, chunk_file)
                         writer.add_chunk(chunk_id, chunk_file)
                         bar.advance(task)
-            for number, line in enumerate(_lines(spool)):
-                writer.add_manifest(number, line)
+            with open(spool, "rb") as manifests:
+                for number, line in enumerate(manifests):
+                    writer.add_manifest(number, line)
             writer.finish()
         finally:
             writer.close()
-    num_chunks = len(documents.chunk_ids)
-    return Transferred(collection, documents.num_documents, num_chunks, num_chunks - already)
+    return Transferred(collection, head.num_documents, head.num_chunks, head.num_chunks - already)
 
 
 async def import_collection(
@@ -116,9 +117,9 @@ async def import_collection(
         with scrub_bar(console) as bar:
             task = bar.add_task("importing", total=head.num_chunks)
             for member in archive.members():
-                if member.chunk_id:
+                if chunk_id := chunk_id_of(member):
                     archive.copy_to(member, chunk_file)
-                    chunk_id = _adapted(chunk_file, member.chunk_id, head, model, ctx.tenant)
+                    chunk_id = _adapted(chunk_file, chunk_id, head, model, ctx.tenant)
                     num_sent += await _send(store, ctx, chunk_id, chunk_file)
                     num_chunks += 1
                     bar.advance(task)
@@ -128,47 +129,27 @@ async def import_collection(
     return Transferred(collection, num_documents, num_chunks, num_sent)
 
 
-@dataclass(slots=True)
-class _Documents:
-    """What the documents of a collection need."""
-
-    num_documents: int = 0
-    chunk_ids: dict[str, None] = field(default_factory=dict)
-    models: dict[tuple[str, tuple[int, ...]], None] = field(default_factory=dict)
-    digest: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
-
-    def head(self, tenant: str, collection: str) -> Head:
-        return Head(
-            tenant,
-            collection,
-            tuple(self.models),
-            self.num_documents,
-            len(self.chunk_ids),
-            self.digest.hexdigest(),
-        )
-
-
-async def _spool(store: ArchiveStore, ctx: RequestContext, collection: str, spool: Path) -> _Documents:
-    """Writes the documents to a file, a line each."""
-    found = _Documents()
+async def _spool(
+    store: ArchiveStore, ctx: RequestContext, collection: str, spool: Path
+) -> tuple[Head, list[str]]:
+    """Writes the documents to a file, a line each; the chunks that they need."""
+    num_documents, digest = 0, xxhash.xxh3_128()
+    chunk_ids: dict[str, None] = {}
+    models: dict[tuple[str, tuple[int, ...]], None] = {}
     with open(spool, "wb") as file:
         async with aclosing(store.list_manifests(ctx, collection)) as manifests:
             async for manifest in manifests:
                 # Whoever imports it may have another auxiliary model, or none; its KV is made there.
                 line = encode(manifest.without_auxiliary())
                 file.write(line)
-                found.digest.update(line)
-                found.num_documents += 1
-                found.chunk_ids |= dict.fromkeys(c.chunk_id for c in manifest.chunks)
-                found.models[manifest.model_fingerprint, manifest.prefix_ids] = None
-    if not found.num_documents:
+                digest.update(line)
+                num_documents += 1
+                chunk_ids |= dict.fromkeys(c.chunk_id for c in manifest.chunks)
+                models[manifest.model_fingerprint, manifest.prefix_ids] = None
+    if not num_documents:
         raise NotFound(f"collection {collection!r} does not exist")
-    return found
-
-
-def _lines(spool: Path) -> Iterator[bytes]:
-    with open(spool, "rb") as file:
-        yield from file
+    head = Head(ctx.tenant, collection, tuple(models), num_documents, len(chunk_ids), digest.hexdigest())
+    return head, list(chunk_ids)
 
 
 async def _fetch(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path) -> None:
@@ -177,8 +158,7 @@ async def _fetch(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: 
             async with aclosing(store.get(ctx, chunk_id)) as pieces:
                 async for piece in pieces:
                     file.write(piece)
-        if verify_chunk(path, chunk_id).header.chunk_id != chunk_id:
-            raise CorruptData(f"chunk {chunk_id}: the file holds another chunk")
+        verified(path, chunk_id)
     except (NotFound, CorruptData) as error:
         raise FailedPrecondition(
             f"{error.detail}; run `kvquilt store repair`, then the same export again: it goes on where "

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cluster.cli.reuse_options import reuse_of, reuse_options
+from cluster.cli.reuse_options import OneOf, reuse_of, reuse_options
 from cluster.cli.session import Session, run
 from shared.errors import InvalidRequest
 from shared.generation.asked import (
@@ -36,32 +36,27 @@ THOUGHT_TEMPERATURE = 0.7
 @click.option("--collection", "-c", required=True, help="The documents to read.")
 @reuse_options
 @click.option("--stream/--no-stream", default=True, help="Write the answer as it comes.")
-@click.option("-k", type=click.IntRange(min=1), default=None, help="Chunks in the context.")
+@click.option("-k", type=click.IntRange(min=1), help="Chunks in the context.")
 @click.option("--search", type=click.Choice(SEARCH_MODES), default="auto", help="How to find them.")
 @click.option(
     "--samples",
     "--n",
     "samples",
     type=click.IntRange(1, 64),
-    default=None,
     help=(
         "Answers per question: independent samples (wants a temperature), or with --beams the best "
         "so many. Default 1."
     ),
 )
-@click.option(
-    "--beams", type=click.IntRange(1, 64), default=None, help="Beam search of this width instead of sampling."
-)
+@click.option("--beams", type=click.IntRange(1, 64), help="Beam search of this width instead of sampling.")
 @click.option(
     "--length-penalty",
     type=float,
-    default=None,
     help="Of beams: above 0 favours long answers, 0 is none. Default 1.",
 )
 @click.option(
     "--early-stopping",
-    type=click.Choice([stopping.value for stopping in EarlyStopping]),
-    default=None,
+    type=OneOf(EarlyStopping),
     help="Of beams, once there are as many whole answers as beams: stop at once (first), when no beam "
     "looks better (estimate), or "
     "when none can become better (never). Default estimate.",
@@ -69,13 +64,11 @@ THOUGHT_TEMPERATURE = 0.7
 @click.option(
     "--thoughts",
     type=click.IntRange(2, 64),
-    default=None,
     help="So many sampled thoughts, of which one is chosen.",
 )
 @click.option(
     "--choose",
-    type=click.Choice([rule.value for rule in ChoiceRule]),
-    default=None,
+    type=OneOf(ChoiceRule),
     help=(
         "Of thoughts: the one the model finds most likely (default), or one whose final answer most "
         "of them share."
@@ -93,19 +86,17 @@ THOUGHT_TEMPERATURE = 0.7
 )
 @click.option(
     "--margins-after",
-    type=click.Choice([after.value for after in MarginsAfter]),
-    default=None,
+    type=OneOf(MarginsAfter),
     help="Of margins: each sees its own chunk alone (own), or all chunks in front of it as well, as in the "
     "paper (previous). Default own.",
 )
 @click.option(
     "--temperature",
     type=float,
-    default=None,
     help="0: always the most likely token. Default 0, of thoughts 0.7.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Most tokens per answer.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens per answer.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.pass_obj
 def ask(
@@ -149,7 +140,7 @@ def ask(
         session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)
 
     async def go() -> None:
-        async with rag_client(session.target) as client:
+        async with session.connect(rag_client) as client:
             events = client.answer(session.context(), inquiry)
             if options["as_json"]:
                 click.echo(show_json(await collect(events), asked))
@@ -176,7 +167,7 @@ def sampling_of(options: dict[str, Any]) -> SamplingParams:
 
 
 def equal_samples_hint(options: dict[str, Any]) -> str:
-    """Why all answers will be the same; empty if they need not be."""
+    """Says why all answers will be the same; empty if they need not be."""
     if (options["samples"] or 0) < 2 or options["temperature"] or options["beams"]:
         return ""
     equal = f"--samples {options['samples']} at temperature 0 gives the same answer every time"
@@ -199,13 +190,13 @@ def decoding_of(options: dict[str, Any]) -> Decoding:
             raise InvalidRequest(f"--{name.replace('_', '-')} belongs to --{needs}; give that too")
     if options["beams"] and options["thoughts"]:
         raise InvalidRequest("--beams and --thoughts exclude each other: beams are ranked already")
-    after = MarginsAfter(options["margins_after"] or MarginsAfter.OWN)
+    after = options["margins_after"] or MarginsAfter.OWN
     margins = Margins(after=after) if options["margins"] else None
     if options["beams"]:
         penalty = 1.0 if options["length_penalty"] is None else options["length_penalty"]
-        stopping = EarlyStopping(options["early_stopping"] or EarlyStopping.ESTIMATE)
+        stopping = options["early_stopping"] or EarlyStopping.ESTIMATE
         return Decoding(beams=Beams(options["beams"], penalty, stopping), margins=margins)
     if options["thoughts"]:
-        rule = ChoiceRule(options["choose"] or ChoiceRule.MEAN_LOGPROB)
+        rule = options["choose"] or ChoiceRule.MEAN_LOGPROB
         return Decoding(choose=Choice(rule, options["marker"]), margins=margins)
     return Decoding(margins=margins)

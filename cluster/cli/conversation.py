@@ -1,4 +1,4 @@
-"""What `kvquilt explore` says to a live forest, a line at a time, and what it shows of it."""
+"""Tells a live forest what `kvquilt explore` reads, a line at a time, and shows what becomes of it."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ async def lines_of(file: TextIO) -> AsyncIterator[str]:
 
 
 def _text(line: str) -> str:
-    """What follows two words and one blank: further blanks belong to it."""
+    """Returns what follows two words and one blank: further blanks belong to it."""
     return line.rstrip("\n").lstrip().split(maxsplit=1)[1].split(" ", 1)[1]
 
 

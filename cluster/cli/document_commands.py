@@ -47,7 +47,7 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
     print_skipped(session.err, sources.skipped)
 
     async def go() -> int:
-        async with ingest_client(session.target_of("ingestion")) as client:
+        async with session.connect(ingest_client) as client:
             ctx = session.context(INGEST_DEADLINE_MS)
             if re_encode:
                 summary = await follow_all(session.err, client.re_encode(ctx, collection))
@@ -70,12 +70,12 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @click.pass_obj
 def documents(session: Session, collection: str, as_json: bool) -> None:
-    """What has been ingested. Documents are named as `kvquilt delete` takes them."""
+    """List what has been ingested. Documents are named as `kvquilt delete` takes them."""
     from cluster.cli.console import documents_table, print_whole
     from cluster.cli.remote import ingest_client
 
     async def go() -> None:
-        async with ingest_client(session.target_of("ingestion")) as client:
+        async with session.connect(ingest_client) as client:
             found = [d async for d in client.list(session.context(), collection)]
         if as_json:
             click.echo(json.dumps([dataclasses.asdict(d) for d in found], indent=2, ensure_ascii=False))
@@ -104,12 +104,12 @@ def delete(session: Session, document_ids: tuple[str, ...], collection: str, eve
     if bool(document_ids) == everything:
         raise InvalidRequest("name DOCUMENT_IDS, or --all, not both")
 
-    async def go() -> int:
-        async with ingest_client(session.target_of("ingestion")) as client:
-            deleted = await client.delete(session.context(), collection, document_ids, everything=everything)
-        session.out.print(f"{deleted.num_documents} documents and {deleted.num_chunks} chunks removed")
-        for document_id in deleted.not_found:
-            session.err.print(f"not found: {document_id}", style="red")
-        return 3 if deleted.not_found else 0
-
-    sys.exit(run(go()))
+    deleted = session.ask(
+        ingest_client,
+        lambda client: client.delete(session.context(), collection, document_ids, everything),
+    )
+    session.out.print(f"{deleted.num_documents} documents and {deleted.num_chunks} chunks removed")
+    for document_id in deleted.not_found:
+        session.err.print(f"not found: {document_id}", style="red")
+    if deleted.not_found:
+        sys.exit(3)

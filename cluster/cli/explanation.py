@@ -57,7 +57,7 @@ def selection_lines(selections: Sequence[SelectedEvent]) -> Iterator[str]:
 
 
 def hidden_line(timings: Timings) -> str:
-    """How much of the choosing nobody had to wait for; empty if nobody was asked."""
+    """Says how much of the choosing nobody had to wait for; empty if nobody was asked."""
     if not timings.select_s:
         return ""
     waited_ms = min(timings.select_wait_s, timings.select_s) * 1000

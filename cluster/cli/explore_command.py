@@ -6,11 +6,11 @@ import sys
 
 import click
 
-from cluster.cli.reuse_options import FOREST_MODES, asked_mode
+from cluster.cli.reuse_options import FOREST_MODES, OneOf
 from cluster.cli.session import Session, run
 from shared.errors import ModelMismatch, NotFound
 from shared.generation.asked import SamplingParams
-from shared.generation.orders import ForestOrder, Reuse
+from shared.generation.orders import AskedMode, ForestOrder, Reuse
 from shared.generation.pieces import Tokenized
 from shared.request import RequestContext
 
@@ -20,17 +20,17 @@ DEADLINE_MS = 3_600_000
 @click.command()
 @click.argument("topic")
 @click.option("--collection", "-c", required=True, help="The documents to read.")
-@click.option("--reuse", type=click.Choice(FOREST_MODES), help="As of `kvquilt ask`.")
-@click.option("-k", type=click.IntRange(min=1), default=None, help="Chunks in the context.")
+@click.option("--reuse", type=OneOf(FOREST_MODES), help="As of `kvquilt ask`.")
+@click.option("-k", type=click.IntRange(min=1), help="Chunks in the context.")
 @click.option("--temperature", type=float, default=0.0, help="0: always the most likely token.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=None, help="Of `grow` without a number.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Of `grow` without a number.")
 @click.pass_obj
 def explore(
     session: Session,
     topic: str,
     collection: str,
-    reuse: str | None,
+    reuse: AskedMode | None,
     k: int | None,
     temperature: float,
     seed: int,
@@ -65,9 +65,9 @@ def explore(
         conversation = Conversation(session.out, Lines(sampling))
         if sys.stdin.isatty():
             session.err.print(f"{COMMANDS}; end with Ctrl-D", style="dim", soft_wrap=True)
-        async with forest_client(session.target_of("generator")) as client:
+        async with session.connect(forest_client) as client:
             commands = conversation.commands(lines_of(sys.stdin))
-            order = ForestOrder(chunks, reuse=Reuse(asked_mode(reuse)))
+            order = ForestOrder(chunks, reuse=Reuse(reuse))
             await conversation.show(client.explore(ctx, order, commands))
         return conversation.num_refused
 
@@ -86,8 +86,8 @@ async def _context(
     from cluster.cli.remote import generation_client, retrieval_client
 
     async with (
-        retrieval_client(session.target_of("retrieval")) as retrieval,
-        generation_client(session.target_of("generator")) as generation,
+        session.connect(retrieval_client) as retrieval,
+        session.connect(generation_client) as generation,
     ):
         (hits,) = (await retrieval.search(ctx, collection, [topic], k)).rankings
         model = await generation.describe(ctx)

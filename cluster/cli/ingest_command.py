@@ -21,7 +21,7 @@ Upsert = Callable[[Sequence[SourceDocument]], AsyncGenerator[UpsertProgress, Non
 
 @dataclass(slots=True)
 class Summary:
-    """What became of the documents. ``failed``: document → reason."""
+    """Counts of what became of the documents. ``failed``: document → reason."""
 
     num_stored: int = 0
     num_unchanged: int = 0

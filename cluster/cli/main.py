@@ -4,7 +4,7 @@
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``ask_command``,
-``explore_command`` and ``store_commands``.
+``explore_command``, ``store_commands`` and ``retrieval_commands``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from rich.console import Console
 from cluster.cli.ask_command import ask
 from cluster.cli.document_commands import delete, documents, ingest
 from cluster.cli.explore_command import explore
-from cluster.cli.session import Commands, Session, run
-from cluster.cli.store_commands import retrieval, store
+from cluster.cli.retrieval_commands import retrieval
+from cluster.cli.session import Commands, Session
+from cluster.cli.store_commands import store
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -126,14 +127,10 @@ def status(session: Session) -> None:
     from cluster.cli.console import status_table
     from cluster.cli.remote import rag_client
 
-    async def ask() -> bool:
-        async with rag_client(session.target) as client:
-            services = await client.status(session.context(15_000))
-        session.out.print(f"kvquilt at {session.target}")
-        session.out.print(status_table(services))
-        return all(service.ready for service in services)
-
-    if not run(ask()):
+    services = session.ask(rag_client, lambda rag: rag.status(session.context(15_000)))
+    session.out.print(f"kvquilt at {session.target}")
+    session.out.print(status_table(services))
+    if not all(service.ready for service in services):
         sys.exit(1)
 
 

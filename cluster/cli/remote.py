@@ -2,56 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
 import grpc
 
 from shared.clients import generation, ingest, kv_store, rag, retrieval
-from shared.clients.generation import ForestClient, GenerationClient
 from shared.clients.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
-from shared.clients.ingest import IngestClient
-from shared.clients.kv_store import KvStoreClient
-from shared.clients.rag import RagClient
-from shared.clients.retrieval import RetrievalClient
+
+ClientT = TypeVar("ClientT")
 
 
-@asynccontextmanager
-async def rag_client(target: str) -> AsyncIterator[RagClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        services = (rag.SERVICE, rag.ADMIN_SERVICE)
-        yield RagClient(
-            *(GrpcTransport(channel, service, rag.APPLICATION, patient=True) for service in services)
-        )
+class Door(Generic[ClientT]):
+    """The way to an application's client: ``async with door(target) as client``. ``patient``: see
+    ``GrpcTransport``."""
+
+    def __init__(
+        self, client_type: Callable[..., ClientT], application: str, *services: str, patient: bool = False
+    ) -> None:
+        self.application = application
+        self._client_type, self._services, self._patient = client_type, services, patient
+
+    @asynccontextmanager
+    async def __call__(self, target: str) -> AsyncIterator[ClientT]:
+        async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+            yield self._client_type(
+                *(GrpcTransport(channel, name, self.application, self._patient) for name in self._services)
+            )
 
 
-@asynccontextmanager
-async def ingest_client(target: str) -> AsyncIterator[IngestClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield IngestClient(GrpcTransport(channel, ingest.SERVICE, ingest.APPLICATION))
-
-
-@asynccontextmanager
-async def store_client(target: str) -> AsyncIterator[KvStoreClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield KvStoreClient(GrpcTransport(channel, kv_store.SERVICE, kv_store.APPLICATION))
-
-
-@asynccontextmanager
-async def generation_client(target: str) -> AsyncIterator[GenerationClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield GenerationClient(
-            GrpcTransport(channel, generation.SERVICE, generation.APPLICATION, patient=True)
-        )
-
-
-@asynccontextmanager
-async def forest_client(target: str) -> AsyncIterator[ForestClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield ForestClient(GrpcTransport(channel, generation.SERVICE, generation.APPLICATION))
-
-
-@asynccontextmanager
-async def retrieval_client(target: str) -> AsyncIterator[RetrievalClient]:
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        yield RetrievalClient(GrpcTransport(channel, retrieval.SERVICE, retrieval.APPLICATION, patient=True))
+rag_client = Door(rag.RagClient, rag.APPLICATION, rag.SERVICE, rag.ADMIN_SERVICE, patient=True)
+ingest_client = Door(ingest.IngestClient, ingest.APPLICATION, ingest.SERVICE)
+store_client = Door(kv_store.KvStoreClient, kv_store.APPLICATION, kv_store.SERVICE)
+generation_client = Door(
+    generation.GenerationClient, generation.APPLICATION, generation.SERVICE, patient=True
+)
+forest_client = Door(generation.ForestClient, generation.APPLICATION, generation.SERVICE)
+retrieval_client = Door(retrieval.RetrievalClient, retrieval.APPLICATION, retrieval.SERVICE, patient=True)

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import click
 
 from shared.errors import InvalidRequest
 from shared.generation.modes import Ape, GoesBy, Recompute, ReuseMode
-from shared.generation.orders import ASKED_MODES, AskedMode, Auto, Reuse
+from shared.generation.orders import ASKED_MODES, Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 
 FOREST_MODES = tuple(
-    mode.value
+    mode
     for mode in ASKED_MODES
     if isinstance(mode, Auto) or not (mode.needs_question or mode.row.goes_by is GoesBy.TOKENS)
 )
+NamedT = TypeVar("NamedT", bound=StrEnum)
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+class OneOf(click.Choice[NamedT]):
+    """A member, by its value."""
+
+    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
+        return str(choice)
+
 
 _OPTIONS = (
     click.option(
         "--reuse",
-        type=click.Choice([mode.value for mode in ASKED_MODES]),
+        type=OneOf(ASKED_MODES),
         help="What is done with the context. "
         + "".join(f"{mode}: {mode.row.about}. " for mode in ReuseMode)
         + "auto: what the model's verdict says.",
@@ -30,7 +40,6 @@ _OPTIONS = (
     click.option(
         "--recompute-ratio",
         type=float,
-        default=None,
         metavar="0..1",
         help="The part of the tokens. Default 0.2.",
     ),
@@ -42,27 +51,22 @@ _OPTIONS = (
     ),
     click.option(
         "--grouping",
-        type=click.Choice([grouping.value for grouping in Grouping]),
-        default=None,
+        type=OneOf(Grouping),
         help="Of cacheclip: how single tokens become runs. Windows of 8, best first, until the ratio "
         "is met (budget); those with 5 "
         "of the best tokens, in steps of 8 (paper) or of 1 (sliding).",
     ),
     click.option(
         "--reading",
-        type=click.Choice([reading.value for reading in Reading]),
-        default=None,
+        type=OneOf(Reading),
         help="Of cacheclip: the small model sees all chunks at once (stitched), or one at a time (each).",
     ),
     click.option(
         "--ape-temperature",
         type=float,
-        default=None,
         help="Of ape: below 1 its attention is sharper. Default 0.9.",
     ),
-    click.option(
-        "--ape-scale", type=float, default=None, help="Of ape: below 1 chunks get less of it. Default 0.9."
-    ),
+    click.option("--ape-scale", type=float, help="Of ape: below 1 chunks get less of it. Default 0.9."),
     click.option(
         "--no-prefix",
         is_flag=True,
@@ -87,7 +91,7 @@ def reuse_of(options: dict[str, Any]) -> Reuse:
     Raises:
         InvalidRequest: tokens that are no numbers, or for another mode; a number out of its range.
     """
-    mode = asked_mode(options["reuse"])
+    mode = options["reuse"]
     listed, usual = options["recompute_tokens"], Ape()
     row = mode.row if isinstance(mode, ReuseMode) else None
     if listed and (row is None or row.goes_by is not GoesBy.TOKENS):
@@ -104,10 +108,6 @@ def reuse_of(options: dict[str, Any]) -> Reuse:
         Ape(
             usual.temperature if temperature is None else temperature, usual.scale if scale is None else scale
         ),
-        Grouping(options["grouping"]) if options["grouping"] else None,
-        Reading(options["reading"]) if options["reading"] else None,
+        options["grouping"],
+        options["reading"],
     )
-
-
-def asked_mode(name: str | None) -> AskedMode | None:
-    return next((mode for mode in ASKED_MODES if mode == name), None)

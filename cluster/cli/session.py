@@ -1,11 +1,11 @@
-"""What every command is given: where the system is, for whom, and where output goes. And how errors end a
-command."""
+"""Gives every command where the system is, for whom, and where output goes; and ends it with an exit code."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -17,15 +17,18 @@ from shared.errors import InvalidRequest, KvquiltError, NotFound
 from shared.request import RequestContext
 
 if TYPE_CHECKING:
+    from cluster.cli.remote import Door
     from cluster.local.state import StackState
 
+ClientT = TypeVar("ClientT")
 ResultT = TypeVar("ResultT")
 INTERRUPTED = 130
+LONG_DEADLINE_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the options before the command say."""
+    """The options before the command."""
 
     data_dir: Path
     data_dir_chosen: bool
@@ -51,6 +54,9 @@ class Session:
         state = self._state()
         return state.addresses.get(application, state.target)
 
+    def connect(self, door: Door[ClientT]) -> AbstractAsyncContextManager[ClientT]:
+        return door(self.target_of(door.application))
+
     def _state(self) -> StackState:
         from cluster.local.state import RunDirectory
 
@@ -62,12 +68,18 @@ class Session:
             )
         return state
 
-    def context(self, deadline_ms: int = 120_000) -> RequestContext:
-        return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
+    def context(self, deadline_ms: int = 120_000, tenant: str = "") -> RequestContext:
+        """``tenant`` empty: the one that was chosen."""
+        return RequestContext.create(tenant=tenant or self.tenant, deadline_ms=deadline_ms)
 
-    def contexts(self, deadline_ms: int) -> Callable[[str], RequestContext]:
-        """A context of a tenant; empty: of the one that was chosen."""
-        return lambda tenant: RequestContext.create(tenant=tenant or self.tenant, deadline_ms=deadline_ms)
+    def ask(self, door: Door[ClientT], question: Callable[[ClientT], Awaitable[ResultT]]) -> ResultT:
+        """One call of a client of the system."""
+
+        async def go() -> ResultT:
+            async with self.connect(door) as client:
+                return await question(client)
+
+        return run(go())
 
 
 class Commands(click.Group):

@@ -67,7 +67,7 @@ def _in_path(path: Path, skipped: dict[Path, str]) -> Iterator[SourceFile]:
 
 
 def _unfit(file: Path) -> str:
-    """Why it cannot be a document; empty if it can."""
+    """Says why it cannot be a document; empty if it can."""
     if not file.exists():
         return "the link leads nowhere"
     if not file.is_file():

@@ -1,18 +1,20 @@
-"""Commands of operators: `kvquilt store …` about the KV that is kept, `kvquilt retrieval …` about the
-index."""
+"""Commands of operators about the KV that is kept: `kvquilt store …`."""
 
 from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.session import Session, run, run_resumable
+from cluster.cli.session import LONG_DEADLINE_MS, Session, run_resumable
 
-LONG_DEADLINE_MS = 24 * 3_600_000
+if TYPE_CHECKING:
+    from shared.clients.kv_store import KvStoreClient
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -28,46 +30,6 @@ class Duration(click.ParamType[float]):
         if not found:
             self.fail(f"{value!r} is not a duration; write 90s, 30m, 1h or 2d", param, ctx)
         return float(found[1]) * _UNITS[found[2]]
-
-
-@click.group()
-def retrieval() -> None:
-    """The index over documents."""
-
-
-@retrieval.command()
-@click.option("--collection", "-c", default="", help="Only this collection. Default: all of the tenant's.")
-@click.pass_obj
-def rebuild(session: Session, collection: str) -> None:
-    """Make the index anew from the stored documents.
-
-    Afterwards it holds exactly what the stored documents say: what was lost is indexed, what has no document
-    vanishes. For an index that was deleted, that is damaged, or that was made with another embedder. Neither
-    sources nor the generator are needed, and no KV is computed. Documents that are indexed as they should be
-    cost a lookup. Exit code 1 when a document failed.
-
-    \b
-    kvquilt retrieval rebuild
-    kvquilt retrieval rebuild -c handbook
-    """
-    from cluster.cli.ingest_command import follow_all
-    from cluster.cli.remote import ingest_client
-
-    async def go() -> int:
-        async with ingest_client(session.target_of("ingestion")) as client:
-            summary = await follow_all(
-                session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection)
-            )
-        session.out.print(
-            f"{summary.num_stored} indexed, {summary.num_unchanged} as they should be, "
-            f"{summary.num_removed} removed from the "
-            f"index, {len(summary.failed)} failed",
-            soft_wrap=True,
-        )
-        summary.print_failed(session.out)
-        return 1 if summary.failed else 0
-
-    run_resumable(session, go())
 
 
 @click.group()
@@ -89,7 +51,7 @@ def store() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.pass_obj
 def stats(session: Session, as_json: bool) -> None:
-    """What every tier of every node holds, to the byte, and what each tenant's documents keep.
+    """Show what every tier of every node holds, to the byte, and what each tenant's documents keep.
 
     Tiers: memory and disk (copies; the disk is the truth where there is no object store), pending (durable on
     that node, not yet in the object store), objects (the object store). A tenant's bytes are those of the
@@ -98,25 +60,19 @@ def stats(session: Session, as_json: bool) -> None:
     from cluster.cli.remote import store_client
     from cluster.cli.store_console import counters_table, stats_json, tenants_table, tiers_table
 
-    async def go() -> None:
-        async with store_client(session.target_of("kv_store")) as client:
-            found = await client.stats(session.context())
-        if as_json:
-            click.echo(stats_json(found))
-            return
-        for table in (tiers_table(found), tenants_table(found), counters_table(found)):
-            if table.row_count:
-                session.out.print(table)
-                session.out.print()
-        if found.objects_detail:
-            told = f"what the object store holds is not known: {found.objects_detail}"
-            session.err.print(told, style="red", soft_wrap=True)
-        if found.num_unreachable:
-            session.err.print(
-                f"{found.num_unreachable} node(s) do not answer; they are not counted", style="red"
-            )
-
-    run(go())
+    found = session.ask(store_client, lambda store: store.stats(session.context()))
+    if as_json:
+        click.echo(stats_json(found))
+        return
+    for table in (tiers_table(found), tenants_table(found), counters_table(found)):
+        if table.row_count:
+            session.out.print(table)
+            session.out.print()
+    if found.objects_detail:
+        told = f"what the object store holds is not known: {found.objects_detail}"
+        session.err.print(told, style="red", soft_wrap=True)
+    if found.num_unreachable:
+        session.err.print(f"{found.num_unreachable} node(s) do not answer; they are not counted", style="red")
 
 
 @store.command()
@@ -130,15 +86,12 @@ def verify(session: Session) -> None:
     from cluster.cli.remote import store_client
     from cluster.cli.store_upkeep import verify as scrub
 
-    async def go() -> int:
-        async with store_client(session.target_of("kv_store")) as client:
-            findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=False)
-        findings.print(session.out)
-        if not findings.whole:
-            session.out.print("make it whole: kvquilt store repair", style="dim")
-        return 0 if findings.whole else 1
-
-    sys.exit(run(go()))
+    ctx = session.context(LONG_DEADLINE_MS)
+    findings = session.ask(store_client, lambda store: scrub(session.err, store, ctx, repair=False))
+    findings.print(session.out)
+    if not findings.whole:
+        session.out.print("make it whole: kvquilt store repair", style="dim")
+        sys.exit(1)
 
 
 @store.command()
@@ -154,13 +107,10 @@ def repair(session: Session) -> None:
     from cluster.cli.store_upkeep import verify as scrub
 
     async def go() -> int:
-        async with (
-            store_client(session.target_of("kv_store")) as client,
-            ingest_client(session.target_of("ingestion")) as ingest,
-        ):
+        async with session.connect(store_client) as client, session.connect(ingest_client) as ingest:
             findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=True)
             findings.print(session.out)
-            contexts = session.contexts(LONG_DEADLINE_MS)
+            contexts = partial(session.context, LONG_DEADLINE_MS)
             whole = await recompute(
                 session.out, session.err, client, ingest, contexts, session.tenant, findings
             )
@@ -190,12 +140,9 @@ def migrate(session: Session, collection: str, encoding: str) -> None:
     from cluster.cli.store_upkeep import migrate as bring
 
     async def go() -> int:
-        async with (
-            ingest_client(session.target_of("ingestion")) as ingest,
-            generation_client(session.target_of("generator")) as generation,
-        ):
+        async with session.connect(ingest_client) as ingest, session.connect(generation_client) as generation:
             chosen = encoding or (await generation.describe(session.context())).kv_encoding
-            contexts = session.contexts(LONG_DEADLINE_MS)
+            contexts = partial(session.context, LONG_DEADLINE_MS)
             summary = await bring(session.out, session.err, ingest, contexts, collection, chosen)
         if summary.failed:
             summary.print_failed(session.out)
@@ -226,17 +173,14 @@ def gc(session: Session, grace: float, dry_run: bool) -> None:
     """
     from cluster.cli.remote import store_client
 
-    async def go() -> None:
-        async with store_client(session.target_of("kv_store")) as client:
-            found = await client.collect_garbage(session.context(LONG_DEADLINE_MS), grace, dry_run)
-        doing = "would be removed" if dry_run else "removed"
-        session.out.print(
-            f"{found.num_chunks} chunks of {found.num_bytes:,} bytes {doing}; {found.num_kept} kept "
-            "(too young or being read)",
-            soft_wrap=True,
-        )
-
-    run(go())
+    ctx = session.context(LONG_DEADLINE_MS)
+    found = session.ask(store_client, lambda store: store.collect_garbage(ctx, grace, dry_run))
+    doing = "would be removed" if dry_run else "removed"
+    session.out.print(
+        f"{found.num_chunks} chunks of {found.num_bytes:,} bytes {doing}; {found.num_kept} kept "
+        "(too young or being read)",
+        soft_wrap=True,
+    )
 
 
 @store.command()
@@ -267,16 +211,12 @@ def unpin(session: Session, document_ids: tuple[str, ...], collection: str) -> N
 @store.command()
 @click.pass_obj
 def pins(session: Session) -> None:
-    """What is pinned."""
+    """List what is pinned."""
     from cluster.cli.remote import store_client
     from cluster.cli.store_console import pins_table
 
-    async def go() -> None:
-        async with store_client(session.target_of("kv_store")) as client:
-            found = await client.list_pins(session.context())
-        session.out.print(pins_table(found) if found else "nothing is pinned")
-
-    run(go())
+    found = session.ask(store_client, lambda store: store.list_pins(session.context()))
+    session.out.print(pins_table(found) if found else "nothing is pinned")
 
 
 @store.command("export")
@@ -296,10 +236,9 @@ def export_(session: Session, file: Path, collection: str) -> None:
     from cluster.cli.remote import store_client
 
     async def go() -> int:
-        async with store_client(session.target_of("kv_store")) as client:
-            written = await export_collection(
-                session.err, client, session.context(LONG_DEADLINE_MS), collection, file
-            )
+        async with session.connect(store_client) as client:
+            ctx = session.context(LONG_DEADLINE_MS)
+            written = await export_collection(session.err, client, ctx, collection, file)
         session.out.print(
             f"{written.num_documents} documents and {written.num_chunks} chunks in {file}", soft_wrap=True
         )
@@ -331,13 +270,10 @@ def import_(session: Session, file: Path, collection: str) -> None:
 
     async def go() -> int:
         ctx = session.context(LONG_DEADLINE_MS)
-        async with (
-            store_client(session.target_of("kv_store")) as client,
-            generation_client(session.target_of("generator")) as generation,
-        ):
+        async with session.connect(store_client) as client, session.connect(generation_client) as generation:
             model = await generation.describe(session.context())
             written = await import_collection(session.err, client, ctx, model, file, collection)
-        async with ingest_client(session.target_of("ingestion")) as ingest:
+        async with session.connect(ingest_client) as ingest:
             summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
         session.out.print(
             f"{written.num_documents} documents and {written.num_chunks} chunks in collection "
@@ -353,10 +289,9 @@ def import_(session: Session, file: Path, collection: str) -> None:
 def _change_pins(session: Session, collection: str, document_ids: tuple[str, ...], unpin: bool) -> None:
     from cluster.cli.remote import store_client
 
-    async def go() -> None:
-        async with store_client(session.target_of("kv_store")) as client:
-            for document_id in document_ids or ("",):
-                num_bytes = await client.pin(session.context(), collection, document_id, unpin)
-        session.out.print(f"{num_bytes:,} bytes are pinned now, over all tenants")
+    async def change(store: KvStoreClient) -> int:
+        for document_id in document_ids or ("",):
+            num_bytes = await store.pin(session.context(), collection, document_id, unpin)
+        return num_bytes
 
-    run(go())
+    session.out.print(f"{session.ask(store_client, change):,} bytes are pinned now, over all tenants")

@@ -1,4 +1,4 @@
-"""What `kvquilt store` prints: values in, rich renderables out."""
+"""Makes the tables that `kvquilt store` prints: values in, rich renderables out."""
 
 from __future__ import annotations
 

@@ -3,20 +3,13 @@ progress."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.cli.ingest_command import Summary, follow_all
 from shared.documents import DocumentInfo, UpsertProgress
@@ -49,7 +42,7 @@ class Ingest(Protocol):
 
 @dataclass(slots=True)
 class ScrubFindings:
-    """What a scrub found."""
+    """The findings of a scrub."""
 
     num_copies: int = 0
     num_bytes: int = 0
@@ -133,24 +126,9 @@ async def migrate(
     return await follow_all(console, ingest.refresh(contexts(""), collection, encoding=encoding))
 
 
-@contextmanager
-def scrub_bar(console: Console) -> Iterator[Progress]:
+def scrub_bar(console: Console) -> Progress:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield bar
-
-
-@contextmanager
-def byte_bar(console: Console) -> Iterator[Progress]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield bar
+    return Progress(*columns, console=console, transient=True)
 
 
 async def _absent(store: UpkeepStore, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:

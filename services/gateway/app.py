@@ -7,15 +7,15 @@ from typing import Any
 from ray import serve
 
 from services.gateway.config import GatewayConfig
-from services.gateway.handlers import SERVICE, GatewayHandlers
+from services.gateway.handlers import GatewayHandlers
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
 from shared import log
 from shared.clients.applications import transport_to
 from shared.clients.generation import GenerationClient
-from shared.clients.health import ApplicationHealth
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
+from shared.clients.service import ServiceClient
 from shared.config import load, to_dict
 
 OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
@@ -27,7 +27,7 @@ class Gateway(GatewayHandlers):
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(GatewayConfig, args)
-        log.configure(SERVICE, config.deployment.log.level, config.deployment.log.format)
+        log.configure(self.application, config.deployment.log.level, config.deployment.log.format)
         others = (*OTHERS, *filter(None, [config.selector]))
         transports = {name: transport_to(name, config.addresses) for name in others}
         store = config.kv_store
@@ -38,11 +38,13 @@ class Gateway(GatewayHandlers):
             config,
             Prefetching(fetcher),
         )
-        health = {name: ApplicationHealth(t) for name, t in transports.items()}
+        health = {name: ServiceClient(transport) for name, transport in transports.items()}
         super().__init__(pipeline, health, config.status_timeout_s, config.addresses)
 
 
 def build(args: dict[str, Any]) -> serve.Application:
     """``args``: a ``GatewayConfig`` as plain values."""
     config = load(GatewayConfig, args)
-    return serve.deployment(name=SERVICE, **config.deployment.serve_options())(Gateway).bind(to_dict(config))
+    return serve.deployment(name="gateway", **config.deployment.serve_options())(Gateway).bind(
+        to_dict(config)
+    )

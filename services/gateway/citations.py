@@ -1,4 +1,4 @@
-"""Which documents an answer was read from, decided by its words alone.
+"""Finds the documents that an answer was read from, by its words alone.
 
 A chunk supports an answer by the answer's words that occur in it, each weighing 1 / (number of retrieved
 chunks that contain it): a name found in one chunk says more than a word found in all. Words of the question

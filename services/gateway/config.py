@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.config import check_least
 from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
@@ -36,9 +37,7 @@ class GatewayConfig:
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
-        for name in ("k", "max_k", "max_questions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "k", "max_k", "max_questions")
         if self.k > self.max_k:
             raise ValueError(f"k: {self.k} is above max_k ({self.max_k})")
         if self.rrf_constant < 1 or self.status_timeout_s <= 0:

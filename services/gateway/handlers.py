@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 
-from protos.kvquilt.v1 import common_pb2, rag_pb2
+from protos.kvquilt.v1 import rag_pb2
 from services.gateway.pipeline import Pipeline
 from services.gateway.ports import HealthSource
 from services.gateway.status import system_status
-from shared.clients.health import ServiceHealth, health_to_pb
+from shared.clients.health import HEALTH
 from shared.request import RequestContext
-from shared.rpc import server_stream, unary
-from shared.wire.answer import answer_to_pb, inquiry_of
+from shared.rpc import HealthServicer, server_stream, unary
+from shared.streams import mapped
+from shared.wire.answer import ANSWERED, INQUIRY
 
-SERVICE = "gateway"
 
-
-class GatewayHandlers:
+class GatewayHandlers(HealthServicer):
     """``others``: the health of every other application; their order is the status's. ``addresses``: of those
-    that another cluster serves."""
+    that another cluster serves.
+
+    The gateway is ready when it answers: whether it can do its work depends on services that ``Status``
+    reports."""
+
+    application = "gateway"
 
     def __init__(
         self,
@@ -34,24 +37,13 @@ class GatewayHandlers:
         self._addresses = addresses
 
     @server_stream
-    async def Answer(
+    def Answer(
         self, request: rag_pb2.AnswerRequest, ctx: RequestContext
     ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
-        async with aclosing(self._pipeline.answer(ctx, inquiry_of(request))) as events:
-            async for event in events:
-                yield answer_to_pb(event)
+        return mapped(self._pipeline.answer(ctx, INQUIRY.of(request)), ANSWERED.to_pb)
 
     @unary(rag_pb2.StatusResponse)
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
         others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
-        return rag_pb2.StatusResponse(
-            services=map(health_to_pb, [ServiceHealth(SERVICE, ready=True), *others])
-        )
-
-    @unary(common_pb2.HealthResponse)
-    async def Health(
-        self, request: common_pb2.HealthRequest, ctx: RequestContext
-    ) -> common_pb2.HealthResponse:
-        """The gateway is ready when it answers: whether it can do its work depends on services that
-        ``Status`` reports."""
-        return health_to_pb(ServiceHealth(SERVICE, ready=True))
+        services = [await self.healthy(ctx), *others]
+        return rag_pb2.StatusResponse(services=map(HEALTH.to_pb, services))

@@ -1,4 +1,4 @@
-"""What the gateway needs of other services. ``shared.clients`` satisfies these; tests pass fakes."""
+"""Declares what the gateway needs of other services. ``shared.clients`` satisfies these; tests pass fakes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the chunks and questions of a request say, whether they came as text or as ids, and where in it their
-tokens are."""
+"""Reads what the chunks and questions of a request say, whether they came as text or as ids, and where in it
+their tokens are."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def spans_of(
     selected: Sequence[int],
     scores: Sequence[float],
 ) -> tuple[tuple[TextSpan, ...], ...]:
-    """Where the selected tokens, in ascending order, are in each chunk's own text: runs of neighbours.
-    ``scores`` may be empty."""
+    """Finds the selected tokens, in ascending order, in each chunk's own text: runs of neighbours. ``scores``
+    may be empty."""
     starts = [0, *accumulate(chunk_lens)]
     told = []
     for chunk, start, end in zip(chunks, starts, starts[1:], strict=False):

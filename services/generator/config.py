@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+from shared.config import check_least
 from shared.deployment import DeploymentConfig
 from shared.engine_config import EngineConfig
 from shared.generation.modes import Chooser, ReuseMode
@@ -16,7 +17,8 @@ FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser
 
 @dataclass(frozen=True, slots=True)
 class SelectionConfig:
-    """Who chooses the tokens under ``cacheclip``, while KV is loaded, and how long a request waits for that.
+    """The choice of tokens under ``cacheclip``, while KV is loaded: whose it is, and how long a request
+    waits.
 
     application: the selector's; empty: there is none, and ``cacheclip`` is refused.
     fallback: how a request goes on when the selector fails or is late; any mode whose tokens
@@ -71,9 +73,7 @@ class GeneratorConfig:
             object.__setattr__(self, "deployment", replace(self.deployment, num_gpus=1.0))
         if not self.model:
             raise ValueError("model: a directory or Hugging Face id is required")
-        for name in ("max_tokens", "max_tokens_limit", "max_chunks", "max_questions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "max_tokens", "max_tokens_limit", "max_chunks", "max_questions")
         if self.max_tokens > self.max_tokens_limit:
             raise ValueError(
                 f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})"

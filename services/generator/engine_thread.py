@@ -26,7 +26,8 @@ Request = GenerateRequest | PrefillRequest | ForestRequest
 
 
 class RunsRequests(Protocol):
-    """What of ``shared.engine.Engine`` is used here. All but ``run`` may be called from any thread."""
+    """The part of ``shared.engine.Engine`` that is used here. All but ``run`` may be called from any
+    thread."""
 
     def submit(self, request: Request, sink: Callable[[Event], None]) -> None: ...
     def command(self, request_id: str, command: Command) -> None: ...

@@ -1,5 +1,5 @@
-"""What callers are told beyond the engine's own events: what was chosen and why, and what a request really
-ran as."""
+"""Adds to the engine's own events what else callers are told: what was chosen and why, and what a request
+really ran as."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def load_generator(
 
 
 def _verdict(config: GeneratorConfig) -> Verdict | None:
-    """What ``auto`` goes by."""
+    """Reads what ``auto`` goes by."""
     if config.verdict:
         return Verdict.read(Path(config.verdict))
     brought = Path(config.model) / VERDICT_FILE

@@ -24,10 +24,13 @@ class Prompts:
     def prefix(self, piece: Piece | None) -> tuple[int, ...]:
         if piece is None:
             return self.default_prefix_ids
-        return self._ids("prefix", piece, lambda tokenizer, text: tokenizer.encode_prefix(text))
+        return self._ids("prefix", piece, PromptTokenizer.encode_prefix)
 
     def chunks(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
-        return tuple(self._chunk(f"chunks[{i}]", piece) for i, piece in enumerate(pieces))
+        return tuple(
+            self._filled(f"chunks[{i}]", piece, PromptTokenizer.encode_chunk)
+            for i, piece in enumerate(pieces)
+        )
 
     def questions(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
         if not pieces:
@@ -35,18 +38,18 @@ class Prompts:
         return tuple(self.question(f"questions[{i}]", piece) for i, piece in enumerate(pieces))
 
     def question(self, field: str, piece: Piece) -> tuple[int, ...]:
-        return self._ids(
-            field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_question(text)
-        )
+        return self._filled(field, piece, PromptTokenizer.encode_question)
 
     def plain(self, field: str, piece: Piece) -> tuple[int, ...]:
         """Text as it is, without a template."""
-        return self._ids(field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode(text))
+        return self._filled(field, piece, PromptTokenizer.encode)
 
-    def _chunk(self, field: str, piece: Piece) -> tuple[int, ...]:
-        return self._ids(
-            field, _not_empty(field, piece), lambda tokenizer, text: tokenizer.encode_chunk(text)
-        )
+    def _filled(
+        self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        if not (piece.strip() if isinstance(piece, str) else ids_of(piece)):
+            raise InvalidRequest(f"{field}: is empty")
+        return self._ids(field, piece, encode)
 
     def _ids(
         self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]
@@ -63,9 +66,3 @@ class Prompts:
                     f"{self._vocab_size - 1})"
                 )
         return token_ids
-
-
-def _not_empty(field: str, piece: Piece) -> Piece:
-    if not (piece.strip() if isinstance(piece, str) else ids_of(piece)):
-        raise InvalidRequest(f"{field}: is empty")
-    return piece

@@ -1,5 +1,5 @@
-"""Which mode a request really runs in: the one it names, the configured one, or what the model's verdict
-says."""
+"""Settles the mode that a request really runs in: the one it names, the configured one, or what the model's
+verdict says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared.verdict import VERDICT_FILE, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
-    """What becomes of ``Reuse``. ``note``: why it is not what was asked for."""
+    """A settled ``Reuse``. ``note``: why it is not what was asked for."""
 
     mode: ReuseMode
     recompute: Recompute

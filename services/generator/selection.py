@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 
 
 class SelectionPort(Protocol):
-    """What of ``shared.clients.selection.SelectionClient`` is used here."""
+    """The part of ``shared.clients.selection.SelectionClient`` that is used here."""
 
     async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How the engine goes on. ``selected``: for each question; empty: the selector did not say, and ``note``
-    says why. ``took_s``: to come to it."""
+    """A decision on how the engine goes on. ``selected``: for each question; empty: the selector did not say,
+    and ``note`` says why. ``took_s``: to come to it."""
 
     mode: ReuseMode
     recompute: Recompute

@@ -124,8 +124,8 @@ class Generator:
         return Plan(order, request, reusing)
 
     async def generate(self, ctx: RequestContext, plan: Plan) -> AsyncGenerator[Event, None]:
-        """What happens to a planned request; the last event is ``DoneEvent``. Closing it early cancels the
-        work."""
+        """Tells what happens to a planned request; the last event is ``DoneEvent``. Closing it early cancels
+        the work."""
         choosing = asyncio.create_task(self._choose(ctx, plan)) if plan.request.reuse.deferred else None
         reading = (
             asyncio.create_task(self._read(plan))
@@ -152,7 +152,7 @@ class Generator:
     async def explore(
         self, ctx: RequestContext, order: ForestOrder, commands: AsyncIterator[Edit]
     ) -> AsyncGenerator[Event, None]:
-        """What happens in a live forest. It is closed when ``commands`` end."""
+        """Tells what happens in a live forest. It is closed when ``commands`` end."""
         prefix_ids, chunks = self._context(ctx, order.prefix, order.chunks)
         reusing = self._modes.settle(order.reuse, prefix_ids, has_question=False)
         request = ForestRequest(
@@ -244,7 +244,7 @@ class Generator:
         )
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
-        """Who asks for too much is told so, here or by the engine; the default only takes the room there
+        """Refuses too much, here or in the engine; the default only takes the room there
         is."""
         spec, limit = self.model.spec, self.config.max_tokens_limit
         if asked is None:

@@ -81,7 +81,7 @@ class Chunker:
         ]
 
     def _pieces(self, document: ParsedDocument) -> Iterable[tuple[int, str]]:
-        """Where they start, and what they are. A heading stays with the text below it."""
+        """Cuts; says where the pieces start. A heading stays with the text below it."""
         if document.markdown:
             pieces: Iterable[tuple[int, str]] = self._markdown.chunk_indices(document.text)
             return pieces
@@ -117,7 +117,7 @@ def _joined(document: ParsedDocument) -> str:
 
 
 class HeadingPaths:
-    """Which headings stand above a place in the text."""
+    """The headings above any place in a text."""
 
     def __init__(self, headings: Sequence[Heading]) -> None:
         self._starts: list[int] = []

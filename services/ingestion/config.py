@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.config import check_least
 from shared.deployment import DeploymentConfig
 
 
@@ -38,9 +39,7 @@ class IngestionConfig:
                 "chunk_tokens: must be 16 to 8192 (a row of the index holds no more), got "
                 f"{self.chunk_tokens}"
             )
-        for name in ("prefill_batch", "parallel_documents", "max_document_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "prefill_batch", "parallel_documents", "max_document_bytes")
         for name in ("run_deadline_s", "step_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: must be positive, got {getattr(self, name)}")

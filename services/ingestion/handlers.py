@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 
 from protos.kvquilt.v1 import common_pb2, ingest_pb2
 from services.ingestion.service import IngestionService
-from shared.clients.health import ServiceHealth, health_to_pb
-from shared.clients.ingest import info_to_pb, progress_to_pb, source_of
-from shared.errors import InvalidRequest, KvquiltError
+from shared.clients.health import ServiceHealth
+from shared.errors import InvalidRequest
 from shared.request import RequestContext
-from shared.rpc import server_stream, unary
+from shared.rpc import HealthServicer, server_stream, unary
+from shared.streams import mapped
+from shared.wire.ingest import DELETED, PAGE, PROGRESS, SOURCE
 
 
-class IngestHandlers:
+class IngestHandlers(HealthServicer):
     """``run_deadline_s`` applies to runs whose caller names no deadline: they take longer than other
     requests."""
+
+    application = "ingestion"
 
     def __init__(self, service: IngestionService, run_deadline_s: float) -> None:
         self._service = service
         self._run_deadline_ms = int(run_deadline_s * 1000)
 
     @server_stream
-    async def Upsert(
+    def Upsert(
         self, request: ingest_pb2.UpsertRequest, ctx: RequestContext
     ) -> AsyncIterator[ingest_pb2.UpsertProgress]:
         ctx = self._run_context(request.meta)
@@ -33,32 +35,25 @@ class IngestHandlers:
             progress = self._service.re_encode(ctx, request.collection)
         else:
             progress = self._service.upsert(
-                ctx, request.collection, [source_of(d) for d in request.documents]
+                ctx, request.collection, [SOURCE.of(d) for d in request.documents]
             )
-        async with aclosing(progress):
-            async for event in progress:
-                yield progress_to_pb(event)
+        return mapped(progress, PROGRESS.to_pb)
 
     @server_stream
-    async def Rebuild(
+    def Rebuild(
         self, request: ingest_pb2.RebuildRequest, ctx: RequestContext
     ) -> AsyncIterator[ingest_pb2.UpsertProgress]:
-        async with aclosing(
-            self._service.upkeep.rebuild(self._run_context(request.meta), request.collection)
-        ) as progress:
-            async for event in progress:
-                yield progress_to_pb(event)
+        progress = self._service.upkeep.rebuild(self._run_context(request.meta), request.collection)
+        return mapped(progress, PROGRESS.to_pb)
 
     @server_stream
-    async def Refresh(
+    def Refresh(
         self, request: ingest_pb2.RefreshRequest, ctx: RequestContext
     ) -> AsyncIterator[ingest_pb2.UpsertProgress]:
         progress = self._service.upkeep.refresh(
             self._run_context(request.meta), request.collection, request.chunk_ids, request.encoding
         )
-        async with aclosing(progress):
-            async for event in progress:
-                yield progress_to_pb(event)
+        return mapped(progress, PROGRESS.to_pb)
 
     @unary(ingest_pb2.DeleteDocumentsResponse)
     async def DeleteDocuments(
@@ -66,28 +61,17 @@ class IngestHandlers:
     ) -> ingest_pb2.DeleteDocumentsResponse:
         ctx = self._run_context(request.meta)
         deleted = await self._service.delete(ctx, request.collection, request.document_ids, request.all)
-        return ingest_pb2.DeleteDocumentsResponse(
-            num_documents=deleted.num_documents, num_chunks=deleted.num_chunks, not_found=deleted.not_found
-        )
+        return DELETED.to_pb(deleted)
 
     @unary(ingest_pb2.ListDocumentsResponse)
     async def ListDocuments(
         self, request: ingest_pb2.ListDocumentsRequest, ctx: RequestContext
     ) -> ingest_pb2.ListDocumentsResponse:
         page = await self._service.list_documents(ctx, request.collection, request.start_after, request.limit)
-        return ingest_pb2.ListDocumentsResponse(
-            documents=map(info_to_pb, page.documents), truncated=page.truncated
-        )
+        return PAGE.to_pb(page)
 
-    @unary(common_pb2.HealthResponse)
-    async def Health(
-        self, request: common_pb2.HealthRequest, ctx: RequestContext
-    ) -> common_pb2.HealthResponse:
-        try:
-            note = await self._service.check_ready(ctx)
-        except KvquiltError as error:
-            return health_to_pb(ServiceHealth("ingestion", False, error.detail))
-        return health_to_pb(ServiceHealth("ingestion", True, note))
+    async def healthy(self, ctx: RequestContext) -> ServiceHealth:
+        return ServiceHealth(self.application, ready=True, detail=await self._service.check_ready(ctx))
 
     def _run_context(self, meta: common_pb2.RequestMeta) -> RequestContext:
         return RequestContext.create(meta.request_id, meta.tenant, meta.deadline_ms, self._run_deadline_ms)

@@ -1,4 +1,4 @@
-"""What ingestion needs of the other services: the clients in ``shared/clients``, or fakes. All raise
+"""Declares what ingestion needs of the other services: the clients in ``shared/clients``, or fakes. All raise
 ``shared.errors``."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a source becomes chunks: parser, chunker and tokenizer, and the hash that tells whether anything of
+"""Makes chunks of a source, by parser, chunker and tokenizer, and the hash that tells whether anything of
 this has changed."""
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ class IngestionService:
         return DocumentPage(tuple(_info(m, model) for m in page.manifests), page.truncated)
 
     async def check_ready(self, ctx: RequestContext) -> str:
-        """What an operator should know of a service that does all it can: a model without a tokenizer takes
-        no documents.
+        """Returns what an operator should know of a service that does all it can: a model without a tokenizer
+        takes no documents.
 
         Raises:
             KvquiltError: why documents cannot be ingested now.

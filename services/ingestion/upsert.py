@@ -181,7 +181,7 @@ class DocumentStore:
     async def _prefill(
         self, ctx: RequestContext, manifest: Manifest, report: Report, encoding: str = ""
     ) -> int:
-        """How many chunks were durable before."""
+        """Returns how many chunks were durable before."""
         durable: dict[int, bool] = {}
         for begin in range(0, len(manifest.chunks), self.prefill_batch):
             batch = manifest.chunks[begin : begin + self.prefill_batch]

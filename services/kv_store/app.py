@@ -23,11 +23,10 @@ from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents.sync import keep_synced
 from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.handlers import StoreHandlers
-from services.kv_store.node.agent import Agent
 from services.kv_store.node.builder import build_node
 from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.node.handlers import FileHandlers, start_server
-from services.kv_store.node.housekeeping import Housekeeping, follow_readers
+from services.kv_store.node.housekeeping import Housekeeping, every
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared import log as logs
 from shared.clients.agent_actor import NAMESPACE, actor_name
@@ -35,6 +34,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient
 from shared.config import load, to_dict
 from shared.errors import KvquiltError, NotFound, Unavailable
+from shared.locks import Locks
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ class KvStoreFront(StoreHandlers, FileHandlers):
         StoreHandlers.__init__(self, store)
         FileHandlers.__init__(self, store)
         forever = [
-            self._nodes.keep_up(config.reconcile_s, connect=True),
-            follow_readers(store, config.reconcile_s),
+            every(config.reconcile_s, "looking at the nodes", self._nodes.look_after_all),
+            every(config.reconcile_s, "following readers", store.follow_readers),
         ]
         self._tasks = [asyncio.create_task(work) for work in forever]
 
@@ -95,7 +95,7 @@ class AgentActor:
         self._address = ""
 
     async def address(self) -> str:
-        """Where the agent listens; the first call starts it."""
+        """Tells where the agent listens; the first call starts it."""
         async with self._lock:
             if not self._address:
                 await self._start()
@@ -128,8 +128,9 @@ class AgentActor:
         house = Housekeeping(
             self._node.agent, nodes, self._node_id, self._config.garbage, self._config.reconcile_s
         )
-        following = nodes.keep_up(self._config.reconcile_s, connect=False)
-        forever = [following, _tidy(self._node.agent), house.follow_pins(), house.collect_garbage()]
+        following = every(self._config.reconcile_s, "looking at the nodes", nodes.refresh)
+        tidying = every(_TIDY_S, "clearing up", self._node.agent.recover, level=logging.WARNING)
+        forever = [following, tidying, house.follow_pins(), house.collect_garbage()]
         if nodes.home() == self._node_id:
             forever.append(keep_synced(self._node.documents))
         self._tasks = [asyncio.create_task(work) for work in forever]
@@ -145,7 +146,7 @@ class RayNodes:
         self._agents: dict[str, Any] = {}  # an actor ends when whoever started it drops its handle
         self._channels: dict[str, tuple[str, grpc.aio.Channel]] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks = Locks()
         self._home, self._ids = _living_nodes()
 
     def home(self) -> str:
@@ -160,7 +161,7 @@ class RayNodes:
             await self.refresh()
         if node_id not in self._ids:
             raise NotFound(f"node {node_id[:64]!r}: not a living node of this cluster")
-        async with self._lock(node_id):
+        async with self._locks.hold(node_id):
             if node_id not in self._channels:
                 self._connect(node_id, await self._address(node_id))
             return AgentClient.of(self._channels[node_id][1])
@@ -173,28 +174,21 @@ class RayNodes:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    async def refresh(self) -> None:
+    async def refresh(self, ctx: RequestContext | None = None) -> None:
         self._home, self._ids = await asyncio.to_thread(_living_nodes)
         for node_id in [n for n in self._channels if n not in self._ids]:
             self.suspect(node_id)
             self._agents.pop(node_id, None)
 
-    async def keep_up(self, period_s: float, connect: bool) -> None:
-        """Follows the cluster for ever; ``connect``: and sees to it that every node's agent runs."""
-        while True:
-            try:
-                await self.refresh()
-                for result in await asyncio.gather(
-                    *(self._look_after(n) for n in self._ids if connect), return_exceptions=True
-                ):
-                    if isinstance(result, BaseException) and not isinstance(result, KvquiltError):
-                        raise result
-            except Exception:
-                log.exception("looking at the nodes failed")
-            await asyncio.sleep(period_s)
+    async def look_after_all(self, ctx: RequestContext) -> None:
+        """Follows the cluster and sees to it that every node's agent runs."""
+        await self.refresh()
+        for result in await asyncio.gather(*map(self._look_after, self._ids), return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, KvquiltError):
+                raise result
 
     async def stop_agents(self) -> None:
-        """Those that this process started or found. They end in good order, or are left to end with their
+        """Ends those that this process started or found, in good order, or leaves them to end with their
         owner."""
         stopping = [agent.stop.remote() for agent in self._agents.values()]
         self._agents.clear()
@@ -203,7 +197,7 @@ class RayNodes:
 
     async def _look_after(self, node_id: str) -> None:
         """Starts the node's agent if there is none, and notices when it was started again."""
-        async with self._lock(node_id):
+        async with self._locks.hold(node_id):
             address = await self._address(node_id)
             if self._channels.get(node_id, (None, None))[0] != address:
                 self.suspect(node_id)
@@ -211,9 +205,6 @@ class RayNodes:
 
     def _connect(self, node_id: str, address: str) -> None:
         self._channels[node_id] = address, grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-
-    def _lock(self, node_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(node_id, asyncio.Lock())
 
     async def _address(self, node_id: str) -> str:
         try:
@@ -225,19 +216,6 @@ class RayNodes:
             if isinstance(error, ActorDiedError):
                 del self._agents[node_id]
             raise Unavailable("the store's agent on a node is not running yet; retry") from None
-
-
-async def _tidy(agent: Agent) -> None:
-    """Goes on, for ever, with what could not be done because a node or the object store did not answer, or an
-    agent died."""
-    while True:
-        try:
-            await agent.recover(RequestContext.create())
-        except KvquiltError as error:
-            log.warning("clearing up has to wait: %s", error.detail)
-        except Exception:
-            log.exception("clearing up failed")
-        await asyncio.sleep(_TIDY_S)
 
 
 async def _ended(stopping: Any) -> None:

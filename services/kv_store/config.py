@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.kv_store.documents.quotas import QuotaConfig
 from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.memory_directory import memory_directory
@@ -28,23 +29,6 @@ class MemoryConfig:
             raise ValueError(f"directory: must be an absolute path, got {self.directory!r}")
         if self.capacity_bytes is not None and self.capacity_bytes < 0:
             raise ValueError(f"capacity_bytes: must not be negative, got {self.capacity_bytes}")
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaConfig:
-    """Bytes of KV that the documents of a tenant may refer to; 0: no limit. ``tenants`` overrides
-    ``default_bytes``."""
-
-    default_bytes: int = 0
-    tenants: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, value in {
-            "default_bytes": self.default_bytes,
-            **{f"tenants.{t}": b for t, b in self.tenants.items()},
-        }.items():
-            if value < 0:
-                raise ValueError(f"{name}: must not be negative, got {value}")
 
 
 @dataclass(frozen=True, slots=True)

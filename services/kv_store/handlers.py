@@ -4,27 +4,32 @@ agents differ in the store only."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from dataclasses import replace
 
-from protos.kvquilt.v1 import common_pb2
 from protos.kvquilt.v1 import kv_store_pb2 as pb
-from shared.clients.health import health_to_pb
-from shared.clients.kv_messages import (
-    damaged_to_pb,
-    manifest_from_pb,
-    manifest_to_pb,
-    stat_to_pb,
-    stats_to_pb,
-)
+from shared.clients.health import ServiceHealth
 from shared.errors import InvalidRequest
 from shared.kv_stores import Store
 from shared.request import RequestContext
-from shared.rpc import client_stream, context_of, server_stream, unary
+from shared.rpc import HealthServicer, client_stream, context_of, server_stream, unary
+from shared.streams import mapped
+from shared.wire.kv_store import (
+    CHUNK_PAGE,
+    CHUNK_STAT,
+    COLLECTED,
+    DELETED,
+    MANIFEST,
+    MANIFEST_PAGE,
+    PINNED,
+    STATS,
+    VERIFIED,
+)
 
 
-class StoreHandlers:
+class StoreHandlers(HealthServicer):
     """The methods are named like the RPCs."""
+
+    application = "kv_store"
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -32,7 +37,7 @@ class StoreHandlers:
     @unary(pb.StatResponse)
     async def Stat(self, request: pb.StatRequest, ctx: RequestContext) -> pb.StatResponse:
         stats = await self._store.stat(ctx, request.chunk_ids)
-        return pb.StatResponse(chunks=[stat_to_pb(s) for s in stats])
+        return pb.StatResponse(chunks=map(CHUNK_STAT.to_pb, stats))
 
     @client_stream(pb.PutResponse)
     async def Put(self, requests: AsyncIterator[pb.PutRequest]) -> pb.PutResponse:
@@ -47,28 +52,25 @@ class StoreHandlers:
         return pb.PutResponse(chunk_id=header.chunk_id, existed=existed)
 
     @server_stream
-    async def Get(self, request: pb.GetRequest, ctx: RequestContext) -> AsyncIterator[pb.GetResponse]:
+    def Get(self, request: pb.GetRequest, ctx: RequestContext) -> AsyncIterator[pb.GetResponse]:
         ranged = request.HasField("range")
         length = request.range.length or None if ranged else None
-        async with aclosing(self._store.get(ctx, request.chunk_id, request.range.offset, length)) as pieces:
-            async for piece in pieces:
-                yield pb.GetResponse(data=piece)
+        pieces = self._store.get(ctx, request.chunk_id, request.range.offset, length)
+        return mapped(pieces, lambda piece: pb.GetResponse(data=piece))
 
     @unary(pb.DeleteChunksResponse)
     async def Delete(self, request: pb.DeleteChunksRequest, ctx: RequestContext) -> pb.DeleteChunksResponse:
-        result = await self._store.delete(ctx, request.chunk_ids)
-        return pb.DeleteChunksResponse(deleted=result.deleted, referenced=result.referenced)
+        return DELETED.to_pb(await self._store.delete(ctx, request.chunk_ids))
 
     @unary(pb.ListChunksResponse)
     async def List(self, request: pb.ListChunksRequest, ctx: RequestContext) -> pb.ListChunksResponse:
-        page = await self._store.list_page(ctx, request.start_after, request.limit)
-        return pb.ListChunksResponse(chunks=[stat_to_pb(s) for s in page.chunks], truncated=page.truncated)
+        return CHUNK_PAGE.to_pb(await self._store.list_page(ctx, request.start_after, request.limit))
 
     @unary(pb.PutManifestResponse)
     async def PutManifest(
         self, request: pb.PutManifestRequest, ctx: RequestContext
     ) -> pb.PutManifestResponse:
-        manifest = manifest_from_pb(request.manifest)
+        manifest = MANIFEST.of(request.manifest)
         deleted = await self._store.put_manifest(ctx, replace(manifest, tenant=manifest.tenant or ctx.tenant))
         return pb.PutManifestResponse(deleted_chunk_ids=deleted)
 
@@ -77,7 +79,7 @@ class StoreHandlers:
         self, request: pb.GetManifestRequest, ctx: RequestContext
     ) -> pb.GetManifestResponse:
         manifest = await self._store.get_manifest(ctx, request.collection, request.document_id)
-        return pb.GetManifestResponse(manifest=manifest_to_pb(manifest))
+        return pb.GetManifestResponse(manifest=MANIFEST.to_pb(manifest))
 
     @unary(pb.ListManifestsResponse)
     async def ListManifests(
@@ -86,9 +88,7 @@ class StoreHandlers:
         page = await self._store.manifest_page(
             ctx, request.collection, request.start_after, request.limit, request.summary
         )
-        return pb.ListManifestsResponse(
-            manifests=[manifest_to_pb(m) for m in page.manifests], truncated=page.truncated
-        )
+        return MANIFEST_PAGE.to_pb(page)
 
     @unary(pb.DeleteManifestResponse)
     async def DeleteManifest(
@@ -104,31 +104,17 @@ class StoreHandlers:
 
     @unary(pb.StatsResponse)
     async def Stats(self, request: pb.StatsRequest, ctx: RequestContext) -> pb.StatsResponse:
-        return stats_to_pb(await self._store.stats(ctx))
+        return STATS.to_pb(await self._store.stats(ctx))
 
     @server_stream
-    async def Verify(
-        self, request: pb.VerifyRequest, ctx: RequestContext
-    ) -> AsyncIterator[pb.VerifyProgress]:
-        async with aclosing(self._store.verify(ctx, request.repair)) as updates:
-            async for p in updates:
-                yield pb.VerifyProgress(
-                    num_copies=p.num_copies,
-                    num_bytes=p.num_bytes,
-                    damaged=map(damaged_to_pb, p.damaged),
-                    missing_chunk_ids=p.missing,
-                )
+    def Verify(self, request: pb.VerifyRequest, ctx: RequestContext) -> AsyncIterator[pb.VerifyProgress]:
+        return mapped(self._store.verify(ctx, request.repair), VERIFIED.to_pb)
 
     @unary(pb.CollectGarbageResponse)
     async def CollectGarbage(
         self, request: pb.CollectGarbageRequest, ctx: RequestContext
     ) -> pb.CollectGarbageResponse:
-        result = await self._store.collect_garbage(ctx, request.grace_s, request.dry_run)
-        return pb.CollectGarbageResponse(
-            num_chunks=result.num_chunks,
-            num_bytes=result.num_bytes,
-            num_kept=result.num_kept,
-        )
+        return COLLECTED.to_pb(await self._store.collect_garbage(ctx, request.grace_s, request.dry_run))
 
     @unary(pb.PinResponse)
     async def Pin(self, request: pb.PinRequest, ctx: RequestContext) -> pb.PinResponse:
@@ -138,19 +124,10 @@ class StoreHandlers:
 
     @unary(pb.ListPinsResponse)
     async def ListPins(self, request: pb.ListPinsRequest, ctx: RequestContext) -> pb.ListPinsResponse:
-        pins = await self._store.list_pins(ctx)
-        return pb.ListPinsResponse(
-            pins=[
-                pb.PinnedDocuments(collection=p.collection, document_id=p.document_id, num_bytes=p.num_bytes)
-                for p in pins
-            ]
-        )
+        return pb.ListPinsResponse(pins=map(PINNED.to_pb, await self._store.list_pins(ctx)))
 
-    @unary(common_pb2.HealthResponse)
-    async def Health(
-        self, request: common_pb2.HealthRequest, ctx: RequestContext
-    ) -> common_pb2.HealthResponse:
-        return health_to_pb(await self._store.health(ctx))
+    async def healthy(self, ctx: RequestContext) -> ServiceHealth:
+        return await self._store.health(ctx)
 
 
 async def _data_of(requests: AsyncIterator[pb.PutRequest]) -> AsyncIterator[bytes]:

@@ -35,14 +35,14 @@ class Retrieval(RetrievalHandlers):
         self._opening = asyncio.get_running_loop().create_task(self._keep_opening(config))
 
     async def _keep_opening(self, config: RetrievalConfig) -> None:
-        while isinstance(self._opened, KvquiltError) and self._opened.retryable:
-            self._opened = await asyncio.to_thread(_try_to_build, config)
+        while isinstance(self._loaded, KvquiltError) and self._loaded.retryable:
+            self._loaded = await asyncio.to_thread(_try_to_build, config)
 
     def __del__(self) -> None:
         if hasattr(self, "_opening"):
             self._opening.cancel()
-            if isinstance(self._opened, RetrievalService):
-                self._opened.close()
+            if isinstance(self._loaded, RetrievalService):
+                self._loaded.close()
 
 
 def _try_to_build(config: RetrievalConfig) -> RetrievalService | KvquiltError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.config import check_least
 from shared.deployment import DeploymentConfig
 
 
@@ -31,8 +32,7 @@ class RetrievalConfig:
     def __post_init__(self) -> None:
         if not self.milvus_uri:
             raise ValueError("milvus_uri: must be a directory or an http(s) address")
-        if self.default_k < 1:
-            raise ValueError(f"default_k: must be at least 1, got {self.default_k}")
+        check_least(self, 1, "default_k")
         if self.embedder_threads < 0:
             raise ValueError(f"embedder_threads: must not be negative, got {self.embedder_threads}")
         if self.embedded and max(self.deployment.num_replicas, self.deployment.max_replicas) > 1:

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from protos.kvquilt.v1 import common_pb2, retrieval_pb2
+from protos.kvquilt.v1 import retrieval_pb2
 from services.retrieval.service import RetrievalService
-from shared.clients.health import ServiceHealth, health_to_pb
-from shared.errors import KvquiltError
+from shared.clients.health import ServiceHealth
 from shared.request import RequestContext
-from shared.rpc import server_stream, unary
-from shared.wire.retrieval import document_of, filter_of, hit_to_pb, mode_of, mode_to_pb
+from shared.rpc import LoadedServicer, server_stream, unary
+from shared.wire.enums import SEARCH_MODES
+from shared.wire.retrieval import COLLECTION, DOCUMENT, FILTER, HIT
 
 _IDS_PER_MESSAGE = 1000
 
 
-class RetrievalHandlers:
-    """``service`` is an error while there is no index: every call then answers with it, and Health says
-    it."""
-
-    def __init__(self, service: RetrievalService | KvquiltError) -> None:
-        self._opened = service
-
-    @property
-    def _service(self) -> RetrievalService:
-        if isinstance(self._opened, KvquiltError):
-            raise self._opened
-        return self._opened
+class RetrievalHandlers(LoadedServicer[RetrievalService]):
+    application = "retrieval"
 
     @unary(retrieval_pb2.SearchResponse)
     async def Search(
@@ -37,17 +27,17 @@ class RetrievalHandlers:
             request.collection,
             request.queries,
             request.k,
-            mode_of(request.mode),
-            [filter_of(f) for f in request.filters],
+            SEARCH_MODES.of(request.mode),
+            [FILTER.of(condition) for condition in request.filters],
         )
-        rankings = [retrieval_pb2.Ranking(hits=map(hit_to_pb, hits)) for hits in result.rankings]
-        return retrieval_pb2.SearchResponse(rankings=rankings, mode=mode_to_pb(result.mode))
+        rankings = [retrieval_pb2.Ranking(hits=map(HIT.to_pb, hits)) for hits in result.rankings]
+        return retrieval_pb2.SearchResponse(rankings=rankings, mode=SEARCH_MODES.to_pb(result.mode))
 
     @unary(retrieval_pb2.IndexResponse)
     async def Index(
         self, request: retrieval_pb2.IndexRequest, ctx: RequestContext
     ) -> retrieval_pb2.IndexResponse:
-        changed = await self._service.index(ctx, request.collection, document_of(request))
+        changed = await self._service.index(ctx, request.collection, DOCUMENT.of(request))
         return retrieval_pb2.IndexResponse(num_chunks=len(request.chunks), existed=not changed)
 
     @unary(retrieval_pb2.UnindexResponse)
@@ -63,11 +53,7 @@ class RetrievalHandlers:
         self, request: retrieval_pb2.ListCollectionsRequest, ctx: RequestContext
     ) -> retrieval_pb2.ListCollectionsResponse:
         found = await self._service.list_collections(ctx)
-        return retrieval_pb2.ListCollectionsResponse(
-            collections=[
-                retrieval_pb2.CollectionInfo(name=info.name, num_chunks=info.num_chunks) for info in found
-            ]
-        )
+        return retrieval_pb2.ListCollectionsResponse(collections=map(COLLECTION.to_pb, found))
 
     @server_stream
     async def ListIndexed(
@@ -80,11 +66,5 @@ class RetrievalHandlers:
                 document_ids=indexed.document_ids[begin : begin + _IDS_PER_MESSAGE]
             )
 
-    @unary(common_pb2.HealthResponse)
-    async def Health(
-        self, request: common_pb2.HealthRequest, ctx: RequestContext
-    ) -> common_pb2.HealthResponse:
-        try:
-            return health_to_pb(ServiceHealth("retrieval", True, facts=await self._service.facts()))
-        except KvquiltError as error:
-            return health_to_pb(ServiceHealth("retrieval", False, error.detail))
+    async def healthy(self, ctx: RequestContext) -> ServiceHealth:
+        return ServiceHealth(self.application, ready=True, facts=await self._service.facts())

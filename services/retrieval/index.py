@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from pymilvus import MilvusException
-
+from services.retrieval.collection import Collection, Ranked
 from services.retrieval.embedder import Vectors
 from services.retrieval.layout import (
     collection_in,
@@ -23,10 +20,9 @@ from services.retrieval.layout import (
     schema_of,
     tenant_prefix,
 )
-from services.retrieval.lexicon import Lexicon, row_vector
-from services.retrieval.milvus import NOT_LOADED, Lexical, Milvus, translated
+from services.retrieval.lexicon import row_vector
+from services.retrieval.milvus import CALL_S, Lexical, Milvus, translated
 from services.retrieval.rows import (
-    MAX_ROWS_PER_DOCUMENT,
     OUTPUT_FIELDS,
     document_id_of,
     document_key,
@@ -39,15 +35,6 @@ from shared.search import CollectionInfo, IndexedDocument, IndexedIds, SearchHit
 
 log = logging.getLogger(__name__)
 
-MAX_K = 16_384  # Milvus' own limit for one ranking
-_LOAD_ATTEMPTS, _LOAD_PAUSE_S = 10, 0.1
-_CALL_S = 30.0  # without a limit pymilvus retries for minutes when a server is gone
-_ROWS_PER_WRITE = 256
-_ROWS_PER_READ = 1024
-
-Ranked = list[tuple[str, float]]
-"""Row ids with their scores, best first; larger is better."""
-
 
 class MilvusIndex:
     def __init__(self, milvus: Milvus, embedder_identity: str, dim: int) -> None:
@@ -56,7 +43,7 @@ class MilvusIndex:
         self._embedder = embedder_identity
         self._dim = dim
         self._load_lock = threading.RLock()
-        self._lexicons: dict[str, Lexicon] = {}  # of every loaded collection; empty ones unless BM25 is ours
+        self._loaded: dict[str, Collection] = {}
 
     @property
     def has_bm25(self) -> bool:
@@ -65,40 +52,33 @@ class MilvusIndex:
     def version(self) -> str:
         """Asks Milvus, so it also tells whether it answers."""
         with translated("asking for its version"):
-            return str(self._client.get_server_version(timeout=_CALL_S))
+            return str(self._client.get_server_version(timeout=CALL_S))
 
     def collections(self, tenant: str) -> list[CollectionInfo]:
         with self._load_lock, translated("listing collections"):
-            names = sorted(
-                name
-                for name in self._client.list_collections(timeout=_CALL_S)
-                if name.startswith(tenant_prefix(tenant))
-            )
-            for name in names:
-                self._load(name)
-            return [CollectionInfo(collection_in(name), self._count(name)) for name in names]
+            return [
+                CollectionInfo(collection_in(name), self._load(name).count())
+                for name in sorted(self._names_of(tenant))
+            ]
 
     def documents(self, tenant: str, collection: str) -> IndexedIds:
-        """Which documents have rows, whichever embedder made them."""
+        """The documents that have rows, whichever embedder made them."""
         names = self._names_of(tenant, collection)
         found: set[str] = set()
         for name in names:
-            self._load(name)
-            with self._using(name, "listing documents"):
-                found.update(document_id_of(row) for row in self._all_rows(name, ["payload"]))
-        return IndexedIds(
-            tuple(sorted(found)), other_embedder=any(name != self._name(tenant, collection) for name in names)
-        )
+            loaded = self._load(name)
+            with self._using(loaded, "listing documents"):
+                found.update(document_id_of(row) for row in loaded.all_rows(["payload"]))
+        own = milvus_name(tenant, collection, self._embedder)
+        return IndexedIds(tuple(sorted(found)), other_embedder=any(name != own for name in names))
 
     def is_current(self, tenant: str, collection: str, document: IndexedDocument) -> bool:
         """Whether exactly these chunks of the document are searchable."""
-        name = self._open(tenant, collection)
-        if name is None:
+        loaded = self._open(tenant, collection)
+        if loaded is None:
             return not document.chunks
-        with self._using(name, "looking up a document"):
-            stored = self._rows_where(
-                name, f'document_key == "{document_key(document.document_id)}"', ["revision"]
-            )
+        with self._using(loaded, "looking up a document"):
+            stored = loaded.rows_where(_of(document.document_id), ["revision"])
         return len(stored) == len(document.chunks) and {row["revision"] for row in stored} <= {
             revision_of(document)
         }
@@ -116,9 +96,13 @@ class MilvusIndex:
             row["dense"] = vector.tolist()
             if self._milvus.lexical is Lexical.OWN:
                 row["sparse"] = row_vector(row["content"])
-        name = self._open(tenant, collection) or self._create(tenant, collection)
+        loaded = self._open(tenant, collection) or self._create(tenant, collection)
+        old = f'{_of(document.document_id)} and revision != "{revision_of(document)}"'
         with contextlib.suppress(NotFound):  # another replica removed the collection meanwhile
-            self._write(name, document, rows)
+            with self._using(loaded, "writing to the index", changing=True):
+                loaded.upsert(rows)
+                loaded.delete_where(old)
+                loaded.settle()
             if self.is_current(tenant, collection, document):
                 return
         raise Conflict(
@@ -134,82 +118,48 @@ class MilvusIndex:
                 removed += self._remove(name, document_ids)
         return removed
 
-    def _remove(self, name: str, document_ids: Sequence[str]) -> int:
-        self._load(name)
-        with self._using(name, "removing from the index", changing=True):
-            removed = sum(
-                self._delete_where(name, f'document_key == "{document_key(d)}"') for d in document_ids
-            )
-            if self._count(name) == 0:
-                self._client.drop_collection(name, timeout=_CALL_S)
-                self._lexicons.pop(name, None)
-            else:
-                self._settle(name)
-        return removed
-
     def search_dense(
         self, tenant: str, collection: str, vectors: Vectors, limit: int, expression: str
     ) -> list[Ranked]:
-        name = self._existing(tenant, collection)
+        loaded = self._existing(tenant, collection)
         params = {} if self._milvus.embedded else {"ef": max(2 * limit, 64)}
-        return self._search(name, vectors.tolist(), "dense", "COSINE", params, limit, expression)
+        with self._using(loaded, "searching"):
+            return loaded.search(vectors.tolist(), "dense", "COSINE", params, limit, expression)
 
     def search_bm25(
         self, tenant: str, collection: str, texts: Sequence[str], limit: int, expression: str
     ) -> list[Ranked]:
-        name = self._existing(tenant, collection)
-        if self._milvus.lexical is Lexical.SERVER:
-            return self._search(name, list(texts), "sparse", "BM25", {}, limit, expression)
-        queries = [self._lexicons[name].query_vector(text) for text in texts]
-        found = iter(self._search(name, [q for q in queries if q], "sparse", "IP", {}, limit, expression))
-        return [next(found) if query else [] for query in queries]
+        loaded = self._existing(tenant, collection)
+        with self._using(loaded, "searching"):
+            if self._milvus.lexical is Lexical.SERVER:
+                return loaded.search(list(texts), "sparse", "BM25", {}, limit, expression)
+            queries = [loaded.lexicon.query_vector(text) for text in texts]
+            found = iter(loaded.search([q for q in queries if q], "sparse", "IP", {}, limit, expression))
+            return [next(found) if query else [] for query in queries]
 
     def fetch(self, tenant: str, collection: str, row_ids: Sequence[str]) -> dict[str, SearchHit]:
         """The rows that (still) exist, with score 0."""
-        name = self._existing(tenant, collection)
-        with self._using(name, "reading from the index"):
-            rows = [
-                row
-                for begin in range(0, len(row_ids), _ROWS_PER_READ)
-                for row in self._client.get(
-                    name,
-                    ids=list(row_ids[begin : begin + _ROWS_PER_READ]),
-                    output_fields=OUTPUT_FIELDS,
-                    timeout=_CALL_S,
-                )
-            ]
-        return {row["row_id"]: hit_of(row, 0.0) for row in rows}
+        loaded = self._existing(tenant, collection)
+        with self._using(loaded, "reading from the index"):
+            return {row["row_id"]: hit_of(row, 0.0) for row in loaded.rows(row_ids, OUTPUT_FIELDS)}
 
     def close(self) -> None:
         self._milvus.close()
 
-    def _search(
-        self,
-        name: str,
-        data: list[Any],
-        field: str,
-        metric: str,
-        params: dict[str, Any],
-        limit: int,
-        expression: str,
-    ) -> list[Ranked]:
-        if not data:
-            return []
-        with self._using(name, "searching"):
-            found = self._client.search(
-                name,
-                data=data,
-                anns_field=field,
-                search_params={"metric_type": metric, "params": params},
-                limit=min(limit, MAX_K),
-                filter=expression,
-                timeout=_CALL_S,
-            )
-        return [list(zip(map(str, hits.ids), map(float, hits.distances), strict=True)) for hits in found]
+    def _remove(self, name: str, document_ids: Sequence[str]) -> int:
+        loaded = self._load(name)
+        with self._using(loaded, "removing from the index", changing=True):
+            removed = sum(loaded.delete_where(_of(document_id)) for document_id in document_ids)
+            if loaded.count() == 0:
+                loaded.drop()
+                self._loaded.pop(name, None)
+            else:
+                loaded.settle()
+        return removed
 
-    def _existing(self, tenant: str, collection: str) -> str:
-        name = self._open(tenant, collection)
-        if name is None:
+    def _existing(self, tenant: str, collection: str) -> Collection:
+        loaded = self._open(tenant, collection)
+        if loaded is None:
             known = [info.name for info in self.collections(tenant)]
             there = (
                 f"there are: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}"
@@ -217,74 +167,54 @@ class MilvusIndex:
                 else "there is none yet"
             )
             raise NotFound(f"collection {collection!r} does not exist; {there}")
-        return name
+        return loaded
 
-    def _open(self, tenant: str, collection: str) -> str | None:
-        """Milvus' name of the collection, ready for use; None if it does not exist."""
-        name = self._name(tenant, collection)
+    def _open(self, tenant: str, collection: str) -> Collection | None:
+        """The collection, ready for use; None if it does not exist."""
+        name = milvus_name(tenant, collection, self._embedder)
         # also while looking: milvus-lite opens a collection twice when it is listed while it is loaded
         with self._load_lock:
-            if name in self._lexicons:
-                return name
-            names = self._names_of(tenant, collection)
-            if not names:
-                return None
-            if name not in names:
-                raise FailedPrecondition(
-                    f"collection {collection!r} was indexed with another embedder than {self._embedder}; "
-                    "configure that embedder again, or index the collection anew: kvquilt retrieval "
-                    f"rebuild -c {collection}"
-                )
-            self._load(name)
-        return name
+            if name not in self._loaded:
+                names = self._names_of(tenant, collection)
+                if not names:
+                    return None
+                if name not in names:
+                    raise FailedPrecondition(
+                        f"collection {collection!r} was indexed with another embedder than {self._embedder}; "
+                        "configure that embedder again, or index the collection anew: kvquilt retrieval "
+                        f"rebuild -c {collection}"
+                    )
+            return self._load(name)
 
-    def _load(self, name: str) -> None:
+    def _load(self, name: str) -> Collection:
         with self._load_lock, translated("opening a collection"):
-            if name not in self._lexicons:
-                create_missing_indexes(self._milvus, name, _CALL_S)
-                self._lexicons[name] = self._loaded_lexicon(name)
+            if name not in self._loaded:
+                create_missing_indexes(self._milvus, name)
+                self._loaded[name] = Collection(self._milvus, name)
+            return self._loaded[name]
 
-    def _loaded_lexicon(self, name: str) -> Lexicon:
-        """Loads the collection and reads its terms; once more when another call opened it in between and
-        undid the loading."""
-        for attempt in range(_LOAD_ATTEMPTS):
-            self._client.load_collection(name, timeout=_CALL_S)
-            lexicon = Lexicon()
-            try:
-                if self._milvus.lexical is Lexical.OWN:
-                    lexicon.add(row["sparse"] for row in self._all_rows(name, ["sparse"]))
-                return lexicon
-            except MilvusException as error:
-                if error.code != NOT_LOADED or attempt == _LOAD_ATTEMPTS - 1:
-                    raise
-                time.sleep(_LOAD_PAUSE_S)
-        raise AssertionError("the loop returns or raises")
-
-    def _create(self, tenant: str, collection: str) -> str:
-        name = self._name(tenant, collection)
+    def _create(self, tenant: str, collection: str) -> Collection:
+        name = milvus_name(tenant, collection, self._embedder)
         with translated("creating a collection"):
             self._client.create_collection(
-                name, schema=schema_of(self._milvus, self._dim), consistency_level="Strong", timeout=_CALL_S
+                name, schema=schema_of(self._milvus, self._dim), consistency_level="Strong", timeout=CALL_S
             )
         log.info("created collection %s", collection)
-        self._load(name)
-        return name
+        return self._load(name)
 
-    def _name(self, tenant: str, collection: str) -> str:
-        return milvus_name(tenant, collection, self._embedder)
-
-    def _names_of(self, tenant: str, collection: str) -> list[str]:
-        """Whatever embedder it was made with."""
+    def _names_of(self, tenant: str, collection: str = "") -> list[str]:
+        """Milvus' names of the collection (empty: of all of the tenant's), whatever embedder it was made
+        with."""
         with translated("looking up a collection"):
-            names: list[str] = self._client.list_collections(timeout=_CALL_S)
+            names: list[str] = self._client.list_collections(timeout=CALL_S)
         return [
             name
             for name in names
-            if name.startswith(tenant_prefix(tenant)) and collection_in(name) == collection
+            if name.startswith(tenant_prefix(tenant)) and collection in ("", collection_in(name))
         ]
 
     @contextlib.contextmanager
-    def _using(self, name: str, doing: str, changing: bool = False) -> Iterator[None]:
+    def _using(self, loaded: Collection, doing: str, changing: bool = False) -> Iterator[None]:
         """Milvus' errors as ours. A collection that vanished or is not loaded any more is forgotten, and so
         is one whose change failed midway: its lexicon is in doubt and read anew with the next use."""
         try:
@@ -292,70 +222,10 @@ class MilvusIndex:
                 yield
         except BaseException as error:
             if changing or isinstance(error, (NotFound, Unavailable)):
-                self._lexicons.pop(name, None)
+                self._loaded.pop(loaded.name, None)
             raise
 
-    def _write(self, name: str, document: IndexedDocument, rows: list[dict[str, Any]]) -> None:
-        old = (
-            f'document_key == "{document_key(document.document_id)}" and revision != '
-            f'"{revision_of(document)}"'
-        )
-        with self._using(name, "writing to the index", changing=True):
-            for begin in range(0, len(rows), _ROWS_PER_WRITE):
-                self._upsert(name, rows[begin : begin + _ROWS_PER_WRITE])
-            self._delete_where(name, old)
-            self._settle(name)
 
-    def _upsert(self, name: str, rows: list[dict[str, Any]]) -> None:
-        ids = [row["row_id"] for row in rows]
-        self._change_lexicon(
-            name,
-            lambda: self._client.get(name, ids=ids, output_fields=["sparse"], timeout=_CALL_S),
-            Lexicon.remove,
-        )
-        self._client.upsert(name, rows, timeout=_CALL_S)
-        self._change_lexicon(name, lambda: rows, Lexicon.add)
-
-    def _delete_where(self, name: str, expression: str) -> int:
-        doomed = self._rows_where(name, expression, ["row_id"])
-        if doomed:
-            self._change_lexicon(name, lambda: self._rows_where(name, expression, ["sparse"]), Lexicon.remove)
-            self._client.delete(name, filter=expression, timeout=_CALL_S)
-        return len(doomed)
-
-    def _change_lexicon(
-        self,
-        name: str,
-        rows: Callable[[], list[Any]],
-        change: Callable[[Lexicon, Iterator[dict[int, float]]], None],
-    ) -> None:
-        if self._milvus.lexical is Lexical.OWN and name in self._lexicons:
-            change(self._lexicons[name], (row["sparse"] for row in rows()))
-
-    def _settle(self, name: str) -> None:
-        # The embedded Milvus scans unflushed rows in Python; a server flushes by itself, and limits how often
-        # one may ask.
-        if self._milvus.embedded:
-            self._client.flush(name, timeout=_CALL_S)
-
-    def _rows_where(self, name: str, expression: str, fields: list[str]) -> list[dict[str, Any]]:
-        """Rows of one document."""
-        rows: list[dict[str, Any]] = self._client.query(
-            name, filter=expression, output_fields=fields, limit=MAX_ROWS_PER_DOCUMENT, timeout=_CALL_S
-        )
-        return rows
-
-    def _all_rows(self, name: str, fields: list[str]) -> Iterator[dict[str, Any]]:
-        pages = self._client.query_iterator(
-            name, batch_size=_ROWS_PER_READ, output_fields=fields, timeout=_CALL_S
-        )
-        try:
-            while page := pages.next():
-                yield from page
-        finally:
-            pages.close()
-
-    def _count(self, name: str) -> int:
-        return int(
-            self._client.query(name, filter="", output_fields=["count(*)"], timeout=_CALL_S)[0]["count(*)"]
-        )
+def _of(document_id: str) -> str:
+    """The expression for a document's rows."""
+    return f'document_key == "{document_key(document_id)}"'

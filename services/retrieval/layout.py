@@ -1,4 +1,4 @@
-"""What a collection looks like in Milvus: its name, fields and indexes.
+"""Lays out a collection in Milvus: its name, fields and indexes.
 
 ``kq_`` + hash of the tenant + ``_`` + the collection, escaped + ``_e`` + hash of the embedder: tenants are
 apart by name, and the vectors of two embedders are never in one collection.
@@ -12,7 +12,7 @@ from typing import Any
 from pymilvus import DataType, Function, FunctionType
 
 from services.retrieval.filters import TERMS_FIELD
-from services.retrieval.milvus import Lexical, Milvus
+from services.retrieval.milvus import CALL_S, Lexical, Milvus
 from services.retrieval.rows import KEY_LEN, MAX_FIELD_BYTES
 
 _ESCAPES = {"_": "__", "-": "_m", ".": "_d"}
@@ -65,7 +65,7 @@ def schema_of(milvus: Milvus, dim: int) -> Any:
     return schema
 
 
-def create_missing_indexes(milvus: Milvus, name: str, timeout_s: float) -> None:
+def create_missing_indexes(milvus: Milvus, name: str) -> None:
     """An exact scan beats a graph at the sizes the embedded Milvus is made for."""
     wanted: dict[str, dict[str, Any]] = {"dense": {"index_type": "FLAT", "metric_type": "COSINE"}}
     if not milvus.embedded:
@@ -82,4 +82,4 @@ def create_missing_indexes(milvus: Milvus, name: str, timeout_s: float) -> None:
             params = milvus.client.prepare_index_params()
             params.add_index(field, **index)
             # in sync it sleeps half a second
-            milvus.client.create_index(name, params, sync=False, timeout=timeout_s)
+            milvus.client.create_index(name, params, sync=False, timeout=CALL_S)

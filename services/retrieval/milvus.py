@@ -22,12 +22,13 @@ logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 _BM25_SINCE = (2, 5)
 NOT_LOADED = 101
+CALL_S = 30.0  # without a limit pymilvus retries for minutes when a server is gone
 _COLLECTION_NOT_FOUND = 100
 _RETRY_S = 0.5
 
 
 class Lexical(enum.Enum):
-    """Who computes BM25: a function of the server, our sparse vectors (see ``lexicon``), or nobody."""
+    """The computer of BM25: a function of the server, our sparse vectors (see ``lexicon``), or nobody."""
 
     SERVER = "server"
     OWN = "own"

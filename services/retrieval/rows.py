@@ -1,4 +1,4 @@
-"""What a chunk looks like as a row of Milvus, and back."""
+"""Makes rows of Milvus of chunks, and back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def revision_of(document: IndexedDocument) -> str:
 
 
 def searchable_text(document: IndexedDocument, chunk: IndexedChunk) -> str:
-    """What is embedded and indexed: a chunk rarely names its own subject, so title and headings go in
+    """Returns what is embedded and indexed: a chunk rarely names its own subject, so title and headings go in
     front."""
     return _header(document, chunk) + chunk.text
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
+from services.retrieval.collection import MAX_K, Ranked
 from services.retrieval.embedder import Embedder, Vectors
 from services.retrieval.filters import expression
-from services.retrieval.index import MAX_K, MilvusIndex, Ranked
+from services.retrieval.index import MilvusIndex
 from services.retrieval.rows import MAX_FIELD_BYTES, rows_of, searchable_text
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.ranking import fuse_rankings
@@ -102,7 +104,7 @@ class RetrievalService:
         return True
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
-        """How many chunks were removed; unknown documents and collections have none."""
+        """Returns how many chunks were removed; unknown documents and collections have none."""
         check_name("collection", collection)
         return await self._run(
             self._writing, self._index.remove, ctx.tenant, collection, list(dict.fromkeys(document_ids))
@@ -154,7 +156,7 @@ class RetrievalService:
         keys = list(dict.fromkeys(key for ranking in rankings for key, _ in ranking))
         rows = await self._read(self._index.fetch, ctx.tenant, collection, keys) if keys else {}
         return tuple(
-            tuple(with_score(rows[key], score) for key, score in ranking if key in rows)
+            tuple(replace(rows[key], score=score) for key, score in ranking if key in rows)
             for ranking in rankings
         )
 
@@ -176,10 +178,6 @@ class RetrievalService:
         self, threads: ThreadPoolExecutor, call: Callable[..., ResultT], *args: object
     ) -> asyncio.Future[ResultT]:
         return asyncio.get_running_loop().run_in_executor(threads, call, *args)
-
-
-def with_score(hit: SearchHit, score: float) -> SearchHit:
-    return SearchHit(hit.chunk, hit.document_id, hit.title, hit.model_fingerprint, score, hit.metadata)
 
 
 def _check_queries(queries: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from ray import serve
 
 from services.selector.config import SelectorConfig
-from services.selector.handlers import SERVICE, SelectionServicer
+from services.selector.handlers import SelectionServicer
 from services.selector.loading import load_selector
 from shared import log as logs
 from shared.clients.agent_actor import own_node
@@ -28,7 +28,7 @@ class SelectionApp(SelectionServicer):
 
     def __init__(self, args: dict[str, Any]) -> None:
         config = load(SelectorConfig, args)
-        logs.configure(SERVICE, config.deployment.log.level, config.deployment.log.format)
+        logs.configure(self.application, config.deployment.log.level, config.deployment.log.format)
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1.
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         node_id = ray.get_runtime_context().get_node_id()
@@ -42,6 +42,6 @@ class SelectionApp(SelectionServicer):
 
 def build(args: dict[str, Any]) -> serve.Application:
     config = load(SelectorConfig, args)
-    return serve.deployment(name=SERVICE, **config.deployment.serve_options())(SelectionApp).bind(
+    return serve.deployment(name="selector", **config.deployment.serve_options())(SelectionApp).bind(
         to_dict(config)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shared.config import check_least
 from shared.deployment import DeploymentConfig
 from shared.engine_config import GIB
 
@@ -39,8 +40,6 @@ class SelectorConfig:
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
-        for name in ("resident_bytes", "loader_threads", "max_chunks", "max_questions", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "resident_bytes", "loader_threads", "max_chunks", "max_questions", "max_waiting")
         if self.threads < 0:
             raise ValueError(f"threads: must not be negative, got {self.threads}")

@@ -1,5 +1,5 @@
-"""What a reader sees: passages of several documents in retrieval order, and questions that those passages
-answer."""
+"""Draws what a reader sees: passages of several documents in retrieval order, and questions that those
+passages answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class TextLayout:
-    """How a document became text: heading marks and, for formats that break lines, a line width in
+    """The way a document became text: heading marks and, for formats that break lines, a line width in
     characters."""
 
     title_mark: str = "# "

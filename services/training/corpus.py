@@ -52,7 +52,7 @@ class CorpusDocument:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What can be said of one kind of thing; see the head of ``worlds.yaml``."""
+    """All that can be said of one kind of thing; see the head of ``worlds.yaml``."""
 
     noun: str
     name: str
@@ -63,8 +63,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How freely a document is written. ``name_sections``: the first sentence of every section names the
-    thing; else that of the document alone is bound to."""
+    """The freedom with which a document is written. ``name_sections``: the first sentence of every section
+    names the thing; else that of the document alone is bound to."""
 
     back_reference: float = 0.25
     filler: float = 0.35

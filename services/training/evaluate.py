@@ -1,4 +1,5 @@
-"""How well a model reads what it has never seen: ``python -m services.training.evaluate --model DIR``.
+"""Measures how well a model reads what it has never seen: ``python -m services.training.evaluate --model
+DIR``.
 
 Documents with held-out names become files, are parted by the splitter and tokenizer that ingestion uses, and
 come back as a retriever would return them: the passage with the answer somewhere among passages of the same

@@ -1,5 +1,5 @@
-"""What decides the demo's models: shape, template, and what they see at each step. Equal recipes give equal
-weights."""
+"""Decides what the demo's models are: shape, template, and what they see at each step. Equal recipes give
+equal weights."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def build_model(recipe: TrainingRecipe, end_id: int) -> Any:
 
 
 def sample_texts(seed: int, num_documents: int) -> list[str]:
-    """What the tokenizer learns its vocabulary from; the template belongs to it."""
+    """Returns what the tokenizer learns its vocabulary from; the template belongs to it."""
     rng, worlds = random.Random(f"{seed} tokenizer"), Worlds.load()
     texts = [TEMPLATE.prefix]
     for _ in range(num_documents):

@@ -1,4 +1,4 @@
-"""How one service calls another: typed clients over a transport.
+"""Calls one service from another: typed clients over a transport.
 
 A client turns domain values into protos, calls, and turns the answer back; a ``Transport`` carries protos and
 raises ``shared.errors``. Inside a cluster that is a Ray Serve handle (``serve_transport``, the only module

@@ -1,4 +1,4 @@
-"""Where the store's agent of a node is: the one thing about it that only Ray knows."""
+"""Finds the store's agent of a node: the one thing about it that only Ray knows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def own_node(application: str, node_id: str) -> OwnNode:
 
 
 async def agent_address(node_id: str) -> str:
-    """Where the agent of ``node_id`` listens.
+    """Returns where the agent of ``node_id`` listens.
 
     Raises:
         Unavailable: none runs there now.

@@ -4,11 +4,9 @@ durable. Torch-free."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from protos.kvquilt.v1 import selection_pb2 as pb
-from shared.clients.health import ServiceHealth, health, meta_of
-from shared.clients.transport import Transport
+from shared.clients.service import ServiceClient
 from shared.generation.selection import (
     AuxiliaryDescription,
     EncodedChunk,
@@ -17,18 +15,13 @@ from shared.generation.selection import (
     SelectionOrder,
 )
 from shared.request import RequestContext
-from shared.wire.selection import chunk_to_pb, description_of, encoded_of, order_to_pb, selected_of
+from shared.wire.selection import CHUNK, DESCRIPTION, ENCODED, ORDER, selected_of
 
 APPLICATION = "selector"
 SERVICE = "kvquilt.v1.Selection"
 
 
-class SelectionClient:
-    """Every method raises ``shared.errors``; a call that is given up ends the work behind it."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-
+class SelectionClient(ServiceClient):
     async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]:
         """One selection per question, each as if it were asked alone.
 
@@ -37,27 +30,15 @@ class SelectionClient:
             ModelMismatch: a chunk's text does not give its token ids by the primary's tokenizer.
             ContextTooLong: a single chunk with a question is longer than the auxiliary model can read.
         """
-        request = order_to_pb(order, meta_of(ctx))
-        return selected_of(await self._transport.unary("Select", request, pb.SelectResponse, ctx.remaining_s))
+        return selected_of(await self.ask(ctx, "Select", ORDER.to_pb(order), pb.SelectResponse))
 
-    async def encode(
+    def encode(
         self, ctx: RequestContext, chunks: Sequence[SelectionChunk]
     ) -> AsyncGenerator[EncodedChunk, None]:
         """One value per chunk, in order, each once its auxiliary KV is durable."""
-        request = pb.EncodeRequest(meta=meta_of(ctx), chunks=map(chunk_to_pb, chunks))
-        async with aclosing(
-            self._transport.stream("Encode", request, pb.EncodeResponse, ctx.remaining_s)
-        ) as responses:
-            async for response in responses:
-                yield encoded_of(response)
+        request = pb.EncodeRequest(chunks=map(CHUNK.to_pb, chunks))
+        return self.follow(ctx, "Encode", request, pb.EncodeResponse, ENCODED.of)
 
     async def describe(self, ctx: RequestContext) -> AuxiliaryDescription:
-        request = pb.DescribeAuxiliaryRequest(meta=meta_of(ctx))
-        return description_of(
-            await self._transport.unary(
-                "DescribeAuxiliary", request, pb.DescribeAuxiliaryResponse, ctx.remaining_s
-            )
-        )
-
-    async def health(self, ctx: RequestContext) -> ServiceHealth:
-        return await health(self._transport, ctx)
+        request = pb.DescribeAuxiliaryRequest()
+        return DESCRIPTION.of(await self.ask(ctx, "DescribeAuxiliary", request, pb.DescribeAuxiliaryResponse))

@@ -1,5 +1,5 @@
-"""What the end of a chunk's file says about all of it: where its layers lie, what they must be read into, and
-their checksums."""
+"""The end of a chunk's file, which says about all of it where the layers lie, what they must be read into,
+and their checksums."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ChunkSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What the array for one buffer of a layer must be like. Worked out once per file: it is compared with
+    """An array for one buffer of a layer, as it must be. Worked out once per file: it is compared with
     for every layer."""
 
     name: str
@@ -82,7 +82,7 @@ class Frame:
         return [np.empty(room.shape, dtype=f"u{room.item_bytes}") for room in self._rooms]
 
     def parts_of_layer(self, out: Sequence[Array]) -> list[memoryview]:
-        """Where the bytes of a layer go: its message, then every buffer with its padding.
+        """Lists where the bytes of a layer go: its message, then every buffer with its padding.
 
         Raises:
             ValueError: an array does not have the header's shape.
@@ -124,15 +124,17 @@ class Frame:
         return [room(spec) for spec in self.header.buffers]
 
 
-def reading_frame(chunk_id: str = "") -> Generator[int, Tail, tuple[Frame, bytes]]:
+def reading_frame(chunk_id: str = "", name: str = "") -> Generator[int, Tail, tuple[Frame, bytes]]:
     """Asks for as many of a file's last bytes as it takes, whoever brings them: yields how many it wants next
     and is sent them. Returns the frame, verified, and the bytes that say it. ``chunk_id``: whose it must be.
+    ``name``: what errors call the chunk, if not so.
 
     Raises:
         NewerFormat: a later version wrote it.
         CorruptData: not the end of a whole, unchanged file of this format version, or another chunk's.
     """
-    length, called = TAIL_GUESS_BYTES, f"chunk {chunk_id}: " if chunk_id else ""
+    length, name = TAIL_GUESS_BYTES, name or chunk_id
+    called = f"chunk {name}: " if name else ""
     while True:
         size, tail = yield length
         try:
@@ -151,9 +153,9 @@ def reading_frame(chunk_id: str = "") -> Generator[int, Tail, tuple[Frame, bytes
             return frame, tail
 
 
-def read_frame(end: Callable[[int], Tail], chunk_id: str = "") -> Frame:
+def read_frame(end: Callable[[int], Tail], chunk_id: str = "", name: str = "") -> Frame:
     """``end``: gives the last so many bytes. Raises like ``reading_frame``, and what ``end`` raises."""
-    steps = reading_frame(chunk_id)
+    steps = reading_frame(chunk_id, name)
     length = next(steps)
     while True:
         try:

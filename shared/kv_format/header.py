@@ -1,4 +1,4 @@
-"""What a chunk's file says about itself: the metadata of its Arrow schema."""
+"""The header of a chunk's file: the metadata of its Arrow schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ HEADER_KEY = b"kvquilt.chunk"
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """What the KV was computed from, its shape, and how it is kept (``encoding``: ``shared.kv_buffers``).
+    """A description of the KV: what it was computed from, its shape, and how it is kept (``encoding``:
+    ``shared.kv_buffers``).
 
     K and V of each layer are [num_kv_heads, num_tokens, head_dim] values of ``dtype``; encodings that lose
     something still decode to that. Keys stand rotated at local positions 0, 1, 2, …; ``rope`` describes the
@@ -58,7 +59,7 @@ class ChunkHeader:
 
     @property
     def buffers(self) -> tuple[BufferSpec, ...]:
-        """What is kept of every layer, in the order in which it lies in the file."""
+        """The buffers that are kept of every layer, in the order in which they lie in the file."""
         return buffers_of(self.encoding, self.num_tokens, self.head_dim, self.dtype)
 
     @property

@@ -1,4 +1,4 @@
-"""Where the pieces of a chunk's file lie, and the seal that says so.
+"""The places of the pieces of a chunk's file, and the seal that says so.
 
 All layers have the same shape, so four numbers describe the file. A body is the layer's buffers, each padded
 to 8 bytes.

@@ -9,12 +9,11 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import xxhash
 
-from shared.errors import CorruptData, NewerFormat, NotFound
+from shared.errors import CorruptData, NotFound
 from shared.kv_format.filling import fill_and_hash
 from shared.kv_format.frame import Array, ChunkSummary, Frame, read_frame
 from shared.kv_format.progress import ProgressReader
@@ -31,13 +30,8 @@ class ChunkFile:
         try:
             if progress:
                 progress.wait_for_frame()
-            self.size_bytes = _size_of(fd)
-            self._frame = _read_frame(fd, self.size_bytes, whole=progress is None)
-            self.header = self._frame.header
-        except NewerFormat as error:
-            raise NewerFormat(f"chunk {name}: {error.detail}") from None
-        except CorruptData as error:
-            raise CorruptData(f"chunk {name}: {error.detail}") from None
+            self._frame = frame_of(fd, name, whole=progress is None)
+            self.size_bytes, self.header = self._frame.size_bytes, self._frame.header
         except (OSError, EOFError, ValueError) as error:
             raise CorruptData(f"chunk {name}: {error}") from None
 
@@ -110,9 +104,7 @@ class ChunkFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -147,20 +139,18 @@ def _progress_of(path: str | Path, name: str) -> ProgressReader:
         raise NotFound(f"chunk {name}: it has arrived meanwhile, or never will") from None
 
 
-def _size_of(fd: int) -> int:
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is not a plain file")
-    return status.st_size
-
-
-def _read_frame(fd: int, size: int, whole: bool) -> Frame:
-    """From the tail. In a file that is not ``whole`` yet, nothing else may be there.
+def frame_of(fd: int, name: str = "", whole: bool = True) -> Frame:
+    """Reads it from the tail. In a file that is not ``whole`` yet, nothing else may be there. ``name``: what
+    errors call the chunk.
 
     Raises:
         NewerFormat, CorruptData, ValueError, EOFError: says what is wrong.
     """
-    frame = read_frame(lambda length: (size, _pread(fd, min(size, length), max(0, size - length))))
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a plain file")
+    size = status.st_size
+    frame = read_frame(lambda length: (size, _pread(fd, min(size, length), max(0, size - length))), name=name)
     if (
         whole
         and xxhash.xxh3_64_intdigest(_pread(fd, frame.seal.layout.head_len, 0)) != frame.seal.head_checksum

@@ -106,22 +106,29 @@ def _head_len(schema: pa.Schema) -> int:
     return padded(len(ARROW_MAGIC)) + int(schema.serialize().size)
 
 
+def read_ends(fd: int, layout: Layout) -> tuple[bytes, bytes]:
+    """Head and footer of a closed file, sealed or not."""
+    size = os.fstat(fd).st_size
+    length = footer_of(os.pread(fd, CLOSING_BYTES, size - CLOSING_BYTES))
+    return os.pread(fd, layout.head_len, 0), os.pread(fd, length, size - length)
+
+
+def tail_of(layout: Layout, layer_checksums: tuple[int, ...], head: bytes, footer: bytes) -> bytes:
+    """Makes what follows the layers. The seal lies in front of the footer, which is found from the end of the
+    file and refers to nothing behind the batches."""
+    seal = Seal(layout, layer_checksums, xxhash.xxh3_64_intdigest(head))
+    return END_OF_STREAM + seal.pack(footer) + footer
+
+
 def _insert_seal(path: str | Path, layout: Layout, layers: Sequence[Sequence[Array]]) -> int:
-    """Puts the seal in front of the footer, which is found from the end of the file and refers to nothing
-    behind the batches."""
     with open(path, "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        length = footer_of(os.pread(file.fileno(), CLOSING_BYTES, size - CLOSING_BYTES))
-        footer = os.pread(file.fileno(), length, size - length)
-        head = os.pread(file.fileno(), layout.head_len, 0)
         checksums = tuple(
             _checksum(os.pread(file.fileno(), layout.message_len, offset), arrays)
             for (offset, _), arrays in zip(layout.layers(), layers, strict=True)
         )
+        tail = tail_of(layout, checksums, *read_ends(file.fileno(), layout))
         file.seek(layout.tail_offset)
-        file.write(
-            END_OF_STREAM + Seal(layout, checksums, xxhash.xxh3_64_intdigest(head)).pack(footer) + footer
-        )
+        file.write(tail)
         file.flush()
         os.fsync(file.fileno())
         return file.tell()

@@ -22,7 +22,8 @@ from shared.answer import (
     Retrieved,
 )
 from shared.clients.grpc_transport import GrpcTransport
-from shared.clients.health import ServiceHealth, health
+from shared.clients.health import ServiceHealth
+from shared.clients.service import ServiceClient
 from shared.errors import ContextTooLong, InvalidRequest, NotFound
 from shared.generation.asked import SamplingParams
 from shared.generation.modes import ReuseMode
@@ -56,7 +57,7 @@ async def ask(stack: Stack, question: str = QUESTION, reuse: ReuseMode | None = 
 async def health_of(stack: Stack, application: str) -> ServiceHealth:
     async with grpc.aio.insecure_channel(stack.target) as channel:
         transport = GrpcTransport(channel, f"kvquilt.v1.{SERVICES[application]}", application)
-        return await health(transport, RequestContext.create())
+        return await ServiceClient(transport).health(RequestContext.create())
 
 
 @pytest.mark.parametrize("application", APPLICATIONS)

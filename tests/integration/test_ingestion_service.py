@@ -10,8 +10,8 @@ from services.ingestion.config import IngestionConfig
 from services.ingestion.handlers import IngestHandlers
 from shared import config
 from shared.clients.grpc_transport import GrpcTransport
-from shared.clients.health import meta_of
 from shared.clients.ingest import APPLICATION, SERVICE, IngestClient
+from shared.clients.service import meta_of
 from shared.documents import SourceDocument, Stage
 from shared.errors import ConfigError, InvalidRequest, NotFound
 from tests.ingestion_world import World, context, outcome, text

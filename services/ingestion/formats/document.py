@@ -1,4 +1,4 @@
-"""What every format becomes."""
+"""Defines what every format becomes."""
 
 from __future__ import annotations
 

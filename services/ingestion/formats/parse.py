@@ -1,4 +1,4 @@
-"""Which format a document has, and its parser."""
+"""Finds the format of a document, and its parser."""
 
 from __future__ import annotations
 

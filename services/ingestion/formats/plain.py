@@ -54,7 +54,7 @@ def _is_title(line: str) -> bool:
 
 
 def _ends_block(below: Sequence[str]) -> bool:
-    """What follows a line is a blank one, or an underline and a blank one."""
+    """Says whether a blank line follows, or an underline and a blank line."""
     after = below[1:] if below and _UNDERLINE.fullmatch(below[0]) else below
     return bool(after) and not after[0]
 

@@ -3,11 +3,11 @@ durable."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class DirectoryBlobs:
             self._disk.make_dir(root)
 
     def path_of(self, name: str) -> Path:
-        """Where the blob lies, whether it is there or not."""
+        """Names the file of a blob, whether it is there or not."""
         if not _NAME.fullmatch(name):
             raise InvalidRequest(f"{name[:80]!r} is not a name of a blob")
         return self._root / name
@@ -53,40 +53,27 @@ class DirectoryBlobs:
             return _stat(name, self.path_of(name))
 
     def read(self, name: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
-        fd = self._open(name)
-        try:
-            start, end = _bounds(byte_range, os.fstat(fd).st_size)
-            while start < end and (piece := _pread(fd, min(end - start, PIECE_BYTES), start)):
+        with storing(), self._open(name) as file:
+            left = _seek(file, byte_range)
+            while left > 0 and (piece := file.read(min(left, PIECE_BYTES))):
                 yield piece
-                start += len(piece)
-        finally:
-            os.close(fd)
+                left -= len(piece)
 
     def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
-        fd = self._open(name)
-        try:
-            buffer, size = piece_buffer(), os.fstat(fd).st_size
-            begin, end = _bounds(byte_range, size)
-            position = begin
-            while position < end and (count := _preadv(fd, buffer[: end - position], position)):
+        with storing(), self._open(name) as file:
+            left, buffer = _seek(file, byte_range), piece_buffer()
+            begin = position = file.tell()
+            while left > 0 and (count := file.readinto(buffer[:left])):
                 sink(position, buffer[:count])
-                position += count
+                position, left = position + count, left - count
             check_whole(name, byte_range, position - begin)
-            return size
-        finally:
-            os.close(fd)
+            return os.fstat(file.fileno()).st_size
 
     def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
-        fd = self._open(name)
-        try:
-            position = span.start
+        with storing(), self._open(name) as file:
+            file.seek(span.start)
             for buffer in buffers:
-                num_bytes = 0
-                while num_bytes < len(buffer) and (count := _preadv(fd, buffer[num_bytes:], position)):
-                    num_bytes, position = num_bytes + count, position + count
-                check_whole(name, Span(0, len(buffer)), num_bytes)
-        finally:
-            os.close(fd)
+                check_whole(name, Span(0, len(buffer)), file.readinto(buffer))
 
     def put(self, name: str, data: bytes) -> None:
         staged = self._staging.new()
@@ -98,12 +85,11 @@ class DirectoryBlobs:
 
     def put_file(self, name: str, path: Path) -> None:
         with storing():
-            try:
-                self._put_staged(name, path)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                self._put_staged(name, self._staging.copy_of(path))
+            staged = self._staging.copy_of(path)
+        try:
+            self._put_staged(name, staged)
+        finally:
+            self._staging.discard(staged)
 
     def delete(self, name: str) -> bool:
         with storing():
@@ -114,7 +100,7 @@ class DirectoryBlobs:
             found = list(islice(_walk(self._root, "", prefix, start_after), limit + 1))
         return BlobPage(tuple(found[:limit]), truncated=len(found) > limit)
 
-    # ---- ``put_file`` in three steps, for those who must do something in between
+    # ---- ``put`` of a staged file in three steps, for those who must do something in between
 
     def prepare(self, name: str, path: Path) -> None:
         """Makes the bytes at ``path`` and the place of the blob durable."""
@@ -136,12 +122,10 @@ class DirectoryBlobs:
 
     def _put_staged(self, name: str, path: Path) -> None:
         self.prepare(name, path)
-        if os.stat(path).st_dev != os.stat(self._root).st_dev:
-            raise OSError(errno.EXDEV, "another file system")
         self.place(name, path)
         self.commit(name)
 
-    def _open(self, name: str) -> int:
+    def _open(self, name: str) -> BufferedReader:
         try:
             fd = os.open(self.path_of(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
@@ -149,7 +133,7 @@ class DirectoryBlobs:
         if not stat.S_ISREG(os.fstat(fd).st_mode):  # a directory of blobs is none itself
             os.close(fd)
             raise NotFound("no such blob")
-        return fd
+        return open(fd, "rb")
 
 
 def _stat(name: str, path: str | Path) -> BlobStat | None:
@@ -163,24 +147,18 @@ def _stat(name: str, path: str | Path) -> BlobStat | None:
     return BlobStat(name, status.st_size, status.st_mtime, version)
 
 
-def _bounds(byte_range: ByteRange, size_bytes: int) -> tuple[int, int]:
+def _seek(file: BufferedReader, byte_range: ByteRange) -> int:
+    """Goes to where the range begins; how many bytes there are in it."""
+    size_bytes = os.fstat(file.fileno()).st_size
     match byte_range:
         case Span(start, length):
-            return start, min(start + length, size_bytes)
+            end = min(start + length, size_bytes)
         case From(start):
-            return start, size_bytes
+            end = size_bytes
         case Last(length):
-            return max(size_bytes - length, 0), size_bytes
-
-
-def _pread(fd: int, length: int, offset: int) -> bytes:
-    with storing():
-        return os.pread(fd, length, offset)
-
-
-def _preadv(fd: int, out: memoryview, offset: int) -> int:
-    with storing():
-        return os.preadv(fd, [out], offset)
+            start, end = max(size_bytes - length, 0), size_bytes
+    file.seek(start)
+    return end - start
 
 
 def _walk(directory: str | Path, base: str, prefix: str, start_after: str) -> Iterator[BlobStat]:

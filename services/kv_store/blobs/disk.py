@@ -14,8 +14,14 @@ from shared.kv_format import storage_error
 log = logging.getLogger(__name__)
 
 
+Stamp = tuple[int, int, int]
+"""Of a file that nobody changes it stays the same: inode, size, and time of the last change, which is
+compared with itself only."""
+
+
 class Disk:
-    """What a method did is durable when it returns, if it does not say otherwise. All raise ``OSError``."""
+    """A disk; what a method did is durable when it returns, if it does not say otherwise. All raise
+    ``OSError``."""
 
     def make_dir(self, path: Path) -> None:
         """With its parents; the names of the new ones are durable."""
@@ -47,13 +53,8 @@ class Disk:
         """Makes a file durable that somebody else wrote."""
         _fsync(path)
 
-    def move(self, source: Path, target: Path) -> None:
-        """Replaces ``target`` in one step."""
-        self.rename(source, target)
-        self.sync_dir(target.parent)
-
     def rename(self, source: Path, target: Path) -> None:
-        """Like ``move``; not durable before ``sync_dir``."""
+        """Replaces ``target`` in one step; not durable before ``sync_dir``."""
         os.replace(source, target)
 
     def remove(self, path: Path) -> bool:
@@ -69,7 +70,7 @@ class Disk:
 
 
 class VolatileDisk(Disk):
-    """Where nothing needs to survive the machine."""
+    """A disk of which nothing needs to survive the machine."""
 
     def sync(self, path: Path) -> None:
         pass
@@ -80,7 +81,7 @@ class VolatileDisk(Disk):
 
 @contextlib.contextmanager
 def storing() -> Iterator[None]:
-    """What the disk reports, as an error for the caller; every other ``OSError`` is the operator's
+    """Makes an error for the caller of what the disk reports; every other ``OSError`` is the operator's
     business."""
     try:
         yield
@@ -90,6 +91,15 @@ def storing() -> Iterator[None]:
             raise full from None
         log.exception("the disk failed")
         raise InternalError("the store's disk failed; the service's log has the reason") from None
+
+
+def stamp_of(path: str | Path) -> Stamp:
+    """
+    Raises:
+        FileNotFoundError
+    """
+    status = os.stat(path, follow_symlinks=False)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _fsync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What every tier is made of: named, immutable byte strings, whatever keeps them.
+"""Named, immutable byte strings, whatever keeps them: every tier is made of these.
 
 Shared memory and the local disk (``directory_blobs``) and an S3-compatible server (``object_blobs``) keep the
 same promises; the contract tests and a state machine against a plain dict hold all of them to it.
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Everything from ``start`` on."""
+    """The bytes from ``start`` on."""
 
     start: int = 0
 
@@ -113,8 +113,7 @@ class Blobs(Protocol):
         ...
 
     def put_file(self, name: str, path: Path) -> None:
-        """Like ``put``, with the bytes of a closed file on this machine. Whether ``path`` is still there
-        afterwards is up to the keeper: a directory moves a file of its own file system."""
+        """Like ``put``, with the bytes of a closed file on this machine, which stays."""
         ...
 
     def delete(self, name: str) -> bool:
@@ -124,6 +123,16 @@ class Blobs(Protocol):
     def list(self, prefix: str = "", start_after: str = "", limit: int = 1000) -> BlobPage:
         """Blobs whose names begin with ``prefix`` and are greater than ``start_after``."""
         ...
+
+
+def list_all(blobs: Blobs, prefix: str, start_after: str = "", page_len: int = 1000) -> Iterator[BlobStat]:
+    """Every blob whose name begins with ``prefix`` and is greater than ``start_after``, page by page."""
+    while True:
+        page = blobs.list(prefix, start_after, page_len)
+        yield from page.blobs
+        if not page.truncated:
+            return
+        start_after = page.blobs[-1].name
 
 
 _pieces = threading.local()

@@ -9,14 +9,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from services.kv_store.blobs.disk import Disk, storing
+from services.kv_store.blobs.disk import Disk, Stamp, stamp_of, storing
 from shared.errors import InvalidRequest, Unavailable
 from shared.kv_types import PIECE_BYTES
 
 _OWN_PREFIX = "put-"
-_Stamp = tuple[int, int, int]
 
 
 class StagedFile:
@@ -46,9 +46,6 @@ class StagedFile:
         finally:
             self._leave()
 
-    def read(self, offset: int, length: int) -> bytes:
-        return os.pread(self._fd, length, offset)
-
     def close(self) -> None:
         """Once. The descriptor goes with the last writer."""
         with self._lock:
@@ -75,7 +72,7 @@ class Staging:
     ) -> None:
         self.directory = directory
         self._disk, self._clock = disk or Disk(), clock
-        self._foreign: dict[str, tuple[_Stamp, float]] = {}
+        self._foreign: dict[str, tuple[Stamp, float]] = {}
         with storing():
             self._disk.make_dir(directory)
             for path in directory.glob(f"{_OWN_PREFIX}*"):
@@ -149,18 +146,12 @@ class Staging:
         now, seen = self._clock(), {}
         with storing():
             for entry in os.scandir(self.directory):
-                if entry.name.startswith(_OWN_PREFIX) or (stamp := _stamp(Path(entry.path))) is None:
+                if entry.name.startswith(_OWN_PREFIX) or not entry.is_file(follow_symlinks=False):
                     continue
-                known, since = self._foreign.get(entry.name, (stamp, now))
-                seen[entry.name] = (stamp, since if known == stamp else now)
-                if now - seen[entry.name][1] >= stale_s:
-                    self._disk.remove(Path(entry.path))
+                with suppress(FileNotFoundError):  # adopted meanwhile
+                    stamp = stamp_of(entry.path)
+                    known, since = self._foreign.get(entry.name, (stamp, now))
+                    seen[entry.name] = (stamp, since if known == stamp else now)
+                    if now - seen[entry.name][1] >= stale_s:
+                        self._disk.remove(Path(entry.path))
         self._foreign = seen
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return None
-    return (status.st_ino, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None

@@ -1,5 +1,5 @@
-"""What the manifests say, in memory: documents, the references that follow from them, removals that are not
-finished."""
+"""Keeps in memory what the manifests say: documents, the references that follow from them, removals that are
+not finished."""
 
 from __future__ import annotations
 

@@ -21,16 +21,14 @@ from pathlib import Path
 
 from services.kv_store.blobs.disk import Disk, storing
 from services.kv_store.blobs.protocol import Blobs
-from services.kv_store.documents.catalog import Catalog, Document, Key, Removal, name_of
-from services.kv_store.documents.manifest_files import ManifestFiles, Manifests
+from services.kv_store.documents.catalog import Catalog, Document, Removal, name_of
+from services.kv_store.documents.manifest_files import ManifestFiles
 from services.kv_store.documents.manifest_json import decode, encode
 from services.kv_store.documents.manifest_mirror import ManifestMirror
 from shared.errors import CorruptData, InvalidRequest, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.kv_types import Manifest, ManifestChunk, ManifestPage
 
 log = logging.getLogger(__name__)
-
-__all__ = ["Document", "Documents", "Removal"]
 
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20
@@ -56,7 +54,7 @@ class Documents:
         with storing():
             self._files = ManifestFiles(directory, disk or Disk())
             self._mirror = None if objects is None else ManifestMirror(self._files, objects)
-            self._manifests: Manifests = self._mirror or self._files
+            self._manifests = self._mirror or self._files
             if self._mirror is None:
                 self._files.now_mirrors(None)
             self._catalog = self._scan(set_damaged_aside=True)
@@ -88,8 +86,8 @@ class Documents:
             raise
 
     def references(self, chunk_id: str) -> int:
-        """How many documents refer to the chunk, or may: documents of a later version are not read. Does not
-        block.
+        """Counts the documents that refer to the chunk, or may: documents of a later version are not read.
+        Does not block.
 
         Raises:
             Unavailable: not sure.
@@ -103,15 +101,6 @@ class Documents:
         """All, of all tenants, as far as they are known here. Does not block."""
         with self._reading:
             return list(self._catalog.documents.values())
-
-    def chunk_ids_of(self, tenant: str) -> set[str]:
-        """The distinct chunks of a tenant's documents, as far as they are known here. Does not block."""
-        return {
-            chunk_id
-            for document in self.documents()
-            if document.tenant == tenant
-            for chunk_id in document.chunk_ids
-        }
 
     def pending(self) -> list[Removal]:
         """Documents that are gone and whose chunks may still be stored; none while not sure. Does not
@@ -132,7 +121,10 @@ class Documents:
             InvalidRequest: a name or the id is not allowed.
             NewerFormat: a later version of kvquilt stored it; it stays.
         """
-        name, data = name_of(_checked_key(manifest)), encode(manifest)
+        if not 0 < len(manifest.document_id) <= LONGEST_DOCUMENT_ID:
+            raise InvalidRequest(f"manifest.document_id: must have 1 to {LONGEST_DOCUMENT_ID} characters")
+        name = name_of((manifest.tenant, manifest.collection, manifest.document_id))
+        data = encode(manifest)
         with self._change(name):
             removal = self._note_removal(name)
             self._manifests.put(name, data)
@@ -243,10 +235,8 @@ class Documents:
             return None
         removal = Removal(f"removed/{uuid.uuid4().hex}.json", document.chunk_ids)
         try:
-            self._manifests.put(
-                removal.name,
-                encode(Manifest(*document.key, chunks=tuple(_bare(c) for c in document.chunk_ids))),
-            )
+            chunks = tuple(ManifestChunk(c, ()) for c in document.chunk_ids)
+            self._manifests.put(removal.name, encode(Manifest(*document.key, chunks=chunks)))
         finally:
             self._reload(removal.name)
         return removal
@@ -260,9 +250,8 @@ class Documents:
 
     def _read(self, name: str) -> Manifest | None:
         """None: not there, or damaged."""
-        data = self._files.read(name)
         try:
-            return None if data is None else decode(data)
+            return None if (data := self._files.read(name)) is None else decode(data)
         except ValueError as error:
             log.error("manifest %s is damaged: %s", name, error)
             return None
@@ -299,16 +288,6 @@ class Documents:
                     log.error("manifest %s is damaged (%s); set aside", name, error)
                     self._files.set_aside(name)
         return catalog
-
-
-def _checked_key(manifest: Manifest) -> Key:
-    if not 0 < len(manifest.document_id) <= LONGEST_DOCUMENT_ID:
-        raise InvalidRequest(f"manifest.document_id: must have 1 to {LONGEST_DOCUMENT_ID} characters")
-    return manifest.tenant, manifest.collection, manifest.document_id
-
-
-def _bare(chunk_id: str) -> ManifestChunk:
-    return ManifestChunk(chunk_id, ())
 
 
 def _summary(manifest: Manifest) -> Manifest:

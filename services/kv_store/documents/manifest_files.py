@@ -10,47 +10,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from services.kv_store.blobs.directory import DirectoryBlobs
 from services.kv_store.blobs.disk import Disk
+from services.kv_store.blobs.protocol import Blobs, BlobStat, list_all
 from services.kv_store.blobs.staging import Staging
 
-FOLDERS = ("manifests/", "removed/")
+_FOLDERS = ("manifests/", "removed/")
 _NAME = re.compile(
     r"manifests/(?!\.)[A-Za-z0-9._-]+/(?!\.)[A-Za-z0-9._-]+/[0-9a-f]{40}\.json|removed/[0-9a-f]{32}\.json"
 )
 _BUCKET = "bucket.json"
 
 
-def is_manifest_name(name: str) -> bool:
+def manifests_in(blobs: Blobs) -> Iterator[BlobStat]:
     """Names become paths: others than ours are not for us."""
-    return _NAME.fullmatch(name) is not None
-
-
-class Manifests(Protocol):
-    """Named manifests, durable when a method returns. Raise ``OSError`` and ``shared.errors``."""
-
-    def put(self, name: str, data: bytes) -> None: ...
-
-    def remove(self, name: str) -> None: ...
+    for folder in _FOLDERS:
+        for blob in list_all(blobs, folder):
+            if _NAME.fullmatch(blob.name):
+                yield blob
 
 
 class ManifestFiles:
-    """All methods raise ``OSError``, or what ``Blobs`` raise."""
+    """Files that ``put`` and ``remove`` have changed durably when they return. All methods raise ``OSError``,
+    or what ``Blobs`` raise."""
 
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._directory, self._disk = directory, disk
         self._blobs = DirectoryBlobs(directory, Staging(directory / "staging-documents", disk), disk)
-        for path in (directory / "manifests", directory / "removed"):
-            self._disk.make_dir(path)
+        for folder in _FOLDERS:
+            self._disk.make_dir(directory / folder)
 
     def names(self) -> Iterator[str]:
-        for pattern in ("manifests/*/*/*.json", "removed/*.json"):
-            for path in self._directory.glob(pattern):
-                name = path.relative_to(self._directory).as_posix()
-                if is_manifest_name(name):
-                    yield name
+        return (blob.name for blob in manifests_in(self._blobs))
 
     def read(self, name: str) -> bytes | None:
         try:
@@ -73,7 +65,8 @@ class ManifestFiles:
     def set_aside(self, name: str) -> None:
         """Keeps a damaged one for the operator under another name."""
         path = self._directory / name
-        self._disk.move(path, path.with_suffix(".damaged"))
+        self._disk.rename(path, path.with_suffix(".damaged"))
+        self._disk.sync_dir(path.parent)
 
     def bucket(self) -> bytes | None:
         """The marker of the bucket whose mirror this is."""

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import md5
 
 from services.kv_store.blobs.protocol import Blobs
-from services.kv_store.documents.manifest_files import FOLDERS, ManifestFiles, is_manifest_name
+from services.kv_store.documents.manifest_files import ManifestFiles, manifests_in
 from services.kv_store.documents.manifest_json import decode
 from shared.errors import FailedPrecondition, NewerFormat, NotFound
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 MARKER = "kvquilt.json"
 _LAYOUT_VERSION = 1
 _MOST_AT_ONCE = 16
+_DAMAGED_S = -math.inf
 
 
 class ManifestMirror:
@@ -65,7 +67,7 @@ class ManifestMirror:
         """
         marker = self._marker()
         is_mirror = marker is not None and self._files.bucket() == marker
-        there = self._versions_there()
+        there = {blob.name: blob.version for blob in manifests_in(self._objects)}
         here = {
             name: md5(data).hexdigest()
             for name in self._files.names()
@@ -113,17 +115,6 @@ class ManifestMirror:
         except NotFound:
             return None
 
-    def _versions_there(self) -> dict[str, str]:
-        versions: dict[str, str] = {}
-        for folder in FOLDERS:
-            after, truncated = "", True
-            while truncated:
-                page = self._objects.list(folder, after)
-                versions |= {b.name: b.version for b in page.blobs if is_manifest_name(b.name)}
-                truncated = page.truncated
-                after = page.blobs[-1].name if page.blobs else ""
-        return versions
-
     def _marker(self) -> bytes | None:
         marker = self._fetch(MARKER)
         if marker is not None:
@@ -154,19 +145,15 @@ def _each(call: Callable[[str], None], names: Iterable[str]) -> None:
 
 
 def _is_damaged(data: bytes) -> bool:
-    try:
-        decode(data)
-    except ValueError:
-        return True
-    except NewerFormat:
-        return False
-    return False
+    return _created_s(data) == _DAMAGED_S
 
 
 def _created_s(data: bytes) -> float:
+    """When the document was made: before all others if the bytes are damaged, after them if a later version
+    of this program wrote them."""
     try:
         return decode(data).created_s
     except ValueError:
-        return float("-inf")
+        return _DAMAGED_S
     except NewerFormat:
-        return float("inf")
+        return math.inf

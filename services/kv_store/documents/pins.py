@@ -8,7 +8,6 @@ nodes ask for the set when its version changes.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import astuple, dataclass
 
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.documents.catalog import Document
-from services.kv_store.documents.sealed_json import checksum_of, seal, unseal
+from services.kv_store.documents.sealed_json import seal, unseal, unseal_lines
 from shared.errors import NotFound, StorageFull, Unavailable
 from shared.kv_types import PinnedChunks
 
@@ -77,7 +76,7 @@ class Pins:
         """Written down before it holds. Raises like ``with_change``."""
         pins = self.with_change(pin, unpin)
         with self._lock:
-            _save(self._blobs, pins)
+            self._blobs.put(BLOB, seal({"pins": [astuple(p) for p in sorted(pins)]}))
             self._pins = pins
 
     def documents_of(self, pins: Collection[Pin]) -> list[Document]:
@@ -88,7 +87,7 @@ class Pins:
         ]
 
     def chunks(self) -> PinnedChunks:
-        """What all pins mean now.
+        """Finds what all pins mean now.
 
         Raises:
             Unavailable: it was not ``load``ed yet.
@@ -122,15 +121,7 @@ def check_room(num_bytes: int, capacities: Mapping[str, int]) -> None:
 
 
 def _version(ids: frozenset[str]) -> str:
-    h = hashlib.blake2b(digest_size=16)
-    for chunk_id in sorted(ids):
-        h.update(chunk_id.encode())
-        h.update(b"\n")
-    return h.hexdigest()
-
-
-def _save(blobs: Blobs, pins: Collection[Pin]) -> None:
-    blobs.put(BLOB, seal({"pins": [astuple(pin) for pin in sorted(pins)]}))
+    return hashlib.blake2b("\n".join(sorted(ids)).encode(), digest_size=16).hexdigest()
 
 
 def _load(blobs: Blobs) -> frozenset[Pin]:
@@ -140,22 +131,8 @@ def _load(blobs: Blobs) -> frozenset[Pin]:
     except NotFound:
         return frozenset()
     try:
-        pins = unseal(data)["pins"] if data.startswith(b"{") else _first_form(data)
+        pins = unseal(data)["pins"] if data.startswith(b"{") else unseal_lines(data)
     except (ValueError, KeyError):
         log.error("the list of pins is damaged; nothing is pinned any more")
         return frozenset()
     return frozenset(Pin(*fields) for fields in pins)
-
-
-def _first_form(data: bytes) -> list[list[str]]:
-    """A line with the checksum, and one with the list.
-
-    Raises:
-        ValueError: the bytes are not those that were written.
-    """
-    checksum, _, body = data.partition(b"\n")
-    body = body.removesuffix(b"\n")
-    if checksum != checksum_of(body):
-        raise ValueError("it fails its checksum")
-    pins: list[list[str]] = json.loads(body)
-    return pins

@@ -7,7 +7,7 @@ whatever encoding it is stored, however many copies the tiers hold.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from services.kv_store.documents.catalog import Document
@@ -16,17 +16,26 @@ from shared.kv_types import ChunkStat, Manifest, TenantStats
 
 
 @dataclass(frozen=True, slots=True)
-class Quotas:
-    """Bytes; 0: no limit. ``by_tenant`` holds for those it names, ``default_bytes`` for all others."""
+class QuotaConfig:
+    """Bytes of KV that the documents of a tenant may refer to; 0: no limit. ``tenants`` overrides
+    ``default_bytes``."""
 
     default_bytes: int = 0
-    by_tenant: Mapping[str, int] = field(default_factory=dict)
+    tenants: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in {
+            "default_bytes": self.default_bytes,
+            **{f"tenants.{t}": b for t, b in self.tenants.items()},
+        }.items():
+            if value < 0:
+                raise ValueError(f"{name}: must not be negative, got {value}")
 
     def of(self, tenant: str) -> int:
-        return self.by_tenant.get(tenant, self.default_bytes)
+        return self.tenants.get(tenant, self.default_bytes)
 
     def check(self, tenant: str, before_bytes: int, after_bytes: int) -> None:
-        """What makes a tenant's documents smaller is always allowed.
+        """Refuses documents beyond the quota; what makes a tenant's documents smaller is always allowed.
 
         Raises:
             StorageFull: the tenant's documents would have more KV than they may.
@@ -62,7 +71,7 @@ class TenantUsage:
         """Of distinct chunks. One that is nowhere has none."""
         return sum(self._sizes.get(c, 0) for c in chunk_ids)
 
-    def tenants(self, documents: Iterable[Document], quotas: Quotas) -> tuple[TenantStats, ...]:
+    def tenants(self, documents: Iterable[Document], quotas: QuotaConfig) -> tuple[TenantStats, ...]:
         """Every tenant that has documents or a quota of its own."""
         counts: Counter[str] = Counter()
         chunks: defaultdict[str, set[str]] = defaultdict(set)
@@ -71,7 +80,7 @@ class TenantUsage:
             chunks[document.tenant].update(document.chunk_ids)
         return tuple(
             TenantStats(t, counts[t], self.bytes_of(chunks[t]), quotas.of(t))
-            for t in sorted(counts.keys() | quotas.by_tenant.keys())
+            for t in sorted(counts.keys() | quotas.tenants.keys())
         )
 
 

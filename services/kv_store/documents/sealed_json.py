@@ -38,5 +38,18 @@ def unseal(data: bytes, unsealed_key: str = "") -> dict[str, Any]:
     return fields
 
 
+def unseal_lines(data: bytes) -> Any:
+    """Reads what archives hold, and the first form of pins: a line with the checksum, and one with the JSON.
+
+    Raises:
+        ValueError: the bytes are not those that were written.
+    """
+    checksum, _, body = data.partition(b"\n")
+    body = body.removesuffix(b"\n")
+    if checksum != checksum_of(body):
+        raise ValueError("it fails its checksum")
+    return json.loads(body)
+
+
 def checksum_of(body: bytes) -> bytes:
     return f"{xxhash.xxh3_64_intdigest(body):016x}".encode()

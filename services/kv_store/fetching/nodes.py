@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from heapq import merge
 from typing import Protocol, TypeVar
 
-from shared.errors import DeadlineExceeded, NotFound, Unavailable
+from shared.errors import DeadlineExceeded, FailedPrecondition, NotFound, Unavailable
 from shared.kv_stores import NodeAgent
 from shared.kv_types import ChunkPage
 
@@ -71,3 +72,47 @@ async def ask(
         else:
             answers[node_id] = result
     return answers, len(asked) - len(answers)
+
+
+async def ask_all(
+    nodes: Nodes, node_ids: Iterable[str], call: Callable[[NodeAgent], Awaitable[ResultT]]
+) -> dict[str, ResultT]:
+    """
+    Raises:
+        Unavailable: not all of them can be reached.
+    """
+    answers, unreachable = await ask(nodes, node_ids, call)
+    if unreachable:
+        raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
+    return answers
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The other nodes of the cluster, as ``node_id`` sees them."""
+
+    node_id: str
+    nodes: Nodes
+
+    @property
+    def is_home(self) -> bool:
+        return self.nodes.home() == self.node_id
+
+    def check_home(self) -> None:
+        """
+        Raises:
+            FailedPrecondition: this is not the home node.
+        """
+        if not self.is_home:
+            raise FailedPrecondition("documents are kept by the agent of the home node only")
+
+    @property
+    def ids(self) -> list[str]:
+        return [n for n in self.nodes.ids() if n != self.node_id]
+
+    async def ask(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> tuple[dict[str, ResultT], int]:
+        """Like ``ask``, of all of them."""
+        return await ask(self.nodes, self.ids, call)
+
+    async def ask_all(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> dict[str, ResultT]:
+        return await ask_all(self.nodes, self.ids, call)

@@ -6,18 +6,17 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
 from itertools import islice
 from pathlib import Path
 
 from services.kv_store.documents.documents import Documents
-from services.kv_store.documents.quotas import Quotas
+from services.kv_store.documents.quotas import QuotaConfig
 from services.kv_store.fetching.flight import Flights
-from services.kv_store.fetching.nodes import Nodes
+from services.kv_store.fetching.nodes import Neighbours, Nodes
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.home import HomeDocuments
-from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, chunk_of
+from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id, check_chunk_ids
 from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.object_chunks import all_objects
 from services.kv_store.upkeep.upkeep import Upkeep
@@ -26,17 +25,10 @@ from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError
 from shared.kv_types import (
     ChunkPage,
     ChunkStat,
-    CollectedGarbage,
-    DeletedChunks,
-    Manifest,
-    ManifestPage,
     NodeStats,
     OpenedChunk,
     PeerCopy,
-    PinnedChunks,
-    PinnedDocuments,
     StoreStats,
-    VerifyProgress,
 )
 from shared.request import RequestContext
 
@@ -57,17 +49,23 @@ class Agent:
         nodes: Nodes,
         flights: Flights,
         location: str,
-        quotas: Quotas,
+        quotas: QuotaConfig,
         stale_staging_s: float,
         clock: Callable[[], float],
     ) -> None:
         """``flights`` reads from other nodes; ``location``: where they read from this one."""
-        self._node_id, self._tiers, self._documents, self._nodes = node_id, tiers, documents, nodes
-        self._stale_staging_s, self._location = stale_staging_s, location
-        self._flights = flights
+        self._tiers, self._documents, self._neighbours = tiers, documents, Neighbours(node_id, nodes)
+        self._stale_staging_s, self._location, self._flights = stale_staging_s, location, flights
         self._clock, self._opened_s = clock, -math.inf
-        self._upkeep = Upkeep(node_id, self, tiers, documents, nodes, quotas, self._search)
-        self._home = HomeDocuments(node_id, self, tiers, documents, nodes, self._upkeep)
+        self._upkeep = upkeep = Upkeep(self, tiers, documents, self._neighbours, quotas, self._search)
+        self._home = home = HomeDocuments(self, tiers, documents, self._neighbours, upkeep)
+        # Answered by its parts as they are:
+        self.verify, self.collect_garbage = upkeep.verify, upkeep.collect_garbage
+        self.pin, self.list_pins = upkeep.pin, upkeep.list_pins
+        self.list_pinned_chunks, self.follow_pins = upkeep.list_pinned_chunks, upkeep.follow_pins
+        self.delete, self.put_manifest = home.delete, home.put_manifest
+        self.get_manifest, self.manifest_page = home.get_manifest, home.manifest_page
+        self.delete_manifest = home.delete_manifest
 
     async def recover(self, ctx: RequestContext) -> None:
         """Goes on with what was left undone: the agent died in between, or a node or the object store did not
@@ -77,28 +75,28 @@ class Agent:
         await self._home.recover(ctx)
 
     async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]:
-        ids = [check_chunk_id(c) for c in chunk_ids]
+        ids = check_chunk_ids(chunk_ids)
         if self._tiers.objects is None:
             copies = self._found(ids)
         else:
-            copies = await self._tiers.stored(ids, ask_objects=self._is_home)
+            copies = await self._tiers.stored(ids, ask_objects=self._neighbours.is_home)
         return [_stat(c, copies.get(c)) for c in ids]
 
     async def local_copies(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[PeerCopy]:
-        found = self._found([check_chunk_id(c) for c in chunk_ids])
+        found = self._found(check_chunk_ids(chunk_ids))
         return [PeerCopy(c, copy.size_bytes, self._location) for c, copy in found.items()]
 
     async def open(
         self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
     ) -> list[OpenedChunk]:
         self._check_node(node_id)
-        ids = [check_chunk_id(c) for c in chunk_ids]
+        ids = check_chunk_ids(chunk_ids)
         self._opened_s = self._clock()
         return await self._tiers.open(ids, self._search(ctx, ids))
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         self._check_node(node_id)
-        ids = list(dict.fromkeys(check_chunk_id(c) for c in chunk_ids))
+        ids = list(dict.fromkeys(check_chunk_ids(chunk_ids)))
         self._tiers.prefetch(ids, self._search(ctx, ids))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
@@ -144,8 +142,9 @@ class Agent:
 
     async def stats(self, ctx: RequestContext) -> StoreStats:
         tiers, counters = await asyncio.to_thread(self._tiers.stats)
-        node = NodeStats(self._node_id, self._is_home, tiers, counters)
-        if not self._is_home:
+        is_home = self._neighbours.is_home
+        node = NodeStats(self._neighbours.node_id, is_home, tiers, counters)
+        if not is_home:
             return StoreStats((node,))
         objects, detail = None, ""
         try:
@@ -155,59 +154,12 @@ class Agent:
             detail = error.detail
         return StoreStats((node,), objects, await self._upkeep.tenants(ctx), objects_detail=detail)
 
-    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
-        async with aclosing(self._upkeep.verify(ctx, repair)) as progress:
-            async for now in progress:
-                yield now
-
-    async def collect_garbage(
-        self, ctx: RequestContext, grace_s: float, dry_run: bool = False
-    ) -> CollectedGarbage:
-        return await self._upkeep.collect_garbage(ctx, grace_s, dry_run)
-
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
-        ids = [check_chunk_id(c) for c in chunk_ids]
+        ids = check_chunk_ids(chunk_ids)
         return await asyncio.to_thread(self._upkeep.needed_here, ids, grace_s)
 
     async def read_lately(self, ctx: RequestContext) -> bool:
         return self._clock() < self._opened_s + _LATELY_S
-
-    async def pin(
-        self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
-    ) -> int:
-        return await self._upkeep.pin(ctx, collection, document_id, unpin)
-
-    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
-        return await self._upkeep.list_pins(ctx)
-
-    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
-        return await self._upkeep.pinned_chunks(known_version)
-
-    async def follow_pins(self, ctx: RequestContext) -> None:
-        """Makes this node keep what is pinned by now."""
-        await self._upkeep.follow_pins(ctx)
-
-    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
-        return await self._home.delete(ctx, [check_chunk_id(c) for c in chunk_ids])
-
-    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        return await self._home.put(ctx, manifest)
-
-    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
-        return await self._home.get(ctx, collection, document_id)
-
-    async def manifest_page(
-        self,
-        ctx: RequestContext,
-        collection: str = "",
-        start_after: str = "",
-        limit: int = 0,
-        summary: bool = False,
-    ) -> ManifestPage:
-        return await self._home.page(ctx, collection, start_after, limit, summary)
-
-    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
-        return await self._home.remove(ctx, collection, document_id)
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         tiers, _ = await asyncio.to_thread(self._tiers.stats)
@@ -235,7 +187,8 @@ class Agent:
         return {c: copy for c in chunk_ids if (copy := self._tiers.find(c)) is not None}
 
     def _search(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> PeerSearch:
-        return PeerSearch(self._nodes, self._node_id, ctx, chunk_ids, self._flights)
+        near = self._neighbours
+        return PeerSearch(near.nodes, near.node_id, ctx, chunk_ids, self._flights)
 
     async def _receive(self, size_bytes: int, pieces: AsyncIterator[bytes]) -> Path:
         """A staged file with what came.
@@ -264,20 +217,15 @@ class Agent:
         objects = self._tiers.objects
         found = self._tiers.disk.copies(start_after, limit + 1, primary_only=objects is not None)
         chunks = {c.chunk_id: _stat(c.chunk_id, c) for c in found}
-        if objects is not None and self._is_home:
-            for blob in islice(all_objects(objects, start_after, limit + 1), limit + 1):
-                if (chunk_id := chunk_of(blob.name)) is not None:
-                    chunks.setdefault(chunk_id, ChunkStat(chunk_id, True, blob.size_bytes, blob.modified_s))
+        if objects is not None and self._neighbours.is_home:
+            for copy in islice(all_objects(objects, start_after, limit + 1), limit + 1):
+                chunks.setdefault(copy.chunk_id, _stat(copy.chunk_id, copy))
         chosen = sorted(chunks)[:limit]
         return ChunkPage(tuple(chunks[c] for c in chosen), truncated=len(chunks) > limit)
 
     def _check_node(self, node_id: str) -> None:
-        if node_id not in ("", self._node_id):
+        if node_id not in ("", self._neighbours.node_id):
             raise FailedPrecondition(f"node_id: this is the agent of another node than {node_id!r}")
-
-    @property
-    def _is_home(self) -> bool:
-        return self._nodes.home() == self._node_id
 
 
 def _stat(chunk_id: str, copy: FileCopy | None) -> ChunkStat:

@@ -14,7 +14,6 @@ from typing import Protocol
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.documents.documents import Documents
-from services.kv_store.documents.quotas import Quotas
 from services.kv_store.fetching.flight import FlightReader, Flights, ReadChunk
 from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
@@ -71,7 +70,7 @@ def build_node(
         nodes,
         flights or FlightReader(),
         streaming.location,
-        Quotas(config.quotas.default_bytes, config.quotas.tenants),
+        config.quotas,
         config.stale_staging_s,
         machine.clock,
     )
@@ -87,4 +86,4 @@ def build_tiers(
     ``build_node``."""
     own = OwnTiers(Path(config.directory), config, objects is not None, machine)
     sleep = (machine or Machine()).sleep
-    return NodeTiers(own.disk, own.memory, objects, config.fetch, config.prefer_peers, sleep), own
+    return NodeTiers(own.disk, own.memory, objects, config, sleep), own

@@ -1,5 +1,4 @@
-"""Everything that one node does with chunks: its own tiers, the object store behind them, and the way from
-one to the other.
+"""One node's chunks: its own tiers, the object store behind them, and the way from one to the other.
 
 open        memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
 put         staged ─▶ verified ─▶ object store ─▶ copy on disk      (no object store: ─▶ primary on disk)
@@ -9,63 +8,25 @@ write back  staged ─▶ verified ─▶ primary on disk ┈▶ object store �
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TypeVar
 
 from services.kv_store.blobs.protocol import Blobs, From, Span
-from services.kv_store.fetching.fetch import FetchConfig
-from services.kv_store.fetching.fetches import Fetches
 from services.kv_store.fetching.sources import PeerSearch
-from services.kv_store.node.uploader import Sleep
-from services.kv_store.node.writes import Writes
+from services.kv_store.node.writes import WritableTiers
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.files import FileCopy
-from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import all_objects, find_object
-from services.kv_store.tiers.promotion import Promotion
 from shared.errors import NotFound
 from shared.kv_types import OpenedChunk, TierStats
 
-ResultT = TypeVar("ResultT")
 
-_NUM_THREADS = 8
-
-
-class NodeTiers:
-    """Lives in one event loop; what blocks runs in threads of its own."""
-
-    def __init__(
-        self,
-        disk: LocalTier,
-        memory: LocalTier | None = None,
-        objects: Blobs | None = None,
-        fetch: FetchConfig | None = None,
-        prefer_peers: bool = False,
-        sleep: Sleep = asyncio.sleep,
-    ) -> None:
-        self.disk, self.memory, self.objects = disk, memory, objects
-        self.counters: Counter[str] = Counter()
-        self.own = [t for t in (memory, disk) if t is not None]  # in the order of reading
-        self._openers = ThreadPoolExecutor(2, "kv-open")
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "kv-work")
-        self._promotion = None if memory is None else Promotion(disk, memory, self.counters, self._threads)
-        self._fetches = Fetches(
-            [disk] if memory is None else [disk, memory],
-            objects,
-            fetch or FetchConfig(),
-            prefer_peers,
-            self.counters,
-            self._threads,
-        )
-        self.writes = Writes(disk, memory, objects, self._fetches, self.counters, self._threads, sleep)
+class NodeTiers(WritableTiers):
+    """A node's tiers, with the object store behind them, for reading as well."""
 
     @property
     def truth(self) -> Blobs:
-        """Where a few small things are kept that must not be lost, beside the chunks."""
+        """Keeps a few small things that must not be lost, beside the chunks."""
         return self.disk.primary_blobs if self.objects is None else self.objects
 
     # ---- reading
@@ -119,7 +80,7 @@ class NodeTiers:
 
     def find(self, chunk_id: str) -> FileCopy | None:
         """A copy in any of this node's own tiers."""
-        return next((c for tier in reversed(self.own) if (c := tier.find(chunk_id))), None)
+        return next((c for tier in self.own[::-1] if (c := tier.find(chunk_id))), None)
 
     async def stored(self, chunk_ids: Sequence[str], ask_objects: bool = True) -> dict[str, FileCopy]:
         """Those that are whole in the object store, or have their primary copy here until they are."""
@@ -134,45 +95,9 @@ class NodeTiers:
 
     # ---- writing
 
-    async def exists(self, chunk_id: str) -> bool:
-        """Whether ``put`` would find it stored already; it is durable then."""
-        return await self.writes.exists(chunk_id)
-
-    async def put(self, chunk_id: str, staged: Path, replace: bool = False, write_back: bool = False) -> bool:
-        """Takes over a file of ``disk.staging``; returns whether the chunk was stored already (unless
-        ``replace``, the new file is dropped). When it returns the chunk is durable: in the object store if
-        there is one, else (or ``write_back``) on the disk.
-
-        Raises:
-            CorruptData: it is not a whole chunk file, or another chunk's.
-            StorageFull, Unavailable: not stored.
-        """
-        return await self.writes.put(chunk_id, staged, replace, write_back)
-
-    async def delete(self, chunk_id: str) -> bool:
-        """From this node's tiers; whether it was here. Nothing that this node was bringing to the object
-        store arrives there after this."""
-        return await self.writes.delete(chunk_id)
-
     async def delete_object(self, chunk_id: str) -> bool:
         """Whether it was in the object store."""
         return self.objects is not None and await self.in_threads(self.objects.delete, blob_of(chunk_id))
-
-    def upload_pending(self) -> None:
-        """Goes on bringing to the object store what is only here: for the start of an agent, and whenever."""
-        self.writes.upload_pending()
-
-    async def uploaded(self) -> None:
-        """Returns once nothing waits for the object store."""
-        await self.writes.uploaded()
-
-    async def close(self) -> None:
-        """Ends what runs in the background. What was acknowledged is durable already."""
-        await asyncio.gather(self.writes.close(), self._fetches.close())
-        if self._promotion is not None:
-            await self._promotion.close()
-        for pool in (self._openers, self._threads):
-            pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- for scrubbing, pins and garbage collection
     async def fetched(self, chunk_id: str, peers: PeerSearch) -> bool:
@@ -231,6 +156,3 @@ class NodeTiers:
 
     def _is_here(self, chunk_id: str) -> bool:
         return self.find(chunk_id) is not None
-
-    async def in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)

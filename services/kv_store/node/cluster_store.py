@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
-from services.kv_store.fetching.nodes import Nodes, ask, merged_page, on_node
+from services.kv_store.fetching.nodes import Nodes, ask, ask_all, merged_page, on_node
 from services.kv_store.node.agent import SERVICE
-from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_id
+from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_ids
 from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
+from shared.kv_stores import NodeAgent
 from shared.kv_types import (
     ChunkPage,
     ChunkStat,
@@ -23,6 +25,8 @@ from shared.kv_types import (
     VerifyProgress,
 )
 from shared.request import RequestContext
+
+ResultT = TypeVar("ResultT")
 
 
 class ClusterStore:
@@ -46,10 +50,10 @@ class ClusterStore:
     async def open(
         self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
     ) -> list[OpenedChunk]:
-        return await on_node(self._nodes, self._node(node_id), lambda store: store.open(ctx, chunk_ids))
+        return await self._at(node_id, lambda store: store.open(ctx, chunk_ids))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
-        return await on_node(self._nodes, self._node(node_id), lambda store: store.stage(ctx))
+        return await self._at(node_id, lambda store: store.stage(ctx))
 
     async def adopt(
         self,
@@ -60,10 +64,8 @@ class ClusterStore:
         replace: bool = False,
         write_back: bool = False,
     ) -> bool:
-        return await on_node(
-            self._nodes,
-            self._node(node_id),
-            lambda store: store.adopt(ctx, chunk_id, "", path, replace, write_back),
+        return await self._at(
+            node_id, lambda store: store.adopt(ctx, chunk_id, "", path, replace, write_back)
         )
 
     async def put(
@@ -77,10 +79,8 @@ class ClusterStore:
         found, _ = await self._find(ctx, [chunk_id])
         if found and not replace:
             return True
-        stored = await on_node(
-            self._nodes,
-            self._own_node_id,
-            lambda store: store.put(ctx, chunk_id, size_bytes, pieces, replace),
+        stored = await self._at(
+            self._own_node_id, lambda store: store.put(ctx, chunk_id, size_bytes, pieces, replace)
         )
         return stored or bool(found)
 
@@ -100,24 +100,20 @@ class ClusterStore:
                 yield piece
 
     async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
-        return await on_node(self._nodes, self._nodes.home(), lambda home: home.delete(ctx, chunk_ids))
+        return await self._at_home(lambda home: home.delete(ctx, chunk_ids))
 
     async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
         limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
-        pages, unreachable = await ask(
+        pages = await ask_all(
             self._nodes, self._nodes.ids(), lambda store: store.list_page(ctx, start_after, limit)
         )
-        if unreachable:
-            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
         return merged_page(list(pages.values()), limit)
 
     async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        return await on_node(self._nodes, self._nodes.home(), lambda home: home.put_manifest(ctx, manifest))
+        return await self._at_home(lambda home: home.put_manifest(ctx, manifest))
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
-        return await on_node(
-            self._nodes, self._nodes.home(), lambda home: home.get_manifest(ctx, collection, document_id)
-        )
+        return await self._at_home(lambda home: home.get_manifest(ctx, collection, document_id))
 
     async def manifest_page(
         self,
@@ -127,16 +123,12 @@ class ClusterStore:
         limit: int = 0,
         summary: bool = False,
     ) -> ManifestPage:
-        return await on_node(
-            self._nodes,
-            self._nodes.home(),
-            lambda home: home.manifest_page(ctx, collection, start_after, limit, summary),
+        return await self._at_home(
+            lambda home: home.manifest_page(ctx, collection, start_after, limit, summary)
         )
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
-        return await on_node(
-            self._nodes, self._nodes.home(), lambda home: home.delete_manifest(ctx, collection, document_id)
-        )
+        return await self._at_home(lambda home: home.delete_manifest(ctx, collection, document_id))
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         nodes = [node_id] if node_id else [n for n in self._nodes.ids() if n in self._readers]
@@ -144,12 +136,12 @@ class ClusterStore:
 
     async def follow_readers(self, ctx: RequestContext) -> None:
         """Learns from the agents on which nodes chunks are read."""
-        answers, _ = await ask(self._nodes, self._nodes.ids(), lambda node: node.read_lately(ctx))
+        answers, _ = await self._ask(lambda node: node.read_lately(ctx))
         self._readers = {node_id for node_id, lately in answers.items() if lately}
 
     async def stats(self, ctx: RequestContext) -> StoreStats:
         """The object store and the tenants are the home node's to know."""
-        answers, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.stats(ctx))
+        answers, unreachable = await self._ask(lambda store: store.stats(ctx))
         nodes = tuple(node for stats in answers.values() for node in stats.nodes)
         home = answers.get(self._nodes.home(), StoreStats(()))
         return StoreStats(nodes, home.objects, home.tenants, unreachable, home.objects_detail)
@@ -163,23 +155,19 @@ class ClusterStore:
     async def collect_garbage(
         self, ctx: RequestContext, grace_s: float, dry_run: bool = False
     ) -> CollectedGarbage:
-        return await on_node(
-            self._nodes, self._nodes.home(), lambda home: home.collect_garbage(ctx, grace_s, dry_run)
-        )
+        return await self._at_home(lambda home: home.collect_garbage(ctx, grace_s, dry_run))
 
     async def pin(
         self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
     ) -> int:
-        return await on_node(
-            self._nodes, self._nodes.home(), lambda home: home.pin(ctx, collection, document_id, unpin)
-        )
+        return await self._at_home(lambda home: home.pin(ctx, collection, document_id, unpin))
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
-        return await on_node(self._nodes, self._nodes.home(), lambda home: home.list_pins(ctx))
+        return await self._at_home(lambda home: home.list_pins(ctx))
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         """Chunks and bytes are summed over the nodes; a chunk on two nodes counts twice."""
-        answers, unreachable = await ask(self._nodes, self._nodes.ids(), lambda store: store.health(ctx))
+        answers, unreachable = await self._ask(lambda store: store.health(ctx))
         facts = {
             name: str(sum(int(a.facts[name]) for a in answers.values()))
             for name in ("chunks", "bytes", "documents")
@@ -197,14 +185,17 @@ class ClusterStore:
         self, ctx: RequestContext, chunk_ids: Sequence[str]
     ) -> tuple[dict[str, tuple[str, ChunkStat]], int]:
         """Node and facts of the stored ones, and how many nodes did not answer."""
-        for chunk_id in chunk_ids:
-            check_chunk_id(chunk_id)
-        answers, unreachable = await ask(
-            self._nodes, self._nodes.ids(), lambda store: store.stat(ctx, chunk_ids)
-        )
+        ids = check_chunk_ids(chunk_ids)
+        answers, unreachable = await self._ask(lambda store: store.stat(ctx, ids))
         return {
             s.chunk_id: (node, s) for node, stats in answers.items() for s in stats if s.exists
         }, unreachable
 
-    def _node(self, node_id: str) -> str:
-        return node_id or self._nodes.home()
+    async def _at(self, node_id: str, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> ResultT:
+        return await on_node(self._nodes, node_id or self._nodes.home(), call)
+
+    async def _at_home(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> ResultT:
+        return await self._at("", call)
+
+    async def _ask(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> tuple[dict[str, ResultT], int]:
+        return await ask(self._nodes, self._nodes.ids(), call)

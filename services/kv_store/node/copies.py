@@ -10,7 +10,7 @@ from itertools import chain
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.chunk_files import verified
-from services.kv_store.tiers.chunk_names import blob_of, chunk_of
+from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import all_objects, verify_object
 from shared.errors import CorruptData, NewerFormat, NotFound
@@ -18,7 +18,7 @@ from shared.errors import CorruptData, NewerFormat, NotFound
 
 @dataclass(frozen=True, slots=True)
 class LocalCopy:
-    """``tier``: memory, disk or pending."""
+    """``tier``: memory, disk, pending or objects."""
 
     chunk_id: str
     tier: str
@@ -62,35 +62,31 @@ class NodeCopies:
     async def remove_copy(self, chunk_id: str, tier: str) -> bool:
         """Whether it was there. A reader that has it open goes on."""
         if tier == "objects" and self._node.objects is not None:
-            return await self._node.writes.alone(
-                chunk_id, partial(self._node.objects.delete, blob_of(chunk_id))
-            )
-        return await self._node.writes.alone(chunk_id, partial(self._tier(tier).remove, chunk_id))
+            return await self._node.alone(chunk_id, partial(self._node.objects.delete, blob_of(chunk_id)))
+        return await self._node.alone(chunk_id, partial(self._tier(tier).remove, chunk_id))
 
     async def restore(self, chunk_id: str) -> bool:
         """Replaces what is damaged by what is whole: local copies by a fetched one, the object by a local or
         a fetched one. Whether a good copy is where the truth should be now."""
-        good = await self._node.writes.alone(chunk_id, partial(self._remove_damaged, chunk_id))
+        good = await self._node.alone(chunk_id, partial(self._remove_damaged, chunk_id))
         if good is None:
             await self._node.fetched(chunk_id, self._peers(chunk_id))
             good = next((tier for tier in self._node.own if tier.find(chunk_id) is not None), None)
         if good is None:
             return False
         if not await self._is_true(chunk_id):
-            await self._node.writes.put_copy(chunk_id, good.path_of(chunk_id))
+            await self._node.put_copy(chunk_id, good.path_of(chunk_id))
         return True
 
     def _local(self) -> Iterator[LocalCopy]:
         for tier in self._node.own:
             for copy in tier.copies():
-                name = tier.primary_name if copy.primary else tier.name
-                yield LocalCopy(copy.chunk_id, name, copy.size_bytes, copy.modified_s)
+                yield LocalCopy(copy.chunk_id, tier.name_of(copy), copy.size_bytes, copy.modified_s)
 
     def _objects(self) -> Iterator[LocalCopy]:
         if self._with_objects and self._node.objects is not None:
-            for blob in all_objects(self._node.objects):
-                if (chunk_id := chunk_of(blob.name)) is not None:
-                    yield LocalCopy(chunk_id, "objects", blob.size_bytes, blob.modified_s)
+            for copy in all_objects(self._node.objects):
+                yield LocalCopy(copy.chunk_id, "objects", copy.size_bytes, copy.modified_s)
 
     async def _is_true(self, chunk_id: str) -> bool:
         """Whether the truth is whole."""
@@ -118,6 +114,4 @@ class NodeCopies:
         return good
 
     def _tier(self, name: str) -> LocalTier:
-        if name == "memory" and self._node.memory is not None:
-            return self._node.memory
-        return self._node.disk
+        return next((tier for tier in self._node.own if tier.name == name), self._node.disk)

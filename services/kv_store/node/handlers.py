@@ -14,12 +14,13 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.kv_stores import NodeAgent, NodeFiles
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
+from shared.wire.kv_store import OPENED, PEER_COPY
 
 _IDS_PER_MESSAGE = 10_000
 
 
 class FileHandlers:
-    """What readers and writers on a node ask for. The front has these too, for those whose agent does not
+    """RPCs that readers and writers on a node call. The front has these too, for those whose agent does not
     answer: by its Serve handle, which is no way in from outside."""
 
     def __init__(self, files: NodeFiles) -> None:
@@ -28,22 +29,7 @@ class FileHandlers:
     @unary(pb.OpenResponse)
     async def Open(self, request: pb.OpenRequest, ctx: RequestContext) -> pb.OpenResponse:
         opened = await self._files.open(ctx, request.chunk_ids, request.node_id)
-        return pb.OpenResponse(
-            chunks=[
-                pb.OpenedChunk(
-                    chunk_id=o.chunk_id,
-                    exists=o.exists,
-                    path=o.path,
-                    size_bytes=o.size_bytes,
-                    layers=[
-                        kv_store_pb2.ByteRange(offset=offset, length=length) for offset, length in o.layers
-                    ],
-                    progress=o.progress,
-                    tier=o.tier,
-                )
-                for o in opened
-            ]
-        )
+        return pb.OpenResponse(chunks=map(OPENED.to_pb, opened))
 
     @unary(pb.StageResponse)
     async def Stage(self, request: pb.StageRequest, ctx: RequestContext) -> pb.StageResponse:
@@ -70,11 +56,7 @@ class AgentHandlers(StoreHandlers, FileHandlers):
         self, request: pb.LocalCopiesRequest, ctx: RequestContext
     ) -> pb.LocalCopiesResponse:
         copies = await self._agent.local_copies(ctx, request.chunk_ids)
-        return pb.LocalCopiesResponse(
-            chunks=[
-                pb.PeerCopy(chunk_id=c.chunk_id, size_bytes=c.size_bytes, location=c.location) for c in copies
-            ]
-        )
+        return pb.LocalCopiesResponse(chunks=map(PEER_COPY.to_pb, copies))
 
     @unary(pb.NeededResponse)
     async def Needed(self, request: pb.NeededRequest, ctx: RequestContext) -> pb.NeededResponse:

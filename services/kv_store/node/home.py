@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
-from services.kv_store.documents.documents import Documents, Removal
-from services.kv_store.fetching.nodes import Nodes, ask
+from services.kv_store.documents.catalog import Removal
+from services.kv_store.documents.documents import Documents
+from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.chunks import NodeTiers
-from services.kv_store.tiers.chunk_names import check_chunk_id
+from services.kv_store.tiers.chunk_names import check_chunk_ids
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
 from shared.kv_stores import NodeAgent
@@ -18,84 +18,83 @@ from shared.kv_types import DeletedChunks, Manifest, ManifestPage
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
-ResultT = TypeVar("ResultT")
 
 
 class HomeDocuments:
-    """``own``: this node's agent. On other nodes than home it only deletes chunks of their own tiers."""
+    """``own``: this node's agent, which answers by these methods. On other nodes than home only chunks of
+    their own tiers are deleted."""
 
     def __init__(
         self,
-        node_id: str,
         own: NodeAgent,
         tiers: NodeTiers,
         documents: Documents,
-        nodes: Nodes,
+        neighbours: Neighbours,
         upkeep: Upkeep,
     ) -> None:
-        self._node_id, self._own, self._tiers, self._documents = node_id, own, tiers, documents
-        self._nodes, self._upkeep = nodes, upkeep
+        self._own, self._tiers, self._documents = own, tiers, documents
+        self._neighbours, self._upkeep = neighbours, upkeep
         self._catalog_lock = asyncio.Lock()  # between deciding that nothing refers to a chunk and deleting it
 
     async def recover(self, ctx: RequestContext) -> None:
         """Goes on with deletions that were left undone."""
         async with self._catalog_lock:
-            if self._is_home:
+            if self._neighbours.is_home:
                 await asyncio.to_thread(self._documents.sync)
                 await self._delete_pending(ctx)
 
-    async def put(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        self._check_home()
+    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
+        self._neighbours.check_home()
         _check_manifest(ctx, manifest)
         async with self._catalog_lock:
             await self._check_stored(ctx, manifest)
             await self._upkeep.check_quota(ctx, manifest)
             return await self._finish(ctx, await asyncio.to_thread(self._documents.put, manifest))
 
-    async def get(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
-        self._check_home()
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
+        self._neighbours.check_home()
         return await asyncio.to_thread(self._documents.get, ctx.tenant, collection, document_id)
 
-    async def page(
+    async def manifest_page(
         self,
         ctx: RequestContext,
-        collection: str,
-        start_after: str,
-        limit: int,
-        summary: bool,
+        collection: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        summary: bool = False,
     ) -> ManifestPage:
-        self._check_home()
+        self._neighbours.check_home()
         return await asyncio.to_thread(
             self._documents.page, ctx.tenant, collection, start_after, limit, summary
         )
 
-    async def remove(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
-        self._check_home()
+    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
+        self._neighbours.check_home()
         async with self._catalog_lock:
             return await self._finish(
                 ctx, await asyncio.to_thread(self._documents.remove, ctx.tenant, collection, document_id)
             )
 
     async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
+        ids = check_chunk_ids(chunk_ids)
+        referenced: dict[str, None] = {}
         async with self._catalog_lock:
-            if self._is_home:
+            if self._neighbours.is_home:
                 await asyncio.to_thread(self._documents.sync)
-            referenced = tuple(c for c in chunk_ids if self._is_home and self._documents.references(c))
-            deleted, unreachable = await self._delete_everywhere(
-                ctx, [c for c in chunk_ids if c not in set(referenced)]
-            )
+                referenced = dict.fromkeys(c for c in ids if self._documents.references(c))
+            deleted, unreachable = await self._delete_everywhere(ctx, [c for c in ids if c not in referenced])
         if unreachable:
             raise Unavailable(
                 f"{unreachable} node(s) did not answer; chunks may still be stored there: retry"
             )
-        return DeletedChunks(tuple(deleted), referenced)
+        return DeletedChunks(tuple(deleted), tuple(referenced))
 
     async def _check_stored(self, ctx: RequestContext, manifest: Manifest) -> None:
         ids = list(manifest.kv_ids)
         missing = {s.chunk_id for s in await self._own.stat(ctx, ids) if not s.exists}
         unreachable = 0
         if missing:
-            answers, unreachable = await self._ask_others(lambda peer: peer.stat(ctx, sorted(missing)))
+            answers, unreachable = await self._neighbours.ask(lambda peer: peer.stat(ctx, sorted(missing)))
             missing -= {s.chunk_id for stats in answers.values() for s in stats if s.exists}
         if missing and unreachable:
             raise Unavailable(
@@ -113,7 +112,7 @@ class HomeDocuments:
         return unreferenced
 
     async def _delete_pending(self, ctx: RequestContext) -> None:
-        """What a node that does not answer still has stays pending."""
+        """Deletes what it can; what a node that does not answer still has stays pending."""
         for removal in self._documents.pending():
             _, unreachable = await self._delete_everywhere(ctx, self._unreferenced(removal))
             if not unreachable:
@@ -125,14 +124,14 @@ class HomeDocuments:
     async def _delete_everywhere(
         self, ctx: RequestContext, chunk_ids: Sequence[str]
     ) -> tuple[list[str], int]:
-        """Which of them were stored, and how many nodes (or object stores) did not answer. The object store
-        comes last: nothing is brought there by a node that has let go of a chunk."""
+        """Returns which of them were stored, and how many nodes (or object stores) did not answer. The object
+        store comes last: nothing is brought there by a node that has let go of a chunk."""
         if not chunk_ids:
             return [], 0
         deleted = await _those(chunk_ids, self._tiers.delete)
         unreachable = 0
-        if self._is_home:
-            answers, unreachable = await self._ask_others(lambda peer: peer.delete(ctx, chunk_ids))
+        if self._neighbours.is_home:
+            answers, unreachable = await self._neighbours.ask(lambda peer: peer.delete(ctx, chunk_ids))
             deleted.update(c for answer in answers.values() for c in answer.deleted)
             try:
                 deleted |= await _those(chunk_ids, self._tiers.delete_object)
@@ -140,19 +139,6 @@ class HomeDocuments:
                 log.warning("chunks stay in the object store for now: %s", error.detail)
                 unreachable += 1
         return [c for c in dict.fromkeys(chunk_ids) if c in deleted], unreachable
-
-    async def _ask_others(
-        self, call: Callable[[NodeAgent], Awaitable[ResultT]]
-    ) -> tuple[dict[str, ResultT], int]:
-        return await ask(self._nodes, [n for n in self._nodes.ids() if n != self._node_id], call)
-
-    @property
-    def _is_home(self) -> bool:
-        return self._nodes.home() == self._node_id
-
-    def _check_home(self) -> None:
-        if not self._is_home:
-            raise FailedPrecondition("documents are kept by the agent of the home node only")
 
 
 async def _those(chunk_ids: Sequence[str], call: Callable[[str], Awaitable[bool]]) -> set[str]:
@@ -166,5 +152,4 @@ def _check_manifest(ctx: RequestContext, manifest: Manifest) -> None:
             f"manifest.tenant: {manifest.tenant!r}, but the request is of tenant {ctx.tenant!r}"
         )
     check_name("manifest.collection", manifest.collection)
-    for chunk_id in manifest.kv_ids:
-        check_chunk_id(chunk_id)
+    check_chunk_ids(manifest.kv_ids)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.kv_store.config import GarbageConfig
 from services.kv_store.fetching.nodes import Nodes
 from services.kv_store.node.agent import Agent
-from services.kv_store.node.cluster_store import ClusterStore
 from services.kv_store.node.uploader import Sleep
 from shared.errors import KvquiltError
 from shared.request import RequestContext
@@ -31,9 +30,7 @@ class Housekeeping:
 
     async def follow_pins(self) -> None:
         """For ever: what is pinned or pinned no more, the node knows soon."""
-        while True:
-            await _try("following pins", self.agent.follow_pins(RequestContext.create()))
-            await self.sleep(self.pins_s)
+        await every(self.pins_s, "following pins", self.agent.follow_pins, self.sleep)
 
     async def collect_garbage(self) -> None:
         """For ever, on the home node; not at all where the period is 0."""
@@ -44,17 +41,23 @@ class Housekeeping:
                 await _try("collecting garbage", self.agent.collect_garbage(ctx, self.garbage.grace_s))
 
 
-async def follow_readers(store: ClusterStore, period_s: float, sleep: Sleep = asyncio.sleep) -> None:
-    """For ever, at the front: where chunks are read, it prefetches to."""
+async def every(
+    period_s: float,
+    doing: str,
+    work: Callable[[RequestContext], Awaitable[object]],
+    sleep: Sleep = asyncio.sleep,
+    level: int = logging.INFO,
+) -> None:
+    """For ever; what fails because something does not answer is logged at ``level``."""
     while True:
-        await _try("following readers", store.follow_readers(RequestContext.create()))
+        await _try(doing, work(RequestContext.create()), level)
         await sleep(period_s)
 
 
-async def _try(doing: str, work: Awaitable[object]) -> None:
+async def _try(doing: str, work: Awaitable[object], level: int = logging.INFO) -> None:
     try:
         await work
     except KvquiltError as error:
-        log.info("%s failed, and is tried again: %s", doing, error.detail)
+        log.log(level, "%s failed, and is tried again: %s", doing, error.detail)
     except Exception:
         log.exception("%s failed", doing)

@@ -1,4 +1,4 @@
-"""How chunks become durable: through to the object store, or written to the disk and brought there later.
+"""Makes chunks durable: through to the object store, or on the disk first, to be brought there later.
 
 What is deleted or replaced goes from the disk first and from memory then, for copies go the other way.
 """
@@ -9,18 +9,21 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.config import KvStoreConfig
 from services.kv_store.fetching.fetches import LINGER_S, Fetches
 from services.kv_store.node.uploader import Sleep, Uploader
-from services.kv_store.tiers.chunk_files import is_newer, verified
+from services.kv_store.tiers.chunk_files import verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import is_newer_object
+from services.kv_store.tiers.promotion import Promotion
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
 from shared.kv_format import ChunkSummary
 from shared.locks import Locks
@@ -28,128 +31,144 @@ from shared.locks import Locks
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
+_NUM_THREADS = 8
 
-class Writes:
-    """One writer per chunk at a time. A file of a newer format is never replaced."""
+
+class WritableTiers:
+    """A node's tiers as its writers see them: one writer per chunk at a time. A file of a newer format is
+    never replaced. They live in one event loop; what blocks runs in threads of their own."""
 
     def __init__(
         self,
         disk: LocalTier,
         memory: LocalTier | None,
         objects: Blobs | None,
-        fetches: Fetches,
-        counters: Counter[str],
-        threads: Executor,
-        sleep: Sleep = asyncio.sleep,
+        config: KvStoreConfig,
+        sleep: Sleep,
     ) -> None:
-        self._disk, self._memory, self._objects, self._fetches = disk, memory, objects, fetches
-        self._counters, self._threads = counters, threads
-        self._tiers = [t for t in (disk, memory) if t is not None]
+        self.disk, self.memory, self.objects = disk, memory, objects
+        self.own = [t for t in (memory, disk) if t is not None]  # in the order of reading
+        self.counters: Counter[str] = Counter()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "kv-work")
+        self._openers = ThreadPoolExecutor(2, "kv-open")
+        self._fetches = Fetches(
+            self.own[::-1], objects, config.fetch, config.prefer_peers, self.counters, self._threads
+        )
+        self._promotion = None if memory is None else Promotion(disk, memory, self.counters, self._threads)
         self._locks = Locks()
         self._uploader = Uploader(self._upload, sleep=sleep)
         self._leaving: dict[str, asyncio.TimerHandle] = {}
 
     async def exists(self, chunk_id: str) -> bool:
-        """Whether it is stored, and as durably as ``put`` would make it."""
+        """Whether ``put`` would find it stored already; it is durable then."""
         async with self._locks.hold(chunk_id):
             return await self._exists(chunk_id, write_back=False, uploaded=True)
 
-    async def put(self, chunk_id: str, staged: Path, replace: bool, write_back: bool) -> bool:
-        """See ``NodeTiers.put``."""
+    async def put(self, chunk_id: str, staged: Path, replace: bool = False, write_back: bool = False) -> bool:
+        """Takes over a file of ``disk.staging``; returns whether the chunk was stored already (unless
+        ``replace``, the new file is dropped). When it returns the chunk is durable: in the object store if
+        there is one, else (or ``write_back``) on the disk.
+
+        Raises:
+            CorruptData: it is not a whole chunk file, or another chunk's.
+            StorageFull, Unavailable: not stored.
+        """
         try:
             async with self._locks.hold(chunk_id):
-                copied = self._objects is None and any(tier.find(chunk_id) for tier in self._tiers)
+                copied = self.objects is None and any(tier.find(chunk_id) for tier in self.own)
                 durable = await self._exists(chunk_id, write_back, uploaded=not write_back and not replace)
-                newer = await self._in_threads(
+                newer = await self.in_threads(
                     self._is_newer, chunk_id, durable and replace and not write_back
                 )
                 if not newer and (not durable or replace):
                     await self._store(chunk_id, staged, write_back)
                 return durable or copied or newer
         finally:
-            await self._in_threads(self._disk.staging.discard, staged)
+            await self.in_threads(self.disk.staging.discard, staged)
 
     async def put_copy(self, chunk_id: str, path: Path) -> None:
         """Stores the bytes of a good copy as if they were new."""
-        staged = await self._in_threads(self._disk.staging.copy_of, path)
+        staged = await self.in_threads(self.disk.staging.copy_of, path)
         try:
             async with self._locks.hold(chunk_id):
                 await self._store(chunk_id, staged, write_back=False)
         finally:
-            await self._in_threads(self._disk.staging.discard, staged)
+            await self.in_threads(self.disk.staging.discard, staged)
 
     async def delete(self, chunk_id: str) -> bool:
-        """From this node's tiers."""
+        """From this node's tiers; whether it was here. Nothing that this node was bringing to the object
+        store arrives there after this."""
         async with self._locks.hold(chunk_id):
             self._fetches.drop(chunk_id)
-            return any([await self._in_threads(tier.remove, chunk_id) for tier in self._tiers])
+            return any([await self.in_threads(tier.remove, chunk_id) for tier in self.own[::-1]])
 
     async def alone(self, chunk_id: str, call: Callable[[], ResultT]) -> ResultT:
         """``call`` in a thread, while nobody writes the chunk or brings it here."""
         async with self._locks.hold(chunk_id):
             self._fetches.drop(chunk_id)
-            return await self._in_threads(call)
+            return await self.in_threads(call)
 
     def upload_pending(self) -> None:
-        if self._objects is not None:
-            self._uploader.add(c.chunk_id for c in self._disk.copies(primary_only=True))
+        """Goes on bringing to the object store what is only here: for the start of an agent, and whenever."""
+        if self.objects is not None:
+            self._uploader.add(c.chunk_id for c in self.disk.copies(primary_only=True))
 
     async def uploaded(self) -> None:
         """Returns once nothing waits for the object store."""
         await self._uploader.idle()
 
     async def close(self) -> None:
-        await self._uploader.close()
+        """Ends what runs in the background. What was acknowledged is durable already."""
+        await asyncio.gather(self._uploader.close(), self._fetches.close())
         for chunk_id in list(self._leaving):
             self._leave(chunk_id)
+        if self._promotion is not None:
+            await self._promotion.close()
+        for pool in (self._openers, self._threads):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def _exists(self, chunk_id: str, write_back: bool, uploaded: bool) -> bool:
         """Whether it is durable somewhere. ``uploaded``: what waits for the object store is brought there
         first."""
-        copy = self._disk.find(chunk_id)
+        copy = self.disk.find(chunk_id)
         if copy is not None and copy.primary:
-            await self._in_threads(self._disk.commit, chunk_id)
+            await self.in_threads(self.disk.commit, chunk_id)
             if uploaded:
                 await self._upload_locked(chunk_id)
             return True
-        if self._objects is None or chunk_id in self._fetches.damaged_objects:
+        if self.objects is None or chunk_id in self._fetches.damaged_objects:
             return False
         try:
-            return await self._in_threads(self._objects.stat, blob_of(chunk_id)) is not None
+            return await self.in_threads(self.objects.stat, blob_of(chunk_id)) is not None
         except KvquiltError:
             if write_back:  # it can be stored here, and the object store be asked later
                 return False
             raise
 
     async def _store(self, chunk_id: str, staged: Path, write_back: bool) -> None:
-        summary = await self._in_threads(verified, staged, chunk_id)
+        summary = await self.in_threads(verified, staged, chunk_id)
         self._fetches.drop(chunk_id)
-        if self._objects is None or write_back:
-            await self._in_threads(self._keep_truth, chunk_id, staged, summary)
-            if self._objects is not None:
-                self._uploader.add([chunk_id])
-        else:
-            await self._in_threads(self._put_object, self._objects, chunk_id, staged, summary)
-            self._counters["uploads"] += 1
+        await self.in_threads(self._place, chunk_id, staged, summary, write_back)
+        if write_back and self.objects is not None:
+            self._uploader.add([chunk_id])
+        elif self.objects is not None:
+            self.counters["uploads"] += 1
         self._fetches.damaged_objects.discard(chunk_id)
 
-    def _keep_truth(self, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
-        self._disk.with_room(
-            summary.size_bytes, lambda: self._disk.keep(chunk_id, staged, summary, truth=True)
-        )
-        if self._memory is not None:
-            self._memory.remove(chunk_id)
-
-    def _put_object(self, objects: Blobs, chunk_id: str, staged: Path, summary: ChunkSummary) -> None:
-        objects.put_file(blob_of(chunk_id), staged)
-        try:
-            self._disk.remove(chunk_id)  # it may be kept there, which a copy does not replace
-            if staged.exists():
-                self._disk.keep(chunk_id, staged, summary)
-        except KvquiltError as error:  # a copy is not worth an error
-            log.warning("no copy of chunk %s stays here: %s", chunk_id, error.detail)
-        if self._memory is not None:
-            self._memory.remove(chunk_id)
+    def _place(self, chunk_id: str, staged: Path, summary: ChunkSummary, write_back: bool) -> None:
+        if self.objects is None or write_back:
+            keep = partial(self.disk.keep, chunk_id, staged, summary, truth=True)
+            self.disk.with_room(summary.size_bytes, keep)
+        else:
+            self.objects.put_file(blob_of(chunk_id), staged)
+            try:
+                self.disk.remove(chunk_id)  # it may be kept there, which a copy does not replace
+                if staged.exists():  # whoever brought it still waits
+                    self.disk.keep(chunk_id, staged, summary)
+            except KvquiltError as error:  # a copy is not worth an error
+                log.warning("no copy of chunk %s stays here: %s", chunk_id, error.detail)
+        if self.memory is not None:
+            self.memory.remove(chunk_id)
 
     async def _upload(self, chunk_id: str) -> None:
         async with self._locks.hold(chunk_id):
@@ -157,24 +176,24 @@ class Writes:
 
     async def _upload_locked(self, chunk_id: str) -> None:
         """Brings what is kept here to the object store; nothing if it is not here any more."""
-        copy = self._disk.find(chunk_id)
-        if self._objects is None or copy is None or not copy.primary:
+        copy = self.disk.find(chunk_id)
+        if self.objects is None or copy is None or not copy.primary:
             return
-        version, path = self._disk.version(chunk_id), self._disk.path_of(chunk_id)
+        version, path = self.disk.version(chunk_id), self.disk.path_of(chunk_id)
         try:
-            await self._in_threads(verified, path, chunk_id)
-            if not await self._in_threads(is_newer_object, self._objects, chunk_id):
-                await self._in_threads(self._objects.put_file, blob_of(chunk_id), path)
-                self._counters["uploads"] += 1
+            await self.in_threads(verified, path, chunk_id)
+            if not await self.in_threads(is_newer_object, self.objects, chunk_id):
+                await self.in_threads(self.objects.put_file, blob_of(chunk_id), path)
+                self.counters["uploads"] += 1
         except NewerFormat as error:
             log.warning("what waits for the object store stays here: %s", error.detail)
             return
         except CorruptData as error:
             log.error("what waited for the object store is damaged: %s", error.detail)
-            await self._in_threads(self._disk.remove, chunk_id)
+            await self.in_threads(self.disk.remove, chunk_id)
         except (NotFound, FileNotFoundError):
             pass  # demoting finds out
-        await self._in_threads(self._disk.demote, chunk_id, version)
+        await self.in_threads(self.disk.demote, chunk_id, version)
         if chunk_id in self._leaving:
             self._leaving.pop(chunk_id).cancel()
         self._leaving[chunk_id] = asyncio.get_running_loop().call_later(LINGER_S, self._leave, chunk_id)
@@ -182,15 +201,13 @@ class Writes:
     def _leave(self, chunk_id: str) -> None:
         self._leaving.pop(chunk_id).cancel()
         with suppress(KvquiltError):
-            self._disk.leave(chunk_id)
+            self.disk.leave(chunk_id)
 
     def _is_newer(self, chunk_id: str, look_at_object: bool) -> bool:
         """Uploading looks at the object itself."""
-        for tier in self._tiers:
-            with suppress(NotFound):
-                if is_newer(tier.path_of(chunk_id)):
-                    return True
-        return look_at_object and self._objects is not None and is_newer_object(self._objects, chunk_id)
+        if any(tier.is_newer(chunk_id) for tier in self.own):
+            return True
+        return look_at_object and self.objects is not None and is_newer_object(self.objects, chunk_id)
 
-    async def _in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:
+    async def in_threads(self, call: Callable[..., ResultT], *args: object) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,8 +13,6 @@ from services.kv_store.blobs.disk import Disk, VolatileDisk
 from services.kv_store.config import KvStoreConfig
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.memory_directory import MemoryDirectory, modest_capacity
-
-log = logging.getLogger(__name__)
 
 
 class Claimed(Protocol):
@@ -28,7 +25,7 @@ class Claimed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the tiers stand on: seams for disks that fill up or die, and for time."""
+    """Disks, memory and time that the tiers stand on: seams for disks that fill up or die, and for clocks."""
 
     disk: Disk = field(default_factory=Disk)
     memory_disk: Disk = field(default_factory=VolatileDisk)
@@ -57,16 +54,17 @@ class OwnTiers:
             "disk",
             directory,
             disk=machine.disk,
-            holds_primaries=True,
             primary_name="pending" if objects else "",
             capacity_bytes=config.disk_capacity_bytes,
             lease_s=config.lease_s,
             clock=machine.clock,
         )
         self.memory: LocalTier | None = None
-        self._claimed = self._claim(directory, config, machine)
+        self._claimed: Claimed | None = None
+        capacity = config.memory.capacity_bytes
+        if capacity != 0:
+            self._claimed = machine.claim(config.memory.path_for(directory))
         if self._claimed is not None:
-            capacity = config.memory.capacity_bytes
             if capacity is None:
                 capacity = modest_capacity(self._claimed.path)
             self.memory = LocalTier(
@@ -83,8 +81,3 @@ class OwnTiers:
         if self._claimed is not None:
             self._claimed.remove()
             self._claimed = None
-
-    def _claim(self, directory: Path, config: KvStoreConfig, machine: Machine) -> Claimed | None:
-        if config.memory.capacity_bytes == 0:
-            return None
-        return machine.claim(config.memory.path_for(directory))

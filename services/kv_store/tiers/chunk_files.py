@@ -1,16 +1,12 @@
-"""Whether a file is the chunk that it should be."""
+"""Looks whether a file is the chunk that it should be."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 from shared.errors import CorruptData, NewerFormat, NotFound
-from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
-
-Stamp = tuple[int, int, int]
-"""Of a file that nobody changes it stays the same: inode, size, and time of the last change, which is
-compared with itself only."""
+from shared.kv_format import ChunkSummary, verify_chunk
 
 
 def verified(path: Path, chunk_id: str) -> ChunkSummary:
@@ -36,21 +32,12 @@ def is_damaged(path: Path, chunk_id: str) -> bool:
     return False
 
 
-def is_newer(path: Path) -> bool:
-    """Whether a later version of the format wrote it."""
+def is_newer(inspect: Callable[[], object]) -> bool:
+    """Whether a later version of the format wrote what ``inspect`` looks at."""
     try:
-        inspect_chunk(path)
+        inspect()
     except NewerFormat:
         return True
     except (NotFound, CorruptData):
         pass
     return False
-
-
-def stamp_of(path: Path) -> Stamp:
-    """
-    Raises:
-        FileNotFoundError
-    """
-    status = os.stat(path, follow_symlinks=False)
-    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,8 +1,9 @@
-"""What chunks may be called, and what their blobs are called: the same in every tier."""
+"""Names that chunks may have, and the names of their blobs: the same in every tier."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from shared.errors import InvalidRequest
 
@@ -10,6 +11,11 @@ DEFAULT_PAGE, LARGEST_PAGE = 1000, 10_000
 CHUNKS = "chunks/"
 _ID = re.compile(r"[0-9a-f]{8,64}")
 _BLOB = re.compile(CHUNKS + r"([0-9a-f]{2})/(\1[0-9a-f]{6,62})\.arrow")
+
+
+def check_chunk_ids(chunk_ids: Iterable[str]) -> list[str]:
+    """Raises like ``check_chunk_id``."""
+    return [check_chunk_id(c) for c in chunk_ids]
 
 
 def check_chunk_id(chunk_id: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from services.kv_store.blobs.directory import DirectoryBlobs
 from services.kv_store.blobs.disk import Disk
+from services.kv_store.blobs.protocol import list_all
 from services.kv_store.blobs.staging import Staging
 from services.kv_store.tiers.chunk_names import CHUNKS, blob_of, chunk_of
 
@@ -34,38 +35,27 @@ class FileCopy:
 class TierFiles:
     """Thread-safe, and knows nothing by itself: the file system is asked every time."""
 
-    def __init__(self, directory: Path, staging: Staging, disk: Disk | None, holds_primaries: bool) -> None:
+    def __init__(self, directory: Path, staging: Staging, disk: Disk | None) -> None:
         self.cache = DirectoryBlobs(directory / "cache", staging, disk, durable=False)
-        self._primary = DirectoryBlobs(directory, staging, disk) if holds_primaries else None
-
-    @property
-    def holds_primaries(self) -> bool:
-        return self._primary is not None
+        self.primary = DirectoryBlobs(directory, staging, disk)
 
     def blobs(self, primary: bool) -> DirectoryBlobs:
-        if not primary:
-            return self.cache
-        assert self._primary is not None, "this tier holds copies only"
-        return self._primary
+        return self.primary if primary else self.cache
 
     def path_of(self, copy: FileCopy) -> Path:
         return self.blobs(copy.primary).path_of(blob_of(copy.chunk_id))
 
     def find(self, chunk_id: str, copies_only: bool = False) -> FileCopy | None:
-        for primary in [True, False] if self.holds_primaries and not copies_only else [False]:
+        for primary in [False] if copies_only else [True, False]:
             stat = self.blobs(primary).stat(blob_of(chunk_id))
             if stat is not None:
                 return FileCopy(chunk_id, stat.size_bytes, stat.modified_s, primary)
         return None
 
     def scan(self, clean: bool = False, primary_no_more: Container[str] = ()) -> dict[str, FileCopy]:
-        """What is there; ``clean``: and removes copies where there is a primary copy too (a crash came in
-        between). ``primary_no_more``: of these only copies count."""
-        found = (
-            {c.chunk_id: c for c in self._list(True) if c.chunk_id not in primary_no_more}
-            if self.holds_primaries
-            else {}
-        )
+        """Finds what is there; ``clean``: and removes copies where there is a primary copy too (a crash came
+        in between). ``primary_no_more``: of these only copies count."""
+        found = {c.chunk_id: c for c in self._list(True) if c.chunk_id not in primary_no_more}
         for copy in self._list(False):
             if copy.chunk_id not in found:
                 found[copy.chunk_id] = copy
@@ -74,12 +64,6 @@ class TierFiles:
         return found
 
     def _list(self, primary: bool) -> Iterator[FileCopy]:
-        after = ""
-        while True:
-            page = self.blobs(primary).list(CHUNKS, after, _LARGEST_LIST)
-            for blob in page.blobs:
-                if chunk_id := chunk_of(blob.name):
-                    yield FileCopy(chunk_id, blob.size_bytes, blob.modified_s, primary)
-            if not page.truncated:
-                return
-            after = page.blobs[-1].name
+        for blob in list_all(self.blobs(primary), CHUNKS, page_len=_LARGEST_LIST):
+            if chunk_id := chunk_of(blob.name):
+                yield FileCopy(chunk_id, blob.size_bytes, blob.modified_s, primary)

@@ -14,16 +14,15 @@ import time
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from services.kv_store.blobs.directory import DirectoryBlobs
-from services.kv_store.blobs.disk import Disk
+from services.kv_store.blobs.disk import Disk, Stamp, stamp_of
 from services.kv_store.blobs.protocol import WHOLE, ByteRange
 from services.kv_store.blobs.staging import StagedFile, Staging
-from services.kv_store.tiers.chunk_files import Stamp, is_damaged, stamp_of, verified
+from services.kv_store.tiers.chunk_files import is_damaged, is_newer, verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.eviction import S3Fifo
 from services.kv_store.tiers.files import FileCopy, TierFiles
@@ -63,17 +62,16 @@ class LocalTier:
         directory: Path,
         *,
         disk: Disk | None = None,
-        holds_primaries: bool = False,
         primary_name: str = "",
         capacity_bytes: int = 0,
         lease_s: float = LEASE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``holds_primaries``: it may hold primary copies, which count as tier ``primary_name``.
-        ``capacity_bytes`` 0: as much as fits."""
+        """``primary_name``: the tier that primary copies count as, if it is another. ``capacity_bytes`` 0: as
+        much as fits."""
         self.name, self.primary_name, self.capacity_bytes = name, primary_name or name, capacity_bytes
         self.staging = Staging(directory / "staging", disk, clock)
-        self._files = TierFiles(directory, self.staging, disk, holds_primaries)
+        self._files = TierFiles(directory, self.staging, disk)
         self._lock = threading.RLock()  # held while files change names
         self._layouts: OrderedDict[str, tuple[Stamp, ChunkSummary]] = OrderedDict()
         self._leases = Leases(lease_s, clock)
@@ -93,7 +91,7 @@ class LocalTier:
     @property
     def primary_blobs(self) -> DirectoryBlobs:
         """The directory itself, where nothing is evicted."""
-        return self._files.blobs(True)
+        return self._files.primary
 
     # ---- looking
 
@@ -110,8 +108,12 @@ class LocalTier:
             found = (self._index[c] for c in self._sorted[start:])
             return list(islice((c for c in found if c.primary or not primary_only), limit or None))
 
+    def name_of(self, copy: FileCopy) -> str:
+        """The tier that the copy counts as."""
+        return self.primary_name if copy.primary else self.name
+
     def path_of(self, chunk_id: str) -> Path:
-        """Where its file is.
+        """Names its file.
 
         Raises:
             NotFound: not in this tier.
@@ -120,6 +122,10 @@ class LocalTier:
         if copy is None:
             raise NotFound(f"chunk {chunk_id}: not stored")
         return self._files.path_of(copy)
+
+    def is_newer(self, chunk_id: str) -> bool:
+        """Whether a later version of the format wrote its file."""
+        return is_newer(lambda: inspect_chunk(self.path_of(chunk_id)))
 
     def read(self, chunk_id: str, byte_range: ByteRange = WHOLE) -> Iterator[bytes]:
         """The bytes of its file in pieces.
@@ -131,7 +137,7 @@ class LocalTier:
         return self._files.blobs(copy is not None and copy.primary).read(blob_of(chunk_id), byte_range)
 
     def open(self, chunk_id: str) -> OpenedChunk | None:
-        """Where a reader finds it, and a promise to leave it there for a while. A file whose frame is
+        """Tells where a reader finds it, and promises to leave it there for a while. A file whose frame is
         damaged, or that somebody changed, is removed; one of a newer format is left alone. Both count as
         absent."""
         with self._lock:
@@ -173,12 +179,8 @@ class LocalTier:
         with self._lock:
             copies = list(self._index.values())
             pins = self._pins
-        names = (
-            [self.name]
-            if not self._files.holds_primaries
-            else list(dict.fromkeys((self.name, self.primary_name)))
-        )
-        return [self._stats_of(name, [c for c in copies if self._name_of(c) == name], pins) for name in names]
+        names = dict.fromkeys((self.name, self.primary_name))
+        return [self._stats_of(name, [c for c in copies if self.name_of(c) == name], pins) for name in names]
 
     # ---- changing
 
@@ -238,7 +240,14 @@ class LocalTier:
                         "no space left where KV is stored; delete documents or enlarge the volume"
                     )
                 return False
-            self._place(blobs, chunk_id, staged, summary, truth)
+            try:
+                blobs.place(blob, staged)
+                if truth:
+                    self._leaving.discard(chunk_id)
+                    self._files.cache.delete(blob)
+            finally:
+                self.check_again(chunk_id)  # renamed or not, when the disk failed
+            self._remember(chunk_id, stamp_of(self.path_of(chunk_id)), summary)
         blobs.commit(blob)
         return True
 
@@ -255,8 +264,7 @@ class LocalTier:
             self._files.cache.prepare(blob, second)
             self._files.cache.place(blob, second)
             self._leaving.add(chunk_id)
-            self._index[chunk_id] = replace(copy, primary=False)
-            self._queue.admit(chunk_id, copy.size_bytes)
+            self.check_again(chunk_id)
             self._shrink()
 
     def leave(self, chunk_id: str) -> None:
@@ -264,7 +272,7 @@ class LocalTier:
         with self._lock:
             if chunk_id in self._leaving:
                 self._leaving.discard(chunk_id)
-                self._files.blobs(True).delete(blob_of(chunk_id))
+                self._files.primary.delete(blob_of(chunk_id))
 
     def version(self, chunk_id: str) -> str:
         """Changes whenever the file does; empty: there is none."""
@@ -278,7 +286,7 @@ class LocalTier:
         yet."""
         copy = self.find(chunk_id)
         if copy is not None and copy.primary:
-            self._files.blobs(True).commit(blob_of(chunk_id))
+            self._files.primary.commit(blob_of(chunk_id))
 
     def remove(self, chunk_id: str) -> bool:
         """Whether it was there. Who reads it goes on."""
@@ -321,18 +329,6 @@ class LocalTier:
             assert verify_chunk(path).header.chunk_id == chunk_id
 
     # ---- with the lock held
-
-    def _place(
-        self, blobs: DirectoryBlobs, chunk_id: str, staged: Path, summary: ChunkSummary, truth: bool
-    ) -> None:
-        try:
-            blobs.place(blob_of(chunk_id), staged)
-            if truth:
-                self._leaving.discard(chunk_id)
-                self._files.cache.delete(blob_of(chunk_id))
-        finally:
-            self.check_again(chunk_id)  # renamed or not, when the disk failed
-        self._remember(chunk_id, stamp_of(self.path_of(chunk_id)), summary)
 
     def _unreserve(self, num_bytes: int) -> None:
         with self._lock:
@@ -392,9 +388,6 @@ class LocalTier:
             self._layouts[chunk_id] = stamp, summary
             while len(self._layouts) > _MOST_KNOWN_LAYOUTS:
                 self._layouts.popitem(last=False)
-
-    def _name_of(self, copy: FileCopy) -> str:
-        return self.primary_name if copy.primary else self.name
 
     def _stats_of(self, name: str, copies: list[FileCopy], pins: frozenset[str]) -> TierStats:
         pinned = sum(c.size_bytes for c in copies if c.chunk_id in pins)

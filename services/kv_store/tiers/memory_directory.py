@@ -51,7 +51,7 @@ class MemoryDirectory:
 
 
 def remove_what_was_left(path: Path) -> None:
-    """What an agent that was killed had in memory, unless another one uses it by now."""
+    """Removes what an agent that was killed had in memory, unless another one uses it by now."""
     if path.is_dir():
         left = MemoryDirectory.claim(path)
         if left is not None:
@@ -59,7 +59,7 @@ def remove_what_was_left(path: Path) -> None:
 
 
 def memory_directory(data_directory: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
-    """Where the agent of ``data_directory`` has its memory tier unless it is told otherwise."""
+    """Names the memory tier of ``data_directory``'s agent, unless that is told otherwise."""
     name = hashlib.blake2b(str(data_directory.resolve()).encode(), digest_size=8).hexdigest()
     return shared_memory / f"kvquilt-{name}"
 

@@ -8,22 +8,19 @@ from itertools import chain
 
 import xxhash
 
-from services.kv_store.blobs.protocol import Blobs, BlobStat, Last, Span
+from services.kv_store.blobs.protocol import Blobs, Last, Span, list_all
+from services.kv_store.tiers.chunk_files import is_newer
 from services.kv_store.tiers.chunk_names import CHUNKS, blob_of, chunk_of
 from services.kv_store.tiers.files import FileCopy
-from shared.errors import CorruptData, NewerFormat, NotFound
+from shared.errors import CorruptData
 from shared.kv_format import Array, ChunkSummary, Frame, hashed_pieces, read_frame
 
 
-def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> Iterator[BlobStat]:
+def all_objects(objects: Blobs, start_after: str = "", page_len: int = 1000) -> Iterator[FileCopy]:
     """Every chunk after the one called ``start_after``, in the order of ids."""
-    after = blob_of(start_after) if start_after else ""
-    while True:
-        page = objects.list(CHUNKS, after, page_len)
-        yield from (blob for blob in page.blobs if chunk_of(blob.name))
-        if not page.truncated:
-            return
-        after = page.blobs[-1].name
+    for blob in list_all(objects, CHUNKS, blob_of(start_after) if start_after else "", page_len):
+        if chunk_id := chunk_of(blob.name):
+            yield FileCopy(chunk_id, blob.size_bytes, blob.modified_s)
 
 
 def find_object(objects: Blobs, chunk_id: str) -> FileCopy | None:
@@ -91,7 +88,7 @@ def verify_object(objects: Blobs, chunk_id: str) -> ChunkSummary:
 
 
 def read_tail(objects: Blobs, chunk_id: str, length: int) -> tuple[int, bytes]:
-    """How long the chunk's object is, and its last ``length`` bytes (all of a shorter one).
+    """Reads how long the chunk's object is, and its last ``length`` bytes (all of a shorter one).
 
     Raises:
         NotFound: it is not there.
@@ -107,13 +104,7 @@ def read_tail(objects: Blobs, chunk_id: str, length: int) -> tuple[int, bytes]:
 
 def is_newer_object(objects: Blobs, chunk_id: str) -> bool:
     """Whether a later version of the format wrote it; as far as its end tells, the rest is not read."""
-    try:
-        _frame_of(objects, chunk_id)
-    except NewerFormat:
-        return True
-    except (NotFound, CorruptData):
-        pass
-    return False
+    return is_newer(lambda: _frame_of(objects, chunk_id))
 
 
 def _frame_of(objects: Blobs, chunk_id: str) -> Frame:

@@ -21,7 +21,7 @@ CLOCK_BLOB = "clock"
 
 
 class Shelves(Protocol):
-    """Everything that is stored, in all tiers of all nodes. All raise ``Unavailable`` while a node does not
+    """All that is stored, in all tiers of all nodes. All raise ``Unavailable`` while a node does not
     answer."""
 
     async def now_s(self) -> float:
@@ -75,7 +75,7 @@ def young(modified: Iterable[tuple[str, float]], now_s: float, grace_s: float) -
 
 
 def keeper_now_s(blobs: Blobs) -> float:
-    """What the clock that dates these blobs says: it need not be ours."""
+    """Asks the clock that dates these blobs: it need not be ours."""
     blobs.put(CLOCK_BLOB, b"")
     stat = blobs.stat(CLOCK_BLOB)
     return 0.0 if stat is None else stat.modified_s  # removed meanwhile: everything is young

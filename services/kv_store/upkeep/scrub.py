@@ -14,7 +14,8 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -45,7 +46,7 @@ class Copies(Protocol):
 
     @property
     def tiers(self) -> Sequence[str]:
-        """Where a copy of a chunk may be."""
+        """Names of those that a copy of a chunk may be in."""
         ...
 
     def all(self) -> Iterator[Copy]:
@@ -71,19 +72,18 @@ class Copies(Protocol):
 
 @dataclass(slots=True)
 class Scrub:
-    """One run over the copies of one node. ``lost``: chunks of which damaged copies were found and no good
-    one is left here."""
+    """One run over the copies of one node."""
 
     node_id: str
     copies: Copies
     repair: bool
     num_copies: int = 0
     num_bytes: int = 0
-    lost: set[str] = field(default_factory=set)
     _suspects: set[str] = field(default_factory=set)
 
     async def run(self, ctx: RequestContext) -> AsyncGenerator[VerifyProgress, None]:
-        """Progress from time to time; ``missing`` of the last one is ``lost``."""
+        """Progress from time to time; ``missing`` in the last one: chunks of which damaged copies were found
+        and no good one is left here."""
         reported = time.monotonic()
         news: list[DamagedCopy] = []
         copies = self.copies.all()
@@ -94,8 +94,8 @@ class Scrub:
             if news or time.monotonic() - reported > _REPORT_S:
                 yield VerifyProgress(self.num_copies, self.num_bytes, tuple(news))
                 reported, news = time.monotonic(), []
-        self.lost = {c for c in sorted(self._suspects) if not await self._has_good_copy(c)}
-        yield VerifyProgress(self.num_copies, self.num_bytes, missing=tuple(sorted(self.lost)))
+        lost = [c for c in sorted(self._suspects) if not await self._has_good_copy(c)]
+        yield VerifyProgress(self.num_copies, self.num_bytes, missing=tuple(lost))
 
     async def _look_at(self, copy: Copy) -> DamagedCopy | None:
         """The damage, if there is any."""
@@ -142,7 +142,7 @@ class Scrub:
         return False
 
     async def _damage(self, chunk_id: str, tier: str) -> str:
-        """What is wrong with the copy; empty if nothing. ``NotFound``: it is gone."""
+        """Says what is wrong with the copy; empty if nothing. ``NotFound``: it is gone."""
         try:
             await self.copies.verify_copy(chunk_id, tier)
         except CorruptData as error:
@@ -152,7 +152,7 @@ class Scrub:
         return ""
 
 
-PeerVerify = Callable[[], AsyncGenerator[VerifyProgress, None]]
+Verify = Callable[[], AsyncGenerator[VerifyProgress, None]]
 Stored = Callable[[Sequence[str]], Awaitable[dict[str, Collection[str]]]]
 """Which of these chunks each node has (the home node: in its tiers or in the object store). Raises
 ``Unavailable``."""
@@ -162,7 +162,7 @@ _PAGE = 1000
 async def scrub_cluster(
     ctx: RequestContext,
     home: Scrub,
-    peers: Mapping[str, PeerVerify],
+    peers: Mapping[str, Verify],
     referenced: Callable[[], Collection[str]],
     stored: Stored,
 ) -> AsyncGenerator[VerifyProgress, None]:
@@ -172,30 +172,27 @@ async def scrub_cluster(
     Raises:
         Unavailable: a node did not answer to the end; what was found until then has been told.
     """
-    lost: dict[str, Collection[str]] = {}
-    copies, num_bytes = 0, 0
-    async with aclosing(_merged(peers)) as updates:
-        async for node_id, now, before in updates:
-            copies, num_bytes = (
-                copies + now.num_copies - before.num_copies,
-                num_bytes + now.num_bytes - before.num_bytes,
-            )
-            lost[node_id] = now.missing
-            yield VerifyProgress(copies, num_bytes, now.damaged)
-    async with aclosing(home.run(ctx)) as progress:
-        async for now in progress:
-            yield VerifyProgress(copies + now.num_copies, num_bytes + now.num_bytes, now.damaged)
-    lost[home.node_id] = home.lost
+    told: dict[str, VerifyProgress] = {}
+    for verifying in (peers, {home.node_id: partial(home.run, ctx)}):
+        async with aclosing(_merged(verifying)) as updates:
+            async for node_id, now in updates:
+                told[node_id] = now
+                yield replace(_total(told), damaged=now.damaged)
+    lost = {node_id: set(last.missing) for node_id, last in told.items()}
     missing = [
         c
         async for c in _missing(sorted(referenced()), lost, stored)
         if not (home.repair and await home.restored(c))
     ]
-    yield VerifyProgress(copies + home.num_copies, num_bytes + home.num_bytes, missing=tuple(missing))
+    yield replace(_total(told), missing=tuple(missing))
+
+
+def _total(told: Mapping[str, VerifyProgress]) -> VerifyProgress:
+    return VerifyProgress(sum(p.num_copies for p in told.values()), sum(p.num_bytes for p in told.values()))
 
 
 async def _missing(
-    chunk_ids: Sequence[str], lost: dict[str, Collection[str]], stored: Stored
+    chunk_ids: Sequence[str], lost: Mapping[str, Collection[str]], stored: Stored
 ) -> AsyncGenerator[str, None]:
     """Those that no node has, other than in damaged copies."""
     for begin in range(0, len(chunk_ids), _PAGE):
@@ -211,24 +208,19 @@ async def _missing(
                 yield chunk_id
 
 
-async def _merged(
-    peers: Mapping[str, PeerVerify],
-) -> AsyncGenerator[tuple[str, VerifyProgress, VerifyProgress], None]:
-    """What each node says, as it comes, with what it had said before. The first error ends them all, after
-    the others' news."""
-    updates: asyncio.Queue[tuple[str, VerifyProgress, VerifyProgress] | None] = asyncio.Queue()
+async def _merged(nodes: Mapping[str, Verify]) -> AsyncGenerator[tuple[str, VerifyProgress], None]:
+    """Tells what each node says, as it comes. The first error ends them all, after the others' news."""
+    updates: asyncio.Queue[tuple[str, VerifyProgress] | None] = asyncio.Queue()
 
-    async def follow(node_id: str, verify: PeerVerify) -> None:
-        before = VerifyProgress(0, 0)
+    async def follow(node_id: str, verify: Verify) -> None:
         try:
             async with aclosing(verify()) as progress:
                 async for now in progress:
-                    updates.put_nowait((node_id, now, before))
-                    before = now
+                    updates.put_nowait((node_id, now))
         finally:
             updates.put_nowait(None)
 
-    tasks = [asyncio.create_task(follow(node_id, verify)) for node_id, verify in peers.items()]
+    tasks = [asyncio.create_task(follow(node_id, verify)) for node_id, verify in nodes.items()]
     try:
         for _ in tasks:
             while (update := await updates.get()) is not None:

@@ -1,5 +1,5 @@
-"""What keeps the store whole and no larger than it must be: scrubbing, garbage collection, pins and quotas,
-as one node does them.
+"""Keeps the store whole and no larger than it must be: scrubbing, garbage collection, pins and quotas, as one
+node does them.
 
 The home node decides and asks the others, which answer about themselves; the rules are in ``scrub``,
 ``garbage``, ``pins`` and ``quotas``.
@@ -10,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
 
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.documents import Documents
 from services.kv_store.documents.pins import Pin, Pins, check_room
-from services.kv_store.documents.quotas import Quotas, TenantUsage, after_replacing
-from services.kv_store.fetching.nodes import Nodes, ask, merged_page
+from services.kv_store.documents.quotas import QuotaConfig, TenantUsage, after_replacing
+from services.kv_store.fetching.nodes import Neighbours, merged_page
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.copies import NodeCopies
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
 from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
-from shared.errors import FailedPrecondition, KvquiltError, Unavailable
+from shared.errors import KvquiltError, Unavailable
 from shared.kv_stores import NodeAgent
 from shared.kv_types import (
     ChunkPage,
@@ -40,64 +39,53 @@ from shared.kv_types import (
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
-ResultT = TypeVar("ResultT")
 Search = Callable[[RequestContext, Sequence[str]], PeerSearch]
 
 _IDS_PER_CALL = 1000
 
 
 class Upkeep:
-    """``own``: this node's store, as the others see it."""
+    """``own``: this node's store, as the others see it, which answers by these methods."""
 
     def __init__(
         self,
-        node_id: str,
         own: NodeAgent,
         tiers: NodeTiers,
         documents: Documents,
-        nodes: Nodes,
-        quotas: Quotas,
+        neighbours: Neighbours,
+        quotas: QuotaConfig,
         search: Search,
     ) -> None:
-        self._search = search
-        self._node_id, self._own, self._tiers, self._documents, self._nodes = (
-            node_id,
-            own,
-            tiers,
-            documents,
-            nodes,
-        )
-        self._quotas = quotas
+        self._own, self._tiers, self._documents = own, tiers, documents
+        self._neighbours, self._quotas, self._search = neighbours, quotas, search
         self._pins = Pins(tiers.truth, documents.documents)
         self._usage = TenantUsage()
         self._pinned_version = ""
 
     # ---- scrubbing
 
-    async def verify(self, ctx: RequestContext, repair: bool) -> AsyncGenerator[VerifyProgress, None]:
+    async def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]:
         """Of this node; the home node asks the others too and looks after the object store."""
-        async with aclosing(await self._scrub(ctx, repair)) as progress:
-            async for now in progress:
-                yield now
-
-    async def _scrub(self, ctx: RequestContext, repair: bool) -> AsyncGenerator[VerifyProgress, None]:
-        is_home = self._nodes.home() == self._node_id
+        is_home = self._neighbours.is_home
         copies = NodeCopies(
             self._tiers,
             lambda chunk_id: self._search(ctx, [chunk_id]),
             with_objects=is_home and self._tiers.objects is not None,
         )
-        scrub = Scrub(self._node_id, copies, repair)
-        if not is_home:
-            return scrub.run(ctx)
-        await asyncio.to_thread(self._documents.sync)
-        peers = {n: partial(self._verify_peer, ctx, n, repair) for n in self._others()}
-        return scrub_cluster(ctx, scrub, peers, self._referenced, partial(self._stored, ctx))
+        scrub = Scrub(self._neighbours.node_id, copies, repair)
+        updates = scrub.run(ctx)
+        if is_home:
+            await asyncio.to_thread(self._documents.sync)
+            peers = {n: partial(self._verify_peer, ctx, n, repair) for n in self._neighbours.ids}
+            updates = scrub_cluster(ctx, scrub, peers, self._referenced, partial(self._stored, ctx))
+        async with aclosing(updates) as progress:
+            async for now in progress:
+                yield now
 
     async def _verify_peer(
         self, ctx: RequestContext, node_id: str, repair: bool
     ) -> AsyncGenerator[VerifyProgress, None]:
-        peer = await self._nodes.store(node_id)
+        peer = await self._neighbours.nodes.store(node_id)
         async for progress in peer.verify(ctx, repair):
             yield progress
 
@@ -106,18 +94,16 @@ class Upkeep:
 
     async def _stored(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> dict[str, Collection[str]]:
         """By node: where the truth of chunks is."""
-        answers, unreachable = await self._ask_others(lambda peer: peer.stat(ctx, chunk_ids))
-        if unreachable:
-            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
-        own = await self._own.stat(ctx, chunk_ids)
-        return {
-            n: [s.chunk_id for s in stats if s.exists] for n, stats in {**answers, self._node_id: own}.items()
-        }
+        stats = await self._neighbours.ask_all(lambda peer: peer.stat(ctx, chunk_ids))
+        stats[self._neighbours.node_id] = await self._own.stat(ctx, chunk_ids)
+        return {node_id: [s.chunk_id for s in of if s.exists] for node_id, of in stats.items()}
 
     # ---- garbage
 
-    async def collect_garbage(self, ctx: RequestContext, grace_s: float, dry_run: bool) -> CollectedGarbage:
-        self._check_home()
+    async def collect_garbage(
+        self, ctx: RequestContext, grace_s: float, dry_run: bool = False
+    ) -> CollectedGarbage:
+        self._neighbours.check_home()
         await asyncio.to_thread(self._documents.sync)
         return await collect(ctx, self, self._documents.references, grace_s, dry_run)
 
@@ -127,11 +113,7 @@ class Upkeep:
 
     async def list_page(self, ctx: RequestContext, start_after: str = "") -> ChunkPage:
         """Of all nodes and the object store."""
-        answers, unreachable = await self._ask_others(
-            lambda peer: peer.list_page(ctx, start_after, _IDS_PER_CALL)
-        )
-        if unreachable:
-            raise Unavailable(f"{unreachable} node(s) of the store do not answer; retry")
+        answers = await self._neighbours.ask_all(lambda peer: peer.list_page(ctx, start_after, _IDS_PER_CALL))
         own = await self._own.list_page(ctx, start_after, _IDS_PER_CALL)
         return merged_page([own, *answers.values()], _IDS_PER_CALL)
 
@@ -141,23 +123,24 @@ class Upkeep:
     async def needed(self, ctx: RequestContext, chunk_ids: Sequence[str], grace_s: float) -> Collection[str]:
         if not chunk_ids:
             return ()
-        answers, unreachable = await self._ask_others(lambda peer: peer.needed(ctx, chunk_ids, grace_s))
+        answers, unreachable = await self._neighbours.ask(lambda peer: peer.needed(ctx, chunk_ids, grace_s))
         if unreachable:
             raise Unavailable(f"{unreachable} node(s) of the store do not answer, and may be reading; retry")
         return (await asyncio.to_thread(self.needed_here, chunk_ids, grace_s)).union(*answers.values())
 
     def needed_here(self, chunk_ids: Sequence[str], grace_s: float) -> set[str]:
-        """Which must stay because of this node. Blocks."""
-        tiers = [t for t in (self._tiers.memory, self._tiers.disk) if t is not None]
-        found = [copy for c in chunk_ids for tier in tiers if (copy := tier.find(c)) is not None]
+        """Finds those that must stay because of this node. Blocks."""
+        found = [copy for c in chunk_ids for tier in self._tiers.own if (copy := tier.find(c)) is not None]
         ages = ((copy.chunk_id, copy.modified_s) for copy in found)
         return young(ages, time.time(), grace_s) | {c for c in chunk_ids if self._tiers.leased(c)}
 
     # ---- pins
 
-    async def pin(self, ctx: RequestContext, collection: str, document_id: str, unpin: bool) -> int:
+    async def pin(
+        self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
+    ) -> int:
         """Bytes that are pinned now, over all tenants."""
-        self._check_home()
+        self._neighbours.check_home()
         pin = Pin(ctx.tenant, check_name("collection", collection), document_id)
         pins = await asyncio.to_thread(self._pins.with_change, pin, unpin)
         num_bytes = await self._bytes_of(ctx, self._pins.documents_of(pins))
@@ -168,7 +151,7 @@ class Upkeep:
         return num_bytes
 
     async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
-        self._check_home()
+        self._neighbours.check_home()
         pins = await asyncio.to_thread(self._pins.of, ctx.tenant)
         return [
             PinnedDocuments(
@@ -177,28 +160,29 @@ class Upkeep:
             for p in pins
         ]
 
-    async def pinned_chunks(self, known_version: str) -> PinnedChunks:
+    async def list_pinned_chunks(self, ctx: RequestContext, known_version: str = "") -> PinnedChunks:
         """Without ids where ``known_version`` is what holds."""
-        self._check_home()
+        self._neighbours.check_home()
         pinned = await asyncio.to_thread(self._pins.chunks)
         return PinnedChunks(pinned.version) if pinned.version == known_version else pinned
 
     async def follow_pins(self, ctx: RequestContext) -> None:
         """Makes this node keep what is pinned by now. Raises ``Unavailable``."""
-        home = self._nodes.home()
-        if home == self._node_id:
+        home: NodeAgent = self._own
+        if self._neighbours.is_home:
             await asyncio.to_thread(self._pins.load)
-            pinned = await self.pinned_chunks(self._pinned_version)
         else:
-            pinned = await (await self._nodes.store(home)).list_pinned_chunks(ctx, self._pinned_version)
+            nodes = self._neighbours.nodes
+            home = await nodes.store(nodes.home())
+        pinned = await home.list_pinned_chunks(ctx, self._pinned_version)
         if pinned.version != self._pinned_version:
             self._tiers.pin(pinned.chunk_ids)
             self._pinned_version = pinned.version
 
     async def _disk_capacities(self, ctx: RequestContext) -> dict[str, int]:
-        answers, _ = await self._ask_others(lambda peer: peer.stats(ctx))
+        answers, _ = await self._neighbours.ask(lambda peer: peer.stats(ctx))
         tiers = {node.node_id: node.tiers for answer in answers.values() for node in answer.nodes}
-        tiers[self._node_id] = (await asyncio.to_thread(self._tiers.stats))[0]
+        tiers[self._neighbours.node_id] = (await asyncio.to_thread(self._tiers.stats))[0]
         return {
             node_id: next((t.capacity_bytes for t in of if t.tier == "disk"), 0)
             for node_id, of in tiers.items()
@@ -238,7 +222,7 @@ class Upkeep:
         object store."""
         if len(chunk_ids) <= _IDS_PER_CALL:
             ids = list(chunk_ids)
-            answers, _ = await self._ask_others(lambda peer: peer.stat(ctx, ids)) if ids else ({}, 0)
+            answers, _ = await self._neighbours.ask(lambda peer: peer.stat(ctx, ids)) if ids else ({}, 0)
             self._usage.learn(s for stats in answers.values() for s in stats)
             self._usage.learn(await self._own.stat(ctx, ids))
             return
@@ -249,19 +233,5 @@ class Upkeep:
             truncated = page.truncated and bool(page.chunks)
             after = page.chunks[-1].chunk_id if page.chunks else ""
 
-    # ---- nodes
-
     def check_invariants(self) -> None:
         self._pins.check_invariants()
-
-    def _check_home(self) -> None:
-        if self._nodes.home() != self._node_id:
-            raise FailedPrecondition("documents are kept by the agent of the home node only")
-
-    def _others(self) -> list[str]:
-        return [n for n in self._nodes.ids() if n != self._node_id]
-
-    async def _ask_others(
-        self, call: Callable[[NodeAgent], Awaitable[ResultT]]
-    ) -> tuple[dict[str, ResultT], int]:
-        return await ask(self._nodes, self._others(), call)

@@ -183,6 +183,12 @@ async def test_margins_are_shown_with_the_document_they_are_written_on() -> None
     assert json.loads(show_json(await collect(stream(*events)), ["Who?"]))["margins"][0]["kept"] is True
 
 
+def converted(args: dict[str, Any]) -> dict[str, Any]:
+    """As the options of `kvquilt ask` hand them over."""
+    types = {parameter.name: parameter.type for parameter in ask.params}
+    return {name: types[name].convert(value, None, None) for name, value in args.items()}
+
+
 @pytest.mark.parametrize(
     ("args", "sampling", "decoding"),
     [
@@ -215,7 +221,8 @@ async def test_margins_are_shown_with_the_document_they_are_written_on() -> None
 def test_options_of_ask_become_what_is_asked_for(
     args: dict[str, Any], sampling: SamplingParams, decoding: Decoding
 ) -> None:
-    options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "marker": ""} | args
+    options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "marker": ""}
+    options |= converted(args)
     assert (sampling_of(options), decoding_of(options)) == (sampling, decoding)
 
 
@@ -319,8 +326,8 @@ async def test_a_note_says_what_an_answer_really_ran_as() -> None:
     ],
 )
 def test_options_of_reuse_become_what_is_asked_for(args: dict[str, Any], reuse: Reuse) -> None:
-    options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "recompute_tokens": ""} | args
-    assert reuse_of(options) == reuse
+    options = {parameter.name: None for parameter in ask.params} | {"seed": 0, "recompute_tokens": ""}
+    assert reuse_of(options | converted(args)) == reuse
 
 
 def test_a_forest_is_offered_the_modes_that_need_no_question() -> None:
@@ -364,12 +371,14 @@ def test_a_service_that_lacks_something_is_degraded_and_says_what() -> None:
         ServiceHealth("gateway", True, facts={"chunks": "3"}),
         ServiceHealth("kv_store", True, "the object store cannot be reached; retry"),
         ServiceHealth("generator", False, "no answer within 2 s"),
+        ServiceHealth("retrieval", True, facts={"chunks": "3", "remote": "search.example:9000"}),
     ]
     Console(file=out, width=100).print(status_table(services))
     assert [line.split()[1:3] for line in out.getvalue().splitlines()[1:]] == [
         ["ready", "chunks"],
         ["degraded", "the"],
         ["not", "ready"],
+        ["ready", "remote"],
     ]
 
 

@@ -33,9 +33,7 @@ def clock() -> Clock:
 
 
 def tier_in(directory: Path, disk: Disk | None = None, **settings: object) -> LocalTier:
-    return LocalTier(
-        "disk", directory, disk=disk or QuickDisk(), holds_primaries=True, primary_name="pending", **settings
-    )  # type: ignore[arg-type]
+    return LocalTier("disk", directory, disk=disk or QuickDisk(), primary_name="pending", **settings)  # type: ignore[arg-type]
 
 
 def stage(tier: LocalTier, chunk_id: str, seed: int = 0) -> Path:

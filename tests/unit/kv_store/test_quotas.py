@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.kv_store.documents.catalog import Document
-from services.kv_store.documents.quotas import Quotas, TenantUsage, after_replacing
+from services.kv_store.documents.quotas import QuotaConfig, TenantUsage, after_replacing
 from shared.errors import StorageFull
 from shared.kv_types import ChunkStat, Manifest, ManifestChunk, TenantStats
 
@@ -25,7 +25,7 @@ def test_usage_counts_each_chunk_once_per_tenant() -> None:
     assert usage.unknown(["a", "b"]) == ["a", "b"]
     usage.learn(stats(a=5, b=7, c=0))
     assert usage.unknown(["a", "b", "c"]) == ["c"]
-    told = usage.tenants(DOCUMENTS, Quotas(0, {"acme": 100, "gamma": 9}))
+    told = usage.tenants(DOCUMENTS, QuotaConfig(0, {"acme": 100, "gamma": 9}))
     assert told == (
         TenantStats("acme", 2, 12, 100),
         TenantStats("beta", 1, 5, 0),
@@ -43,7 +43,7 @@ def test_sizes_follow_a_change_of_encoding_and_are_forgotten_with_the_chunks() -
 
 
 def test_more_than_the_quota_is_refused_with_tenant_quota_and_remedy() -> None:
-    quotas = Quotas(100, {"acme": 10})
+    quotas = QuotaConfig(100, {"acme": 10})
     quotas.check("acme", 0, 10)
     quotas.check("beta", 0, 100)
     with pytest.raises(
@@ -56,15 +56,15 @@ def test_more_than_the_quota_is_refused_with_tenant_quota_and_remedy() -> None:
 
 
 def test_what_makes_documents_smaller_is_allowed_even_above_the_quota() -> None:
-    Quotas(10).check("acme", 30, 20)
-    Quotas(10).check("acme", 30, 30)
+    QuotaConfig(10).check("acme", 30, 20)
+    QuotaConfig(10).check("acme", 30, 30)
     with pytest.raises(StorageFull):
-        Quotas(10).check("acme", 30, 31)
+        QuotaConfig(10).check("acme", 30, 31)
 
 
 def test_no_quota_is_no_limit() -> None:
-    Quotas().check("acme", 0, 10**18)
-    Quotas(5, {"acme": 0}).check("acme", 0, 10**18)
+    QuotaConfig().check("acme", 0, 10**18)
+    QuotaConfig(5, {"acme": 0}).check("acme", 0, 10**18)
 
 
 def test_a_document_that_replaces_another_counts_instead_of_it() -> None:

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from services.kv_store.config import GarbageConfig, QuotaConfig
+from services.kv_store.config import GarbageConfig
 from services.kv_store.documents.catalog import Document
-from services.kv_store.documents.quotas import Quotas
+from services.kv_store.documents.quotas import QuotaConfig
+from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.housekeeping import Housekeeping
 from services.kv_store.upkeep.upkeep import Upkeep
@@ -191,7 +192,8 @@ async def test_the_chunks_of_very_many_documents_are_counted_by_listing_them() -
 
     documents = [Document("acme", "books", str(n), (c,)) for n, c in enumerate(sizes)]
     here: Any = SimpleNamespace(truth=DictBlobs(), documents=lambda: documents)
-    upkeep = Upkeep("home", cast(Any, Own()), here, here, KnownNodes(), Quotas(), cast(Any, None))
+    neighbours = Neighbours("home", KnownNodes())
+    upkeep = Upkeep(cast(Any, Own()), here, here, neighbours, QuotaConfig(), cast(Any, None))
     assert await upkeep.tenants(CTX) == (TenantStats("acme", len(sizes), sum(sizes.values()), 0),)
     assert len(listed) == 3
 

@@ -1,0 +1,47 @@
+"""Commands of operators about the index: `kvquilt retrieval …`."""
+
+from __future__ import annotations
+
+import click
+
+from cluster.cli.session import LONG_DEADLINE_MS, Session, run_resumable
+
+
+@click.group()
+def retrieval() -> None:
+    """The index over documents."""
+
+
+@retrieval.command()
+@click.option("--collection", "-c", default="", help="Only this collection. Default: all of the tenant's.")
+@click.pass_obj
+def rebuild(session: Session, collection: str) -> None:
+    """Make the index anew from the stored documents.
+
+    Afterwards it holds exactly what the stored documents say: what was lost is indexed, what has no document
+    vanishes. For an index that was deleted, that is damaged, or that was made with another embedder. Neither
+    sources nor the generator are needed, and no KV is computed. Documents that are indexed as they should be
+    cost a lookup. Exit code 1 when a document failed.
+
+    \b
+    kvquilt retrieval rebuild
+    kvquilt retrieval rebuild -c handbook
+    """
+    from cluster.cli.ingest_command import follow_all
+    from cluster.cli.remote import ingest_client
+
+    async def go() -> int:
+        async with session.connect(ingest_client) as client:
+            summary = await follow_all(
+                session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection)
+            )
+        session.out.print(
+            f"{summary.num_stored} indexed, {summary.num_unchanged} as they should be, "
+            f"{summary.num_removed} removed from the "
+            f"index, {len(summary.failed)} failed",
+            soft_wrap=True,
+        )
+        summary.print_failed(session.out)
+        return 1 if summary.failed else 0
+
+    run_resumable(session, go())

@@ -1,0 +1,50 @@
+"""Translates what the KV store tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import Message
+
+from protos.kvquilt.v1 import kv_store_node_pb2
+from protos.kvquilt.v1 import kv_store_pb2 as pb
+from shared.kv_types import (
+    ChunkPage,
+    ChunkStat,
+    CollectedGarbage,
+    DeletedChunks,
+    Manifest,
+    ManifestPage,
+    OpenedChunk,
+    PeerCopy,
+    PinnedDocuments,
+    StoreStats,
+    VerifyProgress,
+)
+from shared.wire.message import MessageWire, TupleWire
+
+
+class _Verified(MessageWire[VerifyProgress, pb.VerifyProgress]):
+    """``missing`` has another name."""
+
+    def fields_of(self, value: VerifyProgress) -> dict[str, Any]:
+        return super().fields_of(value) | {"missing_chunk_ids": value.missing}
+
+    def values_of(self, message: Message) -> dict[str, Any]:
+        assert isinstance(message, pb.VerifyProgress)
+        return super().values_of(message) | {"missing": tuple(message.missing_chunk_ids)}
+
+
+CHUNK_STAT = MessageWire(ChunkStat, pb.ChunkStat)
+CHUNK_PAGE = MessageWire(ChunkPage, pb.ListChunksResponse)
+DELETED = MessageWire(DeletedChunks, pb.DeleteChunksResponse)
+MANIFEST = MessageWire(Manifest, pb.Manifest)
+MANIFEST_PAGE = MessageWire(ManifestPage, pb.ListManifestsResponse)
+STATS = MessageWire(StoreStats, pb.StatsResponse)
+VERIFIED = _Verified(VerifyProgress, pb.VerifyProgress)
+COLLECTED = MessageWire(CollectedGarbage, pb.CollectGarbageResponse)
+PINNED = MessageWire(PinnedDocuments, pb.PinnedDocuments)
+OPENED = MessageWire(
+    OpenedChunk, kv_store_node_pb2.OpenedChunk, layers=TupleWire(pb.ByteRange, "offset", "length")
+)
+PEER_COPY = MessageWire(PeerCopy, kv_store_node_pb2.PeerCopy)
