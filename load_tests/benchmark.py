@@ -40,6 +40,19 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def at_least(least: int | float) -> Callable[[str], int | float]:
+    """The type of an option that must not be below it."""
+
+    def read(text: str) -> int | float:
+        value = type(least)(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        return value
+
+    read.__name__ = type(least).__name__  # by which argparse names it when it is no number at all
+    return read
+
+
 def in_turn(*ways: tuple[int, Callable[[], T]]) -> list[list[T]]:
     """Calls each of ``ways`` so many times, one after the other and again from the first one, so that
     whatever else the machine does meets all alike. What they gave, way by way."""

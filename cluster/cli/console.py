@@ -28,11 +28,13 @@ STAGES: tuple[tuple[str, Callable[[Timings], float]], ...] = (
 
 
 def status_table(services: Sequence[ServiceHealth]) -> Table:
-    """A service that is ready but cannot do something is degraded, and says what."""
+    """A service that is ready but cannot do something is degraded, and says what; one of another cluster says
+    first where it is."""
     table = Table("service", "state", "", box=None, pad_edge=False)
     for service in services:
         state = Text("degraded", "yellow") if service.detail else Text("ready", "green")
-        facts = ", ".join(f"{key} {value}" for key, value in sorted(service.facts.items()))
+        in_order = sorted(service.facts.items(), key=lambda fact: (fact[0] != "remote", fact))
+        facts = ", ".join(f"{key} {value}" for key, value in in_order)
         shown = state if service.ready else Text("not ready", "red")
         table.add_row(service.service, shown, Text(service.detail or facts))
     return table

@@ -25,7 +25,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 class OneOf(click.Choice[NamedT]):
     """A member, by its value."""
 
-    def normalize_choice(self, choice: NamedT | str, ctx: click.Context | None) -> str:
+    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
         return str(choice)
 
 

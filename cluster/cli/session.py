@@ -46,13 +46,16 @@ class Session:
         """
         return self.target_option or self._state().target
 
-    def connect(self, door: Door[ClientT]) -> AbstractAsyncContextManager[ClientT]:
-        """At ``target``, or in the cluster that serves the application for the stack that runs on the data
+    def target_of(self, application: str) -> str:
+        """``target``, or the cluster that serves ``application`` for the stack that runs on the data
         directory."""
         if self.target_option:
-            return door(self.target_option)
+            return self.target_option
         state = self._state()
-        return door(state.addresses.get(door.application, state.target))
+        return state.addresses.get(application, state.target)
+
+    def connect(self, door: Door[ClientT]) -> AbstractAsyncContextManager[ClientT]:
+        return door(self.target_of(door.application))
 
     def _state(self) -> StackState:
         from cluster.local.state import RunDirectory

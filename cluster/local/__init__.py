@@ -1,1 +1,1 @@
-"""The local stack: one supervisor process per data directory, started and stopped by commands."""
+"""Runs the local stack: one supervisor process per data directory, started and stopped by commands."""

@@ -1,4 +1,4 @@
-"""`make demo`: the whole system on this machine in a few minutes, from nothing to two tables.
+"""Runs `make demo`: the whole system on this machine in a few minutes, from nothing to two tables.
 
 Everything it starts, it takes down again, whatever happens. Data and report lie in ``build/``.
 """
@@ -57,9 +57,7 @@ def run_demo(console: Console, report_path: Path, keep: bool) -> None:
     Raises:
         KvquiltError: a service failed; everything has been taken down.
     """
-    questions = [
-        DemoQuestion(**q) for q in json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))
-    ]
+    questions = shipped_questions()
     launcher.stop(DATA_DIR.absolute())
     shutil.rmtree(DATA_DIR, ignore_errors=True)
     try:
@@ -79,10 +77,15 @@ def run_demo(console: Console, report_path: Path, keep: bool) -> None:
     console.print(f"\nreport: {report_path}", style="dim")
 
 
+def shipped_questions() -> list[DemoQuestion]:
+    text = (DEMO_ASSETS / "questions.json").read_text(encoding="utf-8")
+    return [DemoQuestion(**question) for question in json.loads(text)]
+
+
 def _start(console: Console) -> str:
     console.rule("six services on this machine")
     with start_progress(console) as on_progress:
-        state = launcher.start(demo_config(), on_progress)
+        state = launcher.start(demo_config(DATA_DIR), on_progress)
     console.print(f"ready at {state.target}; log in {state.log_path}", soft_wrap=True)
     return state.target
 
@@ -183,12 +186,11 @@ def fraction_correct(asked: Sequence[Asked], mode: ReuseMode) -> float:
 
 
 def measure_engine(console: Console) -> tuple[Measurement, dict[str, float]]:
-    from cluster.local.ttft import CHUNK_LEN, NUM_CHUNKS, compare_ttft
+    from cluster.local.ttft import CASE, compare_ttft
 
     console.rule("what reuse buys at a real model's size")
-    console.print(
-        f"Qwen2-0.5B's shape with random weights, {NUM_CHUNKS} chunks of {CHUNK_LEN} tokens", style="dim"
-    )
+    sizes = f"{len(CASE.chunk_lens)} chunks of {CASE.chunk_len} tokens"
+    console.print(f"Qwen2-0.5B's shape with random weights, {sizes}", style="dim")
     with console.status("building the model") as status:
         result = compare_ttft(on_step=status.update)
     table = Table(
@@ -200,14 +202,10 @@ def measure_engine(console: Console) -> tuple[Measurement, dict[str, float]]:
     return result.measurement, asdict(result.rates)
 
 
-def demo_config() -> QuiltConfig:
+def demo_config(data_dir: Path, **more: Any) -> QuiltConfig:
     """A data directory and ports of its own, so that it disturbs nothing."""
-    values: dict[str, Any] = {
-        "data_dir": str(DATA_DIR.absolute()),
-        "grpc_port": launcher.free_port(),
-        "http_port": launcher.free_port(),
-    }
-    return load_quilt(values, {})
+    ports = {name: launcher.free_port() for name in ("grpc_port", "http_port")}
+    return load_quilt({"data_dir": str(data_dir.absolute())} | ports | more, {})
 
 
 def normalized(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Starting and stopping the local stack from a shell: one detached supervisor per data directory."""
+"""Starts and stops the local stack from a shell: one detached supervisor per data directory."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def free_port() -> int:
 
 
 def _clear_dead(run: RunDirectory) -> None:
-    """What a supervisor that was killed could not take with it: some of Ray's processes, scratch files, the
-    state."""
+    """Removes what a supervisor that was killed could not take with it: some of Ray's processes, scratch
+    files, the state."""
     state = run.read()
     if state is not None and not run.is_locked():
         end_orphans(state.pid, "ray::", state.ray_dir)

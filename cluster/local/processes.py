@@ -1,4 +1,4 @@
-"""Processes of one session (``setsid``), found and ended by the kernel's own book-keeping: Linux's /proc."""
+"""Finds and ends processes of one session (``setsid``) by the kernel's own book-keeping: Linux's /proc."""
 
 from __future__ import annotations
 

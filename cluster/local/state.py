@@ -1,4 +1,4 @@
-"""What a running local stack leaves in its data directory for others to find.
+"""Keeps what a running local stack leaves in its data directory for others to find.
 
 ``run/lock`` is held (flock) by the supervisor as long as it lives, so a crash can never leave a stale one;
 ``run/state.json`` says how far it is. The lock decides whether a stack runs, the file only describes it.

@@ -1,4 +1,4 @@
-"""The process that owns a local stack: a private Ray, Ray Serve, the applications; started and stopped by
+"""Owns, as a process, a local stack: a private Ray, Ray Serve, the applications; started and stopped by
 ``launcher``.
 
 ``python -m cluster.local.supervisor DATA_DIR`` reads ``run/config.json`` there, reports in
@@ -169,7 +169,7 @@ def check_gpus(config: QuiltConfig, available: float) -> None:
 
 
 def deploy(config: QuiltConfig) -> None:
-    """What ``serve deploy`` does with the composed config, through the API that needs no dashboard."""
+    """Does what ``serve deploy`` does with the composed config, through the API that needs no dashboard."""
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 

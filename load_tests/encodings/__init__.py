@@ -1,1 +1,1 @@
-"""What lossy encodings of stored KV cost and save: ``python -m load_tests.encodings``."""
+"""Measures what lossy encodings of stored KV cost and save: ``python -m load_tests.encodings``."""

@@ -1,5 +1,5 @@
-"""What the lossy encodings cost in quality and save in bytes, against the exact one, on a model's own
-documents.
+"""Measures what the lossy encodings cost in quality and save in bytes, against the exact one, on a model's
+own documents.
 
     python -m load_tests.encodings --model cluster/demo_assets/model --json build/encodings.json
 
@@ -14,34 +14,39 @@ Shapes: R rows, V vocabulary, H KV heads, T tokens, D head_dim.
 
 from __future__ import annotations
 
-import argparse
-import json
+import math
 import random
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
 
 import torch
 
+from cluster.cli.sources import find_sources
+from cluster.local.demo import shipped_questions
 from cluster.paths import DEMO_ASSETS
+from load_tests.benchmark import json_option, new_parser, option, printed
 from services.ingestion.chunker import Chunker
 from services.ingestion.formats.parse import parse
 from shared.documents import SourceDocument
 from shared.engine import Engine, EngineConfig, LoadedModel, StoredSegment, load_model
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
-from shared.engine.kv.encodings import EXACT, encoding_of
+from shared.engine.kv.encodings import EXACT
 from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.kv.source import NoSource
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.told import TokenEvent
 from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS, buffers_of
+from shared.kv_format import ChunkFile
 from shared.measuring.report import Measurement, measured, write_report
 from shared.prompt import PromptTokenizer
-from shared.stored_segments.files import KvShape, Scratch, encode_layers, write_layers
+from shared.stored_segments.files import FileSegment, KvShape, Scratch, encode_layers, write_layers
 
 LOSSY = tuple(name for name in ENCODINGS if name != EXACT)
 CHUNK_TOKENS, PASSAGES, MAX_TOKENS = 96, 3, 32
@@ -67,44 +72,38 @@ class EncodingAgreement:
 def shipped_trials(tokenizer: PromptTokenizer, count: int | None = None) -> list[EncodingTrial]:
     """The shipped questions, or the first ``count`` of them."""
     chunker = Chunker(tokenizer, CHUNK_TOKENS)
-    documents = {
-        path.relative_to(DEMO_ASSETS / "documents").as_posix(): path
-        for path in sorted((DEMO_ASSETS / "documents").rglob("*"))
-        if path.is_file()
-    }
-    chunks = {
-        name: [c.token_ids for c in chunker.split(parse(SourceDocument(name, path.read_bytes())))]
-        for name, path in documents.items()
-    }
-    questions = json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))
-    return [
-        _trial(tokenizer, q["question"], chunks, q["document"], i) for i, q in enumerate(questions[:count])
-    ]
+    chunks = {}
+    for source in find_sources([DEMO_ASSETS / "documents"]).files:
+        document = parse(SourceDocument(source.document_id, source.path.read_bytes()))
+        chunks[source.document_id] = [chunk.token_ids for chunk in chunker.split(document)]
+    trials = []
+    for seed, asked in enumerate(shipped_questions()[:count]):
+        draw = random.Random(seed)
+        passages = chunks[asked.document][:PASSAGES]
+        others = [ids for name, of_it in chunks.items() if name != asked.document for ids in of_it]
+        passages += draw.sample(others, PASSAGES - len(passages))
+        draw.shuffle(passages)
+        trials.append(EncodingTrial(tuple(passages), tokenizer.encode_question(asked.question)))
+    return trials
 
 
-def _trial(
-    tokenizer: PromptTokenizer, question: str, chunks: Mapping[str, Sequence[Ids]], document: str, seed: int
-) -> EncodingTrial:
-    draw = random.Random(seed)
-    passages = list(chunks[document][:PASSAGES])
-    others = [ids for name, of_document in chunks.items() if name != document for ids in of_document]
-    passages += draw.sample(others, PASSAGES - len(passages))
-    draw.shuffle(passages)
-    return EncodingTrial(tuple(passages), tokenizer.encode_question(question))
+class EncodingBench(NoSource):
+    """The model, and the KV of all passages in a file per encoding. As the source of its own engines it reads
+    those of ``encoding``."""
 
-
-class EncodingBench:
-    """The model with the KV of all passages. ``SegmentSource`` of its own engines: what is exact in memory is
-    read as if it had been stored in ``encoding``."""
-
-    def __init__(self, model: LoadedModel, prefix_ids: Ids, trials: Sequence[EncodingTrial]) -> None:
+    def __init__(
+        self, model: LoadedModel, prefix_ids: Ids, trials: Sequence[EncodingTrial], directory: Path
+    ) -> None:
         self.model = model
         self.trials = trials
         self.encoding = EXACT
         self._prefix_ids = prefix_ids
         self._scratch = Scratch(model.spec.rope)
         self._backend = backend_for(EngineConfig(), model.spec)
-        self._kv: dict[str, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]] = {}
+        self._shape = KvShape.of_model(model)
+        self._directories = {encoding: directory / encoding for encoding in ENCODINGS}
+        for of_encoding in self._directories.values():
+            of_encoding.mkdir()
         self._prefill()
         self._prefix = Placement(self._computed_prefix(), 0)
 
@@ -134,25 +133,15 @@ class EncodingBench:
 
     def file_bytes(self, encoding: str) -> int:
         """Of all passages as files."""
-        shape = KvShape.of_model(self.model)
-        ids = {chunk.chunk_id: chunk.token_ids for trial in self.trials for chunk in self._chunks(trial)}
-        total = 0
-        with tempfile.TemporaryDirectory() as directory:
-            for chunk_id, (k_LHTD, v_LHTD) in self._kv.items():
-                path = Path(directory) / "chunk"
-                header = shape.header(chunk_id, self._prefix_ids, ids[chunk_id], encoding)
-                write_layers(path, header, encode_layers(encoding, k_LHTD, v_LHTD, self._scratch))
-                total += path.stat().st_size
-        return total
+        return sum(path.stat().st_size for path in self._directories[encoding].iterdir())
 
     def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
-        return {i: _Decoded(*self._kv[i], self.encoding, self._scratch) for i in chunk_lens if i in self._kv}
-
-    def prefetch(self, chunk_ids: Sequence[str]) -> None:
-        """All is in memory."""
-
-    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
-        pass
+        paths = {chunk_id: self._directories[self.encoding] / chunk_id for chunk_id in chunk_lens}
+        return {
+            chunk_id: FileSegment(ChunkFile.open(path), self._scratch)
+            for chunk_id, path in paths.items()
+            if path.exists()
+        }
 
     def save(
         self,
@@ -165,7 +154,9 @@ class EncodingBench:
         write_back: bool,
         encoding: str = "",
     ) -> None:
-        self._kv[chunk_id] = (k_LHTD, v_LHTD)
+        for encoding, directory in self._directories.items():
+            header = self._shape.header(chunk_id, prefix_ids, token_ids, encoding)
+            write_layers(directory / chunk_id, header, encode_layers(encoding, k_LHTD, v_LHTD, self._scratch))
 
     def _prefill(self) -> None:
         engine = Engine(self.model, EngineConfig(), self)
@@ -186,9 +177,9 @@ class EncodingBench:
 
     def _read(self, chunk: Chunk) -> Segment:
         segment = Segment(self.model.spec, len(chunk.token_ids))
-        stored = self.open({chunk.chunk_id: len(chunk.token_ids)})[chunk.chunk_id]
-        for layer, (k_HTD, v_HTD) in enumerate(zip(segment.k_LKTD, segment.v_LKTD, strict=True)):
-            stored.read_layer(layer, k_HTD, v_HTD)
+        with closing(self.open({chunk.chunk_id: len(chunk.token_ids)})[chunk.chunk_id]) as stored:
+            for layer, (k_HTD, v_HTD) in enumerate(zip(segment.k_LKTD, segment.v_LKTD, strict=True)):
+                stored.read_layer(layer, k_HTD, v_HTD)
         segment.length = len(chunk.token_ids)
         return segment
 
@@ -197,25 +188,6 @@ class EncodingBench:
         return tuple(
             Chunk(chunk_identity("", fingerprint, self._prefix_ids, ids), ids) for ids in trial.chunks
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """``StoredSegment`` of KV that goes through an encoding when it is read."""
-
-    k_LHTD: Sequence[torch.Tensor]
-    v_LHTD: Sequence[torch.Tensor]
-    encoding: str
-    scratch: Scratch
-
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        encoding, rotation = encoding_of(self.encoding), self.scratch.rotation(k_out_HTD.device)
-        encoding.decode(
-            encoding.encode(self.k_LHTD[layer], self.v_LHTD[layer], rotation), rotation, k_out_HTD, v_out_HTD
-        )
-
-    def close(self) -> None:
-        pass
 
 
 def compare(bench: EncodingBench, encodings: Iterable[str] = LOSSY) -> dict[str, list[EncodingAgreement]]:
@@ -241,60 +213,32 @@ def _agreement(exact_RV: torch.Tensor, ours_RV: torch.Tensor, tokens: Ids) -> En
 
 
 def top1_agreement(agreements: Sequence[EncodingAgreement]) -> float:
-    rows = [same for agreement in agreements for same in agreement.top1]
-    return sum(rows) / len(rows)
+    return fmean(same for agreement in agreements for same in agreement.top1)
 
 
-def measure(bench: EncodingBench) -> list[Measurement]:
+def measure(bench: EncodingBench) -> Iterator[Measurement]:
     agreements = compare(bench)
-    full = bench.answers(EXACT, ReuseMode.FULL)
-    like_full = {
-        e: sum(a.tokens == f for a, f in zip(of_e, full, strict=True)) / len(full)
-        for e, of_e in agreements.items()
-    }
-    exact_bytes = bench.file_bytes(EXACT)
-    measurements: list[Measurement] = []
+    exact, full = agreements[EXACT], bench.answers(EXACT, ReuseMode.FULL)
+
+    def like(answers: Sequence[Ids], of_e: Sequence[EncodingAgreement]) -> float:
+        return fmean(a.tokens == answer for a, answer in zip(of_e, answers, strict=True))
+
     for encoding in LOSSY:
         of_e = agreements[encoding]
-        kl = [x for a in of_e for x in a.kl]
-        rms = (sum(x for a in of_e for x in a.square_error) / len(kl)) ** 0.5
-        top1 = top1_agreement(of_e)
-        measurements += [
-            measured(
-                f"file_bytes_{encoding}",
-                [bench.file_bytes(encoding)],
-                "bytes",
-                better="lower",
-                baseline=exact_bytes,
-            ),
-            measured(
-                f"real_shape_bytes_{encoding}",
-                [real_bytes(encoding)],
-                "bytes",
-                better="lower",
-                baseline=real_bytes(EXACT),
-            ),
-            Measurement(
-                f"top1_agreement_{encoding}", top1, "fraction", limit=1.0, fraction_of_limit=top1, n=len(kl)
-            ),
-            Measurement(f"kl_{encoding}", sum(kl) / len(kl), "nats", min=min(kl), max=max(kl), n=len(kl)),
-            Measurement(f"logit_rms_error_{encoding}", rms, "logits", n=len(kl)),
-            measured(
-                f"answers_as_full_{encoding}",
-                [like_full[encoding]],
-                "fraction",
-                better="higher",
-                baseline=like_full[EXACT],
-            ),
-            Measurement(
-                f"answers_as_exact_{encoding}",
-                sum(a.tokens == b.tokens for a, b in zip(of_e, agreements[EXACT], strict=True)) / len(of_e),
-                "fraction",
-                limit=1.0,
-                n=len(of_e),
-            ),
-        ]
-    return measurements
+        top1, kl = top1_agreement(of_e), [x for a in of_e for x in a.kl]
+        rms, n = math.sqrt(fmean(x for a in of_e for x in a.square_error)), len(kl)
+        sizes = {"file_bytes": bench.file_bytes, "real_shape_bytes": real_bytes}
+        for name, size_of in sizes.items():
+            yield measured(f"{name}_{encoding}", [size_of(encoding)], "bytes", baseline=size_of(EXACT))
+        yield Measurement(
+            f"top1_agreement_{encoding}", top1, "fraction", limit=1.0, fraction_of_limit=top1, n=n
+        )
+        yield Measurement(f"kl_{encoding}", fmean(kl), "nats", min=min(kl), max=max(kl), n=n)
+        yield Measurement(f"logit_rms_error_{encoding}", rms, "logits", n=n)
+        name, baseline = f"answers_as_full_{encoding}", like(full, exact)
+        yield measured(name, [like(full, of_e)], "fraction", better="higher", baseline=baseline)
+        name, same = f"answers_as_exact_{encoding}", like([a.tokens for a in exact], of_e)
+        yield Measurement(name, same, "fraction", limit=1.0, n=len(of_e))
 
 
 def real_bytes(encoding: str) -> int:
@@ -302,39 +246,29 @@ def real_bytes(encoding: str) -> int:
     return 28 * 4 * sum(spec.row_bytes for spec in buffers_of(encoding, 512, 128, "bfloat16"))
 
 
-def bench_of(model_path: str, count: int | None = None) -> EncodingBench:
+@contextmanager
+def bench_of(model_path: str, count: int | None = None) -> Iterator[EncodingBench]:
     """The first ``count`` shipped questions (None: all) with the model in a directory."""
     tokenizer = PromptTokenizer.of_model(model_path)
     if tokenizer is None:
         raise SystemExit(f"{model_path}: has no tokenizer")
-    return EncodingBench(load_model(model_path), tokenizer.prefix_ids, shipped_trials(tokenizer, count))
+    trials = shipped_trials(tokenizer, count)
+    with TemporaryDirectory(prefix="kvquilt-encodings-") as directory:
+        yield EncodingBench(load_model(model_path), tokenizer.prefix_ids, trials, Path(directory))
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="load_tests.encodings", description="What lossy KV encodings cost and save."
-    )
-    parser.add_argument(
-        "--model", default=str(DEMO_ASSETS / "model"), help="directory of a model with a tokenizer"
-    )
-    parser.add_argument(
-        "--questions", type=int, default=None, help="the first N shipped questions instead of all"
-    )
-    parser.add_argument("--json", type=Path, help="where to write the report")
-    options = parser.parse_args(arguments)
+def main() -> None:
+    parser = new_parser("load_tests.encodings", __doc__)
+    option(parser, "--model", str(DEMO_ASSETS / "model"), "directory of a model with a tokenizer")
+    parser.add_argument("--questions", type=int, help="the first N shipped questions instead of all")
+    json_option(parser)
+    args = parser.parse_args()
     torch.set_num_threads(1)  # the shipped model is too small to share out
-    measurements = measure(bench_of(options.model, options.questions))
-    for line in _table(measurements):
-        print(line)
-    if options.json:
-        write_report(options.json, measurements)
-
-
-def _table(measurements: Sequence[Measurement]) -> Iterator[str]:
-    for m in measurements:
-        beside = f"{m.value / m.baseline:10.3f} of the exact encoding's" if m.baseline else ""
-        yield f"{m.name:28s} {m.value:12.6g} {m.unit:10s}{beside}"
+    with bench_of(args.model, args.questions) as bench:
+        measurements = printed(measure(bench))
+    if args.json:
+        write_report(args.json, measurements)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

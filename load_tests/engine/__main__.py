@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from load_tests.benchmark import numbers, option
-from load_tests.engine.case import Case
 from load_tests.engine.command import Measure, case_of, run, shape_parser
 from load_tests.engine.compare import (
     Runs,
@@ -33,6 +32,7 @@ from load_tests.engine.compare import (
     compare_sharing,
 )
 from load_tests.engine.sharing import Crowd
+from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
@@ -63,8 +63,8 @@ def _measure(
     if "disk" in args.parts:
         yield compare_disk(cases[0], runs)
     if "sharing" in args.parts:
-        crowd = Crowd(cases[0].shape, threads=args.threads, device=args.device)
-        yield from compare_sharing(crowd, rates, args.cold_runs)
+        crowded = Case(cases[0].shape, 8192, 16, 16, prefix=0, device=args.device, threads=args.threads)
+        yield from compare_sharing(Crowd(crowded), rates, args.cold_runs)
     if "invariant" in args.parts:
         yield from compare_invariant(cases[0], runs)
     if "sampled" in args.parts:

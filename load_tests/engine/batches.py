@@ -10,13 +10,11 @@ from __future__ import annotations
 import itertools
 import time
 
-from load_tests.engine.case import Case
 from load_tests.engine.host_kv import HostKv
-from shared.engine import Engine, EngineConfig
-from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest
 from shared.measuring.asking import AskedTogether
+from shared.measuring.case import Case
 from shared.measuring.rates import now_s
-from shared.measuring.shapes import build_model
 
 
 class BatchEngine:
@@ -26,16 +24,10 @@ class BatchEngine:
         self._case = case
         self.loaded_tokens = 0
         self._numbers = itertools.count()
-        config = EngineConfig(
-            dtype="bfloat16",
-            device=case.device,
-            num_threads=case.threads,
-            compile=case.compile,
+        self._engine = case.build_engine(
+            HostKv(case.shape, case.chunk_len),
             resident_bytes=3 * max_batch * case.prompt_len * case.shape.kv_bytes_per_token,
             max_step_tokens=max(2048, max_batch * case.question),
-        )
-        self._engine = Engine(
-            build_model(case.shape, case.device), config, HostKv(case.shape, case.chunk_len)
         )
         for _ in range(2):
             self.ttft_s(max_batch, transfer=False)
@@ -59,7 +51,5 @@ class BatchEngine:
         return elapsed
 
     def _request(self, name: str, index: int, context: str) -> GenerateRequest:
-        case = self._case
-        chunks = tuple(Chunk(f"{context}-{c}", ids) for c, ids in enumerate(case.chunks()))
-        sampling = SamplingParams(max_tokens=1, ignore_eos=True)
-        return GenerateRequest(name, (), chunks, (case.questions(index + 1)[index],), sampling=sampling)
+        chunks = [Chunk(f"{context}-{c}", ids) for c, ids in enumerate(self._case.chunks())]
+        return self._case.request(name, chunks, self._case.questions(index + 1)[index:])

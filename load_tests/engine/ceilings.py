@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -42,8 +43,8 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """``seconds``: all kernels of the work, each at its best; ``num_kernels`` calls of ``num_shapes``
-    different ones."""
+    """``seconds``: all kernels of the work, each at its best; ``num_kernels`` calls, those that torch sees of
+    ``num_shapes`` different ones."""
 
     seconds: float
     num_kernels: int
@@ -65,46 +66,29 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def ceiling_of(work: Callable[[], object]) -> Ceiling:
     """``work`` runs once, recorded, on this thread."""
-    with _Recorder() as recorder, _recorded_steps() as steps:
+    with _Recorder() as recorder, _recorded_attention() as attention:
         work()
     with torch.inference_mode():
         seconds = sum(
             count * _kernel_s(func, args, dict(kwargs))
             for (func, args, kwargs), count in recorder.calls.items()
         )
-        seconds += sum(step.num_layers * best_s(step.layer) for step in steps)
-    num_kernels = sum(recorder.calls.values()) + sum(step.num_layers for step in steps)
-    return Ceiling(seconds, num_kernels, len(recorder.calls) + len(steps))
-
-
-@dataclass(slots=True)
-class _NativeStep:
-    """A step whose attention is one call of the native backend per layer. ``layer`` computes one of them once
-    more."""
-
-    layer: Callable[[], object]
-    num_layers: int = 1
+        seconds += sum(map(best_s, attention))
+    return Ceiling(seconds, recorder.calls.total() + len(attention), len(recorder.calls))
 
 
 @contextmanager
-def _recorded_steps() -> Iterator[list[_NativeStep]]:
-    """Torch does not see the native kernels."""
-    steps: dict[int, _NativeStep] = {}
+def _recorded_attention() -> Iterator[list[Callable[[], object]]]:
+    """Calls of the native backend, which torch does not see."""
+    calls: list[Callable[[], object]] = []
     run = NativeAttention.run
 
-    def recording(attention: Any, layer: int, *args: Any) -> torch.Tensor:
-        out = run(attention, layer, *args)
-        if id(attention) in steps:
-            steps[id(attention)].num_layers += 1
-        else:
-            # which keeps it, and so its id
-            steps[id(attention)] = _NativeStep(lambda: run(attention, layer, *args))
-        return out
+    def recording(*args: Any) -> torch.Tensor:
+        calls.append(partial(run, *args))
+        return run(*args)
 
-    recorded: list[_NativeStep] = []
     with mock.patch.object(NativeAttention, "run", recording):
-        yield recorded
-    recorded += steps.values()
+        yield calls
 
 
 def _layout(argument: Any) -> Any:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from load_tests.benchmark import json_option, new_parser, option, printed, say
-from load_tests.engine.case import CHUNK_LEN, Case
 from load_tests.plot import write_plot
+from shared.measuring.case import CHUNK_LEN, Case
 from shared.measuring.rates import Rates, measure_rates
 from shared.measuring.report import Measurement, write_report
 from shared.measuring.shapes import SHAPES

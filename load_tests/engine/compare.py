@@ -11,12 +11,12 @@ from statistics import median
 
 from load_tests.benchmark import in_turn, say
 from load_tests.engine.batches import BatchEngine
-from load_tests.engine.case import Case
 from load_tests.engine.ours import Ours
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
 from load_tests.engine.workers import Worker, peak_bytes
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
+from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
 
@@ -25,7 +25,7 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How often. A cold prefill takes long and varies little."""
+    """Numbers of times. A cold prefill takes long and varies little."""
 
     cold: int = 3
     warm: int = 9
@@ -148,28 +148,29 @@ def compare_disk(case: Case, runs: Runs) -> Measurement:
 
 def compare_sharing(crowd: Crowd, rates: Rates, runs: int) -> Iterator[Measurement]:
     """One resident copy for all requests, against a copy each."""
-    say(f"{crowd.num_requests} requests that share {crowd.num_shared} of {crowd.num_chunks} chunks")
+    case, shared = crowd.case, crowd.num_chunks - crowd.num_own
+    say(f"{crowd.num_requests} requests that share {shared} of {crowd.num_chunks} chunks")
     with Worker(CrowdEngine, crowd, True) as together, Worker(CrowdEngine, crowd, False) as apart:
-        shared, alone = in_turn(
+        ours, theirs = in_turn(
             (runs, lambda: together.call(CrowdEngine.run)), (runs, lambda: apart.call(CrowdEngine.run))
         )
     stored = crowd.bytes_of(crowd.num_unique)
     limit = crowd.num_requests / rates.limit_s(
-        crowd.num_requests * crowd.shape.flops(1, crowd.num_chunks * crowd.chunk_len),
-        crowd.shape.bytes_read(0) + stored + crowd.private_bytes(crowd.decode / 2),
+        crowd.num_requests * case.shape.flops(1, case.context),
+        case.shape.bytes_read(0) + stored + crowd.private_bytes(case.decode / 2),
     )
     yield measured(
         "sharing_throughput",
-        [result.tokens_per_s for result in shared],
+        [result.tokens_per_s for result in ours],
         "token/s",
         better="higher",
-        baseline=[result.tokens_per_s for result in alone],
+        baseline=[result.tokens_per_s for result in theirs],
         limit=limit,
     )
     yield measured(
         "sharing_bytes",
-        [result.held_bytes for result in shared],
+        [result.held_bytes for result in ours],
         "byte",
-        baseline=[result.held_bytes for result in alone],
+        baseline=[result.held_bytes for result in theirs],
         limit=stored + crowd.private_bytes(1),
     )

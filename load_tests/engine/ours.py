@@ -5,17 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 
-from load_tests.engine.case import Case
 from load_tests.engine.ceilings import Ceiling, ceiling_of
-from shared.engine import Engine, EngineConfig
 from shared.engine.model.packing import packed_bytes
 from shared.engine_config import GIB
-from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
-from shared.generation.modes import ReuseMode
+from shared.generation.asked import Chunk
 from shared.generation.told import Timings
 from shared.identity import ids_hash
 from shared.measuring.asking import timings_of
-from shared.measuring.shapes import build_model
+from shared.measuring.case import Case
 
 
 class Ours:
@@ -23,17 +20,11 @@ class Ours:
 
     def __init__(self, case: Case, batch_invariant: bool = False) -> None:
         self._case = case
-        config = EngineConfig(
-            dtype="bfloat16",
-            device=case.device,
-            num_threads=case.threads,
+        self._engine = case.build_engine(
             batch_invariant=batch_invariant,
             compile=case.compile and not batch_invariant,
             resident_bytes=64 * GIB,
         )
-        model = build_model(case.shape, case.device)
-        self._packed_bytes = packed_bytes(model.hf_model)
-        self._engine = Engine(model, config)
         self._chunks = [Chunk(ids_hash(ids)[:40], ids) for ids in case.chunks()]
         self._names = itertools.count()
         self._ask(1, 1)  # computes the chunks' KV, once
@@ -57,16 +48,15 @@ class Ours:
 
     def packed_bytes(self) -> int:
         """Of weights arranged for the CPU's matrix units."""
-        return self._packed_bytes
+        return packed_bytes(self._engine.model.hf_model)
 
     def _ask(self, num_questions: int, num_tokens: int, temperature: float = 0.0) -> Timings:
         number = next(self._names)
-        request = GenerateRequest(
+        request = self._case.request(
             f"benchmark-{number}",
-            self._case.prefix_ids(),
-            tuple(random.Random(number).sample(self._chunks, len(self._chunks))),
-            tuple(self._case.questions(num_questions)),
-            ReuseMode.REORDERED,
-            SamplingParams(max_tokens=num_tokens, temperature=temperature, ignore_eos=True),
+            random.Random(number).sample(self._chunks, len(self._chunks)),
+            self._case.questions(num_questions),
+            num_tokens=num_tokens,
+            temperature=temperature,
         )
         return timings_of(self._engine, request)

@@ -18,9 +18,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from load_tests.benchmark import new_parser, option
-from load_tests.engine.case import Case
 from load_tests.engine.ours import Ours
 from shared.engine.backends.native import NativeAttention
+from shared.measuring.case import Case
 from shared.measuring.shapes import SHAPES
 
 ATTENTION = "the native attention of a layer"

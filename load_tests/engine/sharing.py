@@ -13,54 +13,50 @@ import time
 from dataclasses import dataclass
 
 from load_tests.engine.host_kv import HostKv
-from shared.engine import Engine, EngineConfig
-from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest
 from shared.generation.told import TokenEvent
 from shared.measuring.asking import AskedTogether, random_ids
-from shared.measuring.shapes import Shape, build_model
+from shared.measuring.case import Case
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """``num_requests`` of ``num_chunks`` each, ``num_shared`` of which all have; every request decodes
-    ``decode`` tokens."""
+    """``num_requests`` of ``case``, all of whose chunks but ``num_own`` are the same for all."""
 
-    shape: Shape
+    case: Case
     num_requests: int = 32
-    num_chunks: int = 16
-    num_shared: int = 14
-    chunk_len: int = 512
-    question: int = 16
-    decode: int = 16
-    threads: int = 0
-    device: str = "cpu"
+    num_own: int = 2
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.case.chunk_lens)
 
     @property
     def num_unique(self) -> int:
-        return self.num_shared + self.num_requests * (self.num_chunks - self.num_shared)
+        return self.num_chunks + (self.num_requests - 1) * self.num_own
 
     def bytes_of(self, num_chunks: int) -> int:
         """Of resident chunks."""
-        return num_chunks * self.chunk_len * self.shape.kv_bytes_per_token
+        return num_chunks * self.case.chunk_len * self.case.shape.kv_bytes_per_token
 
     def private_bytes(self, num_generated: float) -> float:
         """Of all requests' own KV, when each has generated so many tokens."""
-        return self.num_requests * (self.question + num_generated) * self.shape.kv_bytes_per_token
+        return self.num_requests * (self.case.question + num_generated) * self.case.shape.kv_bytes_per_token
 
     def requests(self, shared: bool) -> list[GenerateRequest]:
         return [self._request(number, shared) for number in range(self.num_requests)]
 
     def _request(self, number: int, shared: bool) -> GenerateRequest:
-        names = [f"own-{number}-{i}" for i in range(self.num_chunks - self.num_shared)]
-        names += [f"shared-{i}" for i in range(self.num_shared)]
+        case = self.case
+        names = [f"own-{number}-{i}" for i in range(self.num_own)]
+        names += [f"shared-{i}" for i in range(self.num_chunks - self.num_own)]
         random.Random(number).shuffle(names)
-        chunks = tuple(
-            Chunk(name if shared else f"{number}-{name}", random_ids(name, self.chunk_len, self.shape.vocab))
+        chunks = [
+            Chunk(name if shared else f"{number}-{name}", random_ids(name, case.chunk_len, case.shape.vocab))
             for name in names
-        )
-        question = random_ids(f"question-{number}", self.question, self.shape.vocab)
-        sampling = SamplingParams(max_tokens=1 + self.decode, ignore_eos=True)
-        return GenerateRequest(f"crowd-{number}", (), chunks, (question,), sampling=sampling)
+        ]
+        question = case.questions(number + 1)[number:]
+        return case.request(f"crowd-{number}", chunks, question, num_tokens=1 + case.decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +73,11 @@ class CrowdEngine:
     def __init__(self, crowd: Crowd, shared: bool) -> None:
         self._requests = crowd.requests(shared)
         copies = crowd.num_unique if shared else crowd.num_requests * crowd.num_chunks
-        config = EngineConfig(
-            dtype="bfloat16",
-            device=crowd.device,
-            num_threads=crowd.threads,
+        self._engine = crowd.case.build_engine(
+            HostKv(crowd.case.shape, crowd.case.chunk_len),
             resident_bytes=2 * crowd.bytes_of(copies),
             max_running_branches=max(64, crowd.num_requests),
         )
-        source = HostKv(crowd.shape, crowd.chunk_len)
-        self._engine = Engine(build_model(crowd.shape, crowd.device), config, source)
 
     def run(self) -> CrowdResult:
         """

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from load_tests.engine.case import Case
+from shared.measuring.case import Case
 from shared.measuring.rates import now_s
 from shared.measuring.shapes import random_model
 

@@ -1,4 +1,4 @@
-"""A soak of kv_store: clients put, get, open, replace and delete chunks and documents while the service is
+"""Soaks kv_store: clients put, get, open, replace and delete chunks and documents while the service is
 killed at random.
 
     python -m load_tests.kv_store_soak --seconds 300 --clients 8            local tiers
@@ -11,7 +11,6 @@ whole agent must hold. Exit code 0 then.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -21,14 +20,15 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, Process, create_subprocess_exec
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 import grpc
 
-from load_tests.kv_store_soak.agent import node_of, object_settings, settings
+from load_tests.benchmark import new_parser, option
+from load_tests.kv_store_soak.agent import node_in
 from load_tests.kv_store_soak.clients import SoakClient, Violation
 from load_tests.servers.s3 import S3Server
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
@@ -59,20 +59,18 @@ class Service:
         return self.directory.with_name("service.log")
 
     async def start(self) -> None:
-        options = [
-            "--memory",
-            str(self.memory),
-            "--memory-bytes",
-            str(MEMORY_BYTES),
-            "--disk-bytes",
-            str(self.disk_bytes),
-        ]
-        if self.endpoint:
-            options += ["--endpoint", self.endpoint]
-        command = [sys.executable, "-m", "load_tests.kv_store_soak.agent", str(self.directory), *options]
+        command = (
+            f"-m load_tests.kv_store_soak.agent --memory-bytes {MEMORY_BYTES} --disk-bytes {self.disk_bytes}"
+        )
+        options = [f"--memory={self.memory}", f"--endpoint={self.endpoint}", str(self.directory)]
         with open(self.log_path, "ab") as log:
             self._process = await create_subprocess_exec(
-                *command, stdout=PIPE, stderr=log, env=os.environ | self.keys
+                sys.executable,
+                *command.split(),
+                *options,
+                stdout=PIPE,
+                stderr=log,
+                env=os.environ | self.keys,
             )
         assert self._process.stdout is not None
         address = (await asyncio.wait_for(self._process.stdout.readline(), _START_TIMEOUT_S)).decode().strip()
@@ -97,7 +95,7 @@ class Service:
 async def soak(
     root: Path, seconds: float, num_clients: int, server: S3Server | None, seed: int
 ) -> Counter[str]:
-    """What was done.
+    """Counts of what was done.
 
     Raises:
         Violation: the store broke a promise.
@@ -179,9 +177,8 @@ async def _settled(service: Service) -> None:
 
 async def _check_invariants(service: Service, counts: Counter[str]) -> None:
     """Of an agent over what the last one left."""
-    with _environment(service.keys):
-        config = settings(service.directory, service.memory, service.disk_bytes, MEMORY_BYTES)
-        node = node_of(config, object_settings(service.endpoint))
+    with mock.patch.dict(os.environ, service.keys):
+        node = node_in(service.directory, service.memory, service.disk_bytes, MEMORY_BYTES, service.endpoint)
         try:
             await asyncio.to_thread(node.documents.sync)
             await node.agent.recover(RequestContext.create())
@@ -191,43 +188,23 @@ async def _check_invariants(service: Service, counts: Counter[str]) -> None:
     counts["check_invariants() held"] = 1
 
 
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m load_tests.kv_store_soak",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--clients", type=int, default=8)
+    parser = new_parser("load_tests.kv_store_soak", __doc__)
+    option(parser, "--seconds", 300.0, "how long")
+    option(parser, "--clients", 8, "that work at once")
     parser.add_argument(
         "--objects", action="store_true", help="with a real S3 server, which is started for it"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    option(parser, "--seed", 0, "of what clients do and when the service is killed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvquilt-soak-") as root:
         server = S3Server(Path(root) / "s3") if args.objects else None
         try:
             counts = asyncio.run(soak(Path(root), args.seconds, args.clients, server, args.seed))
         except AssertionError as error:
-            print(
-                f"FAILED: {error or 'check_invariants() does not hold'}; the service said last:",
-                file=sys.stderr,
-            )
-            print((Path(root) / "service.log").read_text()[-4000:], file=sys.stderr)
+            said = (Path(root) / "service.log").read_text()[-4000:]
+            reason = error or "check_invariants() does not hold"
+            print(f"FAILED: {reason}; the service said last:\n{said}", file=sys.stderr)
             return 1
         finally:
             if server is not None:

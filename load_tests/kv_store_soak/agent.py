@@ -1,4 +1,4 @@
-"""One agent of kv_store in a process of its own, without Ray: ``python -m
+"""Runs one agent of kv_store in a process of its own, without Ray: ``python -m
 load_tests.kv_store_soak.agent DIRECTORY`` prints where it serves.
 
 Tiers are as in production, with capacities that the options set; keys of the object store come from the
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from load_tests.kv_store.nodes import only_node
@@ -26,23 +25,21 @@ from shared.request import RequestContext
 _TIDY_S = 0.5
 
 
-def settings(directory: Path, memory: Path, disk_bytes: int, memory_bytes: int) -> KvStoreConfig:
-    return KvStoreConfig(
+def node_in(directory: Path, memory: Path, disk_bytes: int, memory_bytes: int, endpoint: str) -> Node:
+    """Looks at every file that is there. ``endpoint``: of an S3 server on this machine; empty: none."""
+    config = KvStoreConfig(
         str(directory),
         disk_capacity_bytes=disk_bytes,
         memory=MemoryConfig(str(memory), memory_bytes),
         lease_s=1.0,
     )
+    objects = ObjectSettings(endpoint=endpoint, secure=False, retry_s=3.0)
+    return only_node(config, ObjectBlobs(objects) if endpoint else None)
 
 
-def node_of(config: KvStoreConfig, objects: ObjectSettings | None) -> Node:
-    """Looks at every file that is there."""
-    return only_node(config, None if objects is None else ObjectBlobs(objects))
-
-
-async def serve(config: KvStoreConfig, objects: ObjectSettings | None) -> None:
-    node = node_of(config, objects)
-    syncing = asyncio.create_task(keep_synced(node.documents)) if objects is not None else None
+async def serve(args: argparse.Namespace) -> None:
+    node = node_in(args.directory, args.memory, args.disk_bytes, args.memory_bytes, args.endpoint)
+    syncing = asyncio.create_task(keep_synced(node.documents)) if args.endpoint else None
     server, address = await start_server(node.agent, "127.0.0.1")
     print(address, flush=True)
     while syncing is None or not syncing.done():
@@ -54,11 +51,6 @@ async def serve(config: KvStoreConfig, objects: ObjectSettings | None) -> None:
     await server.stop(None)
 
 
-def object_settings(endpoint: str) -> ObjectSettings | None:
-    """Of a server on this machine; empty: none."""
-    return replace(ObjectSettings(endpoint=endpoint, secure=False), retry_s=3.0) if endpoint else None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
@@ -66,9 +58,7 @@ def main() -> None:
     parser.add_argument("--disk-bytes", type=int, default=0)
     parser.add_argument("--memory-bytes", type=int, default=0)
     parser.add_argument("--endpoint", default="", help="of an S3-compatible server without TLS")
-    args = parser.parse_args()
-    config = settings(args.directory, args.memory, args.disk_bytes, args.memory_bytes)
-    asyncio.run(serve(config, object_settings(args.endpoint)))
+    asyncio.run(serve(parser.parse_args()))
 
 
 if __name__ == "__main__":

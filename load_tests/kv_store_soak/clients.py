@@ -1,5 +1,5 @@
-"""Clients of a soak: each works on chunks of its own, and keeps account of what the store may answer about
-each of them."""
+"""Has the clients of a soak: each works on chunks of its own, and keeps account of what the store may answer
+about each of them."""
 
 from __future__ import annotations
 
@@ -111,27 +111,24 @@ class SoakClient:
     # ---- what a client does; the account is changed before a call, for the call may end without an answer
 
     async def put(self) -> None:
-        chunk, data, digest = await self._new()
-        chunk.allowed.add(digest)
+        chunk = self._new()
+        data = await self._promised(chunk)
         await self.connect().put(_ctx(), chunk.chunk_id, len(data), _pieces(data))
-        chunk.allowed = {digest}
+        chunk.allowed = {_digest(data)}
 
     async def replace(self) -> None:
         chunk = self._any()
-        data = await self._data(chunk.chunk_id)
-        digest = _digest(data)
-        chunk.allowed.add(digest)
+        data = await self._promised(chunk)
         await self.connect().put(_ctx(), chunk.chunk_id, len(data), _pieces(data), replace=True)
-        chunk.allowed = {digest}
+        chunk.allowed = {_digest(data)}
 
     async def adopt(self) -> None:
-        chunk, data, digest = await self._new()
-        store = self.connect()
+        chunk, store = self._new(), self.connect()
         path = Path(await store.stage(_ctx())) / f"client-{self.number}-{self._made}"
+        data = await self._promised(chunk)
         await asyncio.to_thread(path.write_bytes, data)
-        chunk.allowed.add(digest)
         await store.adopt(_ctx(), chunk.chunk_id, "", str(path), write_back=self.rng.random() < 0.5)
-        chunk.allowed = {digest}
+        chunk.allowed = {_digest(data)}
 
     async def get(self) -> None:
         self._check(chunk := self._any(), await _read(self.connect(), chunk.chunk_id))
@@ -185,7 +182,7 @@ class SoakClient:
         try:
             await self.connect().delete_manifest(_ctx(), COLLECTION, document_id)
         except NotFound:
-            raise Violation(f"document {document_id} was acknowledged, and is not there") from None
+            raise _lost(document_id) from None
         self.gone_documents.add(document_id)
 
     # ---- afterwards
@@ -203,7 +200,7 @@ class SoakClient:
             try:
                 manifest = await store.get_manifest(_ctx(), COLLECTION, document_id)
             except NotFound:
-                raise Violation(f"document {document_id} was acknowledged, and is not there") from None
+                raise _lost(document_id) from None
             if {c.chunk_id for c in manifest.chunks} != chunk_ids:
                 raise Violation(f"document {document_id} names other chunks than were acknowledged")
         for document_id in self.gone_documents:
@@ -226,18 +223,20 @@ class SoakClient:
     def _any(self) -> ExpectedChunk:
         return self.chunks[self.rng.choice(sorted(self.chunks))]
 
-    async def _new(self) -> tuple[ExpectedChunk, bytes, str]:
+    def _new(self) -> ExpectedChunk:
         if len(self.chunks) >= _MOST_CHUNKS:
             self._retire(force=True)
         self._made += 1
         chunk_id = hashlib.blake2b(f"{self.number}/{self._made}".encode(), digest_size=20).hexdigest()
         chunk = self.chunks[chunk_id] = ExpectedChunk(chunk_id)
-        data = await self._data(chunk_id)
-        return chunk, data, _digest(data)
+        return chunk
 
-    async def _data(self, chunk_id: str) -> bytes:
-        seed = self.rng.randrange(2**32)
-        return await asyncio.to_thread(make_chunk, self.scratch / f"{self.number}.arrow", chunk_id, seed)
+    async def _promised(self, chunk: ExpectedChunk) -> bytes:
+        """A file that the store may answer with from now on."""
+        path, seed = self.scratch / f"{self.number}.arrow", self.rng.randrange(2**32)
+        data = await asyncio.to_thread(make_chunk, path, chunk.chunk_id, seed)
+        chunk.allowed.add(_digest(data))
+        return data
 
     def _retire(self, force: bool = False) -> None:
         """Forgets what is known to be absent; ``force``: and something else that no document holds, which the
@@ -249,6 +248,10 @@ class SoakClient:
         free = [c.chunk_id for c in self.chunks.values() if not c.document]
         if force and free and len(self.chunks) >= _MOST_CHUNKS:
             del self.chunks[self.rng.choice(free)]
+
+
+def _lost(document_id: str) -> Violation:
+    return Violation(f"document {document_id} was acknowledged, and is not there")
 
 
 async def _read(store: AgentClient, chunk_id: str) -> str:

@@ -1,1 +1,1 @@
-"""Chunks from node to node, by three transports: ``python -m load_tests.peer_transfer``."""
+"""Sends chunks from node to node, by three transports: ``python -m load_tests.peer_transfer``."""

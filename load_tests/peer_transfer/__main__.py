@@ -1,5 +1,5 @@
-"""How a chunk's file travels from one node to another: gRPC frames, Arrow Flight or a plain socket, into a
-staged file.
+"""Measures how a chunk's file travels from one node to another: gRPC frames, Arrow Flight or a plain socket,
+into a staged file.
 
     python -m load_tests.peer_transfer [--json FILE]
 
@@ -10,26 +10,24 @@ compared with the sent one.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
-import shutil
 import socket
-import statistics
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
 
+from load_tests.benchmark import in_turn, json_option, new_parser, printed
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from services.kv_store.fetching.flight import FlightReader, FlightServer
 from shared.measuring.report import Measurement, measured, write_report
@@ -165,37 +163,30 @@ def measure_peer_transfer(
 ) -> list[Measurement]:
     """Bytes per second of each way, ``peer_WAY_N`` for N chunks at once; the baseline is gRPC's."""
     context = multiprocessing.get_context("spawn")
-    directory = Path(tempfile.mkdtemp(prefix="kvquilt-peer-"))
-    source = directory / "source"
-    source.write_bytes(os.urandom(chunk_bytes))
-    servers = []
-    try:
-        ports = {}
-        for way in WAYS:
-            ours, theirs = context.Pipe()
-            server = context.Process(target=way.serve, args=(str(source), theirs), daemon=True)
-            server.start()
-            servers.append(server)
-            ports[way.name] = ours.recv()
-        return [m for n in num_streams for m in _compare(ports, source, n, runs)]
-    finally:
-        for server in servers:
-            server.kill()
-            server.join()
-        shutil.rmtree(directory)
+    servers, ports = [], {}
+    with TemporaryDirectory(prefix="kvquilt-peer-") as directory:
+        source = Path(directory) / "source"
+        source.write_bytes(os.urandom(chunk_bytes))
+        try:
+            for way in WAYS:
+                ours, theirs = context.Pipe()
+                server = context.Process(target=way.serve, args=(str(source), theirs), daemon=True)
+                server.start()
+                servers.append(server)
+                ports[way.name] = ours.recv()
+            return [m for n in num_streams for m in _compare(ports, source, n, runs)]
+        finally:
+            for server in servers:
+                server.kill()
+                server.join()
 
 
 def _compare(ports: dict[str, int], source: Path, num_streams: int, runs: int) -> list[Measurement]:
-    rates: dict[str, list[float]] = {way.name: [] for way in WAYS}
-    for run in range(runs + 1):
-        for way in WAYS:  # in turn, so that whatever else the machine does meets all alike
-            rate = _rate(way, ports[way.name], source, num_streams)
-            if run:  # the first one warms up
-                rates[way.name].append(rate)
-    baseline = statistics.median(rates["grpc"])
+    ways = [(runs + 1, partial(_rate, way, ports[way.name], source, num_streams)) for way in WAYS]
+    rates = [of_way[1:] for of_way in in_turn(*ways)]  # the first ones warm up
     return [
-        measured(f"peer_{name}_{num_streams}", values, "byte/s", better="higher", baseline=baseline)
-        for name, values in rates.items()
+        measured(f"peer_{way.name}_{num_streams}", values, "byte/s", better="higher", baseline=rates[0])
+        for way, values in zip(WAYS, rates, strict=True)
     ]
 
 
@@ -222,22 +213,14 @@ def _in_threads(receive: Callable[[int], None], targets: Sequence[int]) -> None:
         list(threads.map(receive, targets))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m load_tests.peer_transfer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", type=Path, help="where to write the report")
+def main() -> None:
+    parser = new_parser("load_tests.peer_transfer", __doc__)
+    json_option(parser)
     path = parser.parse_args().json
-    measurements = measure_peer_transfer()
-    for m in measurements:
-        spread = f"{(m.min or 0) / 1e9:.2f} to {(m.max or 0) / 1e9:.2f}"
-        print(f"{m.name:16} {m.value / 1e9:6.2f} GB/s  {m.ratio or 0:5.2f} × gRPC  ({spread})")
+    measurements = printed(measure_peer_transfer())
     if path:
         write_report(path, measurements)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,5 +1,5 @@
-"""What reuse costs in right answers, and how much of that each way of recomputing wins back: ``python -m
-load_tests.quality``.
+"""Measures what reuse costs in right answers, and how much of that each way of recomputing wins back:
+``python -m load_tests.quality``.
 
 No services: contexts and questions are invented (``trials``), answered by the engine in every mode, with the
 tokens that ``shared.selection`` chooses where a mode needs them (``bench``), kept as they come (``ledger``),

@@ -1,4 +1,5 @@
-"""The command line: ``python -m load_tests.quality --help``."""
+"""Reads the command line, asks, and shows and writes what came of it: ``python -m load_tests.quality
+--help``."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cluster.paths import DEMO_ASSETS
+from load_tests.benchmark import json_option, new_parser, option
 from load_tests.quality.bench import QualityBench
 from load_tests.quality.findings import findings, likenesses, measurements, scores
 from load_tests.quality.ledger import LAST_LAYER, Ledger
-from load_tests.quality.modes import BASELINES, CONTROLS, ClipSetting, labels, parse_clips, parse_controls
+from load_tests.quality.modes import BASELINES, CONTROLS, ClipSetting, label_of, parse_clips, parse_controls
 from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
 from shared.engine.kv.encodings import EXACT
@@ -61,13 +63,11 @@ holds 0."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 2 wrong input, 130 interrupted."""
-    args = _parser().parse_args(argv)
-    console, errors = (
-        Console(highlight=False, width=None if sys.stdout.isatty() else 150),
-        Console(stderr=True, highlight=False),
-    )
-    torch.set_num_threads(args.threads)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    errors = Console(stderr=True, highlight=False)
     try:
+        args = _parser().parse_args(argv)
+        torch.set_num_threads(args.threads)
         _measure(args, console, errors)
     except KvquiltError as error:
         errors.print(f"quality: {error.detail}", style="red", soft_wrap=True)
@@ -79,25 +79,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:
-    controls, clips = parse_controls(args.controls), parse_clips(args.cacheclip)
     shapes = Shapes(tuple(args.passages), tuple(args.chars))
-    bench = QualityBench(args.model, args.auxiliary, args.ratio, clips)
+    bench = QualityBench(args.model, args.auxiliary, args.ratio, args.cacheclip)
     settings = {
         "seed": args.seed,
         "ratio": args.ratio,
-        "controls_as": clips[0].label,
+        "controls_as": args.cacheclip[0].label,
         "agreement_with": LAST_LAYER,
         **dataclasses.asdict(shapes),
     }
+    modes = (*BASELINES, *args.controls, *args.cacheclip)
     ledger = Ledger(args.answers, {**settings, **bench.fingerprints})
     trials = list(draw_trials(args.seed, args.questions, shapes))
     try:
-        _ask_all(bench, ledger, trials, (*BASELINES, *controls, *clips), args.minutes, errors)
+        _ask_all(bench, ledger, trials, modes, args.minutes, errors)
     finally:
         bench.close()
     wanted = {trial.number for trial in trials}
     answers = [answer for answer in ledger.answers if answer.context in wanted]
-    found, alike = findings(answers, labels(controls, clips)), likenesses(answers, args.ratio)
+    found, alike = findings(answers, [label_of(mode) for mode in modes]), likenesses(answers, args.ratio)
     show(console, found, alike)
     if args.verdict is not None:
         verdict = judge(
@@ -123,7 +123,7 @@ def _ask_all(
     minutes: float | None,
     errors: Console,
 ) -> None:
-    """What the ledger lacks, until the time is up."""
+    """Asks what the ledger lacks, until the time is up."""
     began = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
@@ -134,84 +134,47 @@ def _ask_all(
     )
     with Progress(*columns, console=errors) as progress:
         task = progress.add_task("asking", total=len(trials))
-        for batch in _batches(trials):
+        for first in range(0, len(trials), _CONTEXTS_AT_ONCE):
+            batch = trials[first : first + _CONTEXTS_AT_ONCE]
             if minutes is not None and time.monotonic() - began > minutes * 60:
                 errors.print("the time is up; the same command goes on from here")
                 return
-            missing = {mode: [t for t in batch if not ledger.holds(_label(mode), t.number)] for mode in modes}
+            missing = {
+                mode: [t for t in batch if not ledger.holds(label_of(mode), t.number)] for mode in modes
+            }
             needed = {trial.number for lacking in missing.values() for trial in lacking}
             prepared = {trial.number: bench.prepare(trial) for trial in batch if trial.number in needed}
             for mode, lacking in missing.items():
-                progress.update(task, description=f"asking {_label(mode)}")
+                progress.update(task, description=f"asking {label_of(mode)}")
                 for answers in bench.ask(mode, [prepared[trial.number] for trial in lacking]):
                     ledger.add(answers)
             progress.advance(task, len(batch))
 
 
-def _batches(trials: Sequence[Trial]) -> Iterator[Sequence[Trial]]:
-    for first in range(0, len(trials), _CONTEXTS_AT_ONCE):
-        yield trials[first : first + _CONTEXTS_AT_ONCE]
-
-
-def _label(mode: ReuseMode | ClipSetting) -> str:
-    return mode.label if isinstance(mode, ClipSetting) else mode.value
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="load_tests.quality", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--model",
-        default=str(DEMO_ASSETS / "model"),
-        help="directory of the primary model (default: the demo's)",
-    )
-    parser.add_argument(
-        "--auxiliary",
-        default=str(DEMO_ASSETS / "model" / "auxiliary"),
-        help="directory of the auxiliary model, likewise",
-    )
-    parser.add_argument(
-        "--questions", type=int, default=2500, help="at least so many with spread evidence (default: 2500)"
-    )
-    parser.add_argument(
-        "--ratio", type=float, default=0.2, help="of the tokens, to be recomputed (default: 0.2)"
-    )
-    parser.add_argument("--controls", default=",".join(CONTROLS), help="which (default: %(default)s)")
-    parser.add_argument(
-        "--cacheclip",
-        default="budget/stitched",
-        help="forms, GROUPING/READING; the controls take as many as the first",
-    )
-    parser.add_argument(
-        "--passages", type=int, nargs=2, default=(4, 6), metavar=("LEAST", "MOST"), help="per context (4 6)"
-    )
-    parser.add_argument(
-        "--chars",
-        type=int,
-        nargs=2,
-        default=(160, 300),
-        metavar=("LEAST", "MOST"),
-        help="per passage (160 300)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of contexts and questions (default: 0)")
+    parser = new_parser("load_tests.quality", ABOUT)
+    model = DEMO_ASSETS / "model"
+    option(parser, "--model", str(model), "directory of the primary model")
+    option(parser, "--auxiliary", str(model / "auxiliary"), "directory of the auxiliary model")
+    option(parser, "--questions", 2500, "at least so many with spread evidence")
+    option(parser, "--ratio", 0.2, "of the tokens, to be recomputed")
+    option(parser, "--controls", ",".join(CONTROLS), "which", type=parse_controls)
+    forms = "forms, GROUPING/READING; the controls take as many as the first"
+    option(parser, "--cacheclip", "budget/stitched", forms, type=parse_clips)
+    bounds = {"type": int, "nargs": 2, "metavar": ("LEAST", "MOST")}
+    option(parser, "--passages", (4, 6), "per context", **bounds)
+    option(parser, "--chars", (160, 300), "per passage", **bounds)
+    option(parser, "--seed", 0, "of contexts and questions")
     parser.add_argument("--minutes", type=float, help="stop after this long")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        help="of torch; the demo models are too small to share out (default: 1)",
-    )
+    option(parser, "--threads", 1, "of torch; the demo models are too small to share out")
     parser.add_argument(
         "--answers", type=Path, help="keep answers here as they come, and go on from those that are there"
     )
     parser.add_argument(
         "--verdict", type=Path, help="write here what requests of mode auto are to do with this model"
     )
-    parser.add_argument(
-        "--tolerance", type=float, default=0.01, help="how much worse than full that may be (default: 0.01)"
-    )
-    parser.add_argument("--json", type=Path, help="where to write the report")
+    option(parser, "--tolerance", 0.01, "how much worse than full that may be")
+    json_option(parser)
     return parser
 
 

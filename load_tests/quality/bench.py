@@ -4,16 +4,14 @@ takes."""
 from __future__ import annotations
 
 import re
-import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from load_tests.quality.ledger import FIRST_LAYER, LAST_LAYER, GradedAnswer
-from load_tests.quality.modes import ClipSetting
+from load_tests.quality.modes import ClipSetting, label_of
 from load_tests.quality.paired import agreement
 from load_tests.quality.trials import Trial, is_spread
 from services.training.contexts import TrainingQuestion
@@ -22,22 +20,21 @@ from shared.engine import Engine, EngineConfig, load_model
 from shared.errors import ConfigError
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Chooser, Recompute, ReuseMode
-from shared.generation.told import DoneEvent, Event, FailedEvent, SelectedEvent, TokenEvent
+from shared.generation.told import Event, SelectedEvent, TokenEvent
 from shared.identity import chunk_identity
+from shared.measuring.asking import AskedTogether
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import load_auxiliary
 from shared.selection.scoring import EngineScorer
 from shared.selection.selector import PairedChunk, Selection, Selector
 from shared.selection.spans import SpanTokenizer
 
-_AT_ONCE = 128  # requests that wait or run
-_IDLE_S = 0.001
 Scores = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """What the engine said to one question."""
+    """An answer to one question."""
 
     text: str
     selection: SelectedEvent
@@ -118,7 +115,7 @@ class QualityBench:
         return Prepared(trial, tuple(paired), chunks, chosen, self._attended(trial, token_ids))
 
     def _attended(self, trial: Trial, token_ids: Sequence[tuple[int, ...]]) -> dict[str, list[Scores]]:
-        """What every question attends to over the stitched chunks, by the primary's own layers."""
+        """Scores of what every question attends to over the stitched chunks, by the primary's own layers."""
         questions = [self.prompts.encode_question(question.text) for question in trial.questions]
         found: dict[str, list[Scores]] = {}
         for name, scorer in self._attention.items():
@@ -127,28 +124,34 @@ class QualityBench:
         return found
 
     def ask(self, mode: ReuseMode | ClipSetting, trials: Sequence[Prepared]) -> Iterator[list[GradedAnswer]]:
-        """Answers by trial, in order."""
-        requests = [request for prepared in trials for request in self._requests(mode, prepared)]
-        replies = self._replies(requests)
-        for prepared in trials:
-            yield [
-                self._judge(mode, prepared, i, replies[_name(prepared, i)])
-                for i in range(len(prepared.trial.questions))
-            ]
+        """Answers by trial, in order.
+
+        Raises:
+            KvquiltError: a request failed.
+        """
+        requests = [list(self._requests(mode, prepared)) for prepared in trials]
+        asked = AskedTogether(self.engine, [request for of_trial in requests for request in of_trial])
+        asked.run()
+        events = iter(asked.events)
+        for prepared, of_trial in zip(trials, requests, strict=True):
+            replies = [reply for request in of_trial for reply in self._replies(request, next(events))]
+            yield [self._judge(mode, prepared, i, reply) for i, reply in enumerate(replies)]
 
     def _requests(self, mode: ReuseMode | ClipSetting, prepared: Prepared) -> Iterator[GenerateRequest]:
         """One per question, as each has tokens of its own recomputed; where none are, all questions over one
         context."""
-        prefix_ids, questions = (
+        number = prepared.trial.number
+        asked = GenerateRequest(
+            f"{number}.0",
             self.prompts.prefix_ids,
-            [self.prompts.encode_question(q.text) for q in prepared.trial.questions],
+            prepared.chunks,
+            tuple(self.prompts.encode_question(question.text) for question in prepared.trial.questions),
+            sampling=self._sampling,
         )
         if isinstance(mode, ReuseMode) and not mode.recomputes:
-            yield GenerateRequest(
-                _name(prepared, 0), prefix_ids, prepared.chunks, tuple(questions), mode, self._sampling
-            )
+            yield replace(asked, reuse=mode)
             return
-        for i, question in enumerate(questions):
+        for i, question in enumerate(asked.questions):
             if isinstance(mode, ClipSetting):
                 reuse, recompute = ReuseMode.TOKENS, Recompute(tokens=_tokens(prepared.chosen[mode][i]))
             else:
@@ -156,58 +159,22 @@ class QualityBench:
                 if mode.row.surveys_all:  # as many in its later layers, the first two besides
                     num_layers = self.engine.model.spec.num_layers
                     ratio = (2 + ratio * (num_layers - 2)) / num_layers
-                reuse, recompute = mode, Recompute(ratio, seed=prepared.trial.number * 1000 + i)
-            yield GenerateRequest(
-                _name(prepared, i),
-                prefix_ids,
-                prepared.chunks,
-                (question,),
-                reuse,
-                self._sampling,
-                recompute=recompute,
+                reuse, recompute = mode, Recompute(ratio, seed=number * 1000 + i)
+            yield replace(
+                asked, request_id=f"{number}.{i}", questions=(question,), reuse=reuse, recompute=recompute
             )
 
-    def _replies(self, requests: Sequence[GenerateRequest]) -> dict[str, EngineReply]:
-        """By name of the question.
-
-        Raises:
-            KvquiltError: a request failed.
-        """
-        events: dict[str, list[Event]] = defaultdict(list)
-        waiting, open_ids = list(requests)[::-1], set[str]()
-        while waiting or open_ids:
-            while waiting and len(open_ids) < _AT_ONCE:
-                request = waiting.pop()
-                open_ids.add(request.request_id)
-                self.engine.submit(request, events[request.request_id].append)
-            if not self.engine.step():
-                time.sleep(_IDLE_S)
-            for request_id in [
-                name
-                for name in open_ids
-                if events[name] and isinstance(events[name][-1], DoneEvent | FailedEvent)
-            ]:
-                open_ids.remove(request_id)
-        return {
-            name: reply
-            for request in requests
-            for name, reply in self._read(request, events[request.request_id])
-        }
-
-    def _read(self, request: GenerateRequest, events: Sequence[Event]) -> Iterator[tuple[str, EngineReply]]:
-        if isinstance(events[-1], FailedEvent):
-            raise events[-1].error
+    def _replies(self, request: GenerateRequest, events: Sequence[Event]) -> Iterator[EngineReply]:
+        """Question by question."""
         eos_ids = self.engine.model.spec.eos_ids
         selection = next((event for event in events if isinstance(event, SelectedEvent)), SelectedEvent(()))
-        context, first = request.request_id.split(".")
         for index in range(len(request.questions)):
             ids = [
                 e.token_id
                 for e in events
                 if isinstance(e, TokenEvent) and e.question == index and e.token_id not in eos_ids
             ]
-            text = self.prompts.decode(ids).strip()
-            yield f"{context}.{int(first) + index}", EngineReply(text, selection)
+            yield EngineReply(self.prompts.decode(ids).strip(), selection)
 
     def _judge(
         self, mode: ReuseMode | ClipSetting, prepared: Prepared, index: int, reply: EngineReply
@@ -217,7 +184,7 @@ class QualityBench:
             reply = EngineReply(reply.text, SelectedEvent(tuple(range(prepared.num_tokens))))
         told = self._value_tokens(prepared, question)
         return GradedAnswer(
-            mode.label if isinstance(mode, ClipSetting) else mode.value,
+            label_of(mode),
             prepared.trial.number,
             index,
             is_spread(question),
@@ -258,10 +225,6 @@ class QualityBench:
         return Chunk(
             chunk_identity("", self.engine.model.fingerprint, self.prompts.prefix_ids, token_ids), token_ids
         )
-
-
-def _name(prepared: Prepared, question: int) -> str:
-    return f"{prepared.trial.number}.{question}"
 
 
 def _tokens(selection: Selection) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From kept answers to what they say: one table per kind of question, and the same numbers as
+"""Finds what kept answers say: one table per kind of question, and the same numbers as
 measurements."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from load_tests.quality.ledger import FIRST_LAYER, GradedAnswer
 from load_tests.quality.modes import CACHECLIP
@@ -85,19 +85,13 @@ def likenesses(answers: Sequence[GradedAnswer], ratio: float) -> list[Likeness]:
             pairs[reading].append(pair)
     chance = ratio / (2 - ratio)  # of two independent choices
     return [
-        Likeness(
-            reading,
-            _mean([kl for kl, _ in of_it]),
-            _mean([overlap for _, overlap in of_it]),
-            chance,
-            len(of_it),
-        )
+        Likeness(reading, fmean(kl for kl, _ in of_it), fmean(best for _, best in of_it), chance, len(of_it))
         for reading, of_it in pairs.items()
     ]
 
 
 def scores(found: Sequence[Finding]) -> Iterator[Score]:
-    """What a verdict goes by."""
+    """Those by which a verdict goes."""
     for finding in found:
         for row in finding.rows:
             yield Score(row.mode, row.correct.value * finding.num_questions, -row.against_full.low)
@@ -107,13 +101,11 @@ def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterato
     for finding in found:
         full = next(row for row in finding.rows if row.mode == FULL).correct.value
         for row in finding.rows:
-            name = f"{finding.kind}_{row.mode}"
+            name, num = f"{finding.kind}_{row.mode}", finding.num_questions
             ratio = row.correct.value / full if full else None
-            yield Measurement(
-                f"correct_{name}", row.correct.value, "fraction", full, ratio, n=finding.num_questions
-            )
-            yield Measurement(f"won_back_{name}", row.won_back.value, "fraction", n=finding.num_questions)
-            yield Measurement(f"selected_{name}", row.selected, "fraction", n=finding.num_questions)
+            yield Measurement(f"correct_{name}", row.correct.value, "fraction", full, ratio, n=num)
+            yield Measurement(f"won_back_{name}", row.won_back.value, "fraction", n=num)
+            yield Measurement(f"selected_{name}", row.selected, "fraction", n=num)
             yield Measurement(f"p_cacheclip_and_{name}", row.p, "probability", n=row.ahead + row.behind)
     yardstick = next((one.kl for one in alike if one.reading == FIRST_LAYER), None)
     for one in alike:
@@ -160,14 +152,9 @@ def _row(
         clusters.interval(lambda ours: ours, ours_Q),
         clusters.interval(lambda ours, full: ours - full, ours_Q, correct[FULL]),
         clusters.interval(won_back, ours_Q, correct[REORDERED], correct[FULL]),
-        _mean([answer.selected / answer.num_tokens for answer in answers]),
-        _mean([answer.found for answer in answers if answer.found is not None]),
+        fmean(answer.selected / answer.num_tokens for answer in answers),
+        fmean([answer.found for answer in answers if answer.found is not None] or [0.0]),
         ahead,
         behind,
         mcnemar(ahead, behind),
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    array: NDArray[np.float64] = np.array(values or [0.0])
-    return float(array.mean())

@@ -1,4 +1,4 @@
-"""Answers kept as they come, a line of JSON each, so that a run can end at any time and go on later."""
+"""Keeps answers as they come, a line of JSON each, so that a run can end at any time and go on later."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What is compared."""
+"""Names what is compared: modes of reuse, and forms of ``cacheclip``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
@@ -61,6 +60,5 @@ def parse_controls(names: str) -> tuple[ReuseMode, ...]:
     return tuple(known[name] for name in wanted)
 
 
-def labels(controls: Sequence[ReuseMode], clips: Sequence[ClipSetting]) -> tuple[str, ...]:
-    """In the order in which they are shown."""
-    return (*(mode.value for mode in (*BASELINES, *controls)), *(clip.label for clip in clips))
+def label_of(mode: ReuseMode | ClipSetting) -> str:
+    return mode.label if isinstance(mode, ClipSetting) else mode.value

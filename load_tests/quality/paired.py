@@ -1,5 +1,5 @@
-"""Two ways of answering the same questions: tests, intervals, and how alike two judgements of the same tokens
-are.
+"""Compares two ways of answering the same questions: tests, intervals, and how alike two judgements of the
+same tokens are.
 
 Shapes: Q questions, C contexts, B bootstrap samples, T tokens.
 """

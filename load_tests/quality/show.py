@@ -1,4 +1,4 @@
-"""What the terminal shows at the end."""
+"""Shows in the terminal what was found."""
 
 from __future__ import annotations
 

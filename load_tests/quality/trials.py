@@ -1,5 +1,5 @@
-"""Contexts to ask about, each a function of its number and the seed; names are those that training never
-saw."""
+"""Draws contexts to ask about, each a function of its number and the seed; names are those that training
+never saw."""
 
 from __future__ import annotations
 

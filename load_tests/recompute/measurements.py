@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from load_tests.benchmark import in_turn, say
-from load_tests.engine.case import Case
 from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute.clipper import Clipper, Selected
-from load_tests.recompute.limits import Work, prefill_work, scoring_work
+from load_tests.recompute.limits import NeededWork, prefill_work, scoring_work
 from load_tests.recompute.primary import Primary
 from load_tests.recompute.text import Speech
 from shared.engine.modes.random import at_random
 from shared.generation.modes import ReuseMode
 from shared.generation.selection import Grouping, Reading
+from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
 from shared.measuring.shapes import Shape, build_model
@@ -50,8 +50,8 @@ class RecomputePlan:
 
     @property
     def looked_at(self) -> int | None:
-        """What is taken apart and put beside loading: 20 or, failing that, the first that leaves something to
-        choose."""
+        """The percentage that is taken apart and put beside loading: 20 or, failing that, the first that
+        leaves something to choose."""
         choices = [percent for percent in self.percents if 0 < percent < 100]
         return 20 if 20 in choices else next(iter(choices), None)
 
@@ -85,8 +85,7 @@ def measure(plan: RecomputePlan, rates: Rates) -> Iterator[Measurement]:
         clipper = stack.enter_context(closing(Clipper(auxiliary, source, speech, texts, question)))
         chunks = [chunk.primary.token_ids for chunk in clipper.chunks]
         question_ids = tuple(speech.primary.encode(question).ids)
-        model = build_model(case.shape, case.device)
-        primary = stack.enter_context(closing(Primary(case, model, chunks, question_ids)))
+        primary = stack.enter_context(closing(Primary(case, chunks, question_ids)))
         yield from RecomputeBench(plan, rates, clipper, primary).measure()
 
 
@@ -153,15 +152,15 @@ class RecomputeBench:
             yield measured(f"tokens_{name}", [len(tokens) for tokens in chosen], "tokens")
 
     def _evenly(self, runs: list[RecomputeRun], percent: int) -> Measurement:
-        """What stands in front sees little and is cheap, and where a model of random weights looks means
-        nothing. So: the same, if what was selected lay evenly over the context."""
+        """The same, if what was selected lay evenly over the context: what stands in front sees little and is
+        cheap, and where a model of random weights looks means nothing."""
         seconds = [run.clips[percent][0].total_s + run.spread_s for run in runs]
         works = [self._prefill(self._spread(runs[0].clips)), self._scoring(self._plan.reading)]
         name = f"ttft_recompute_{percent}_evenly"
         return self._measured(name, seconds, works, [run.full_s for run in runs])
 
     def _parts(self, runs: list[RecomputeRun], percent: int) -> Iterator[Measurement]:
-        """Where the time goes."""
+        """Shows where the time goes."""
         clips = [run.clips[percent] for run in runs]
         for name in ("pair", "load", "score", "group"):
             works = [self._scoring(self._plan.reading)] if name == "score" else []
@@ -197,7 +196,7 @@ class RecomputeBench:
         self,
         name: str,
         seconds: Sequence[float],
-        works: Sequence[Work],
+        works: Sequence[NeededWork],
         baseline: Sequence[float] | None = None,
     ) -> Measurement:
         """``works``: what has to be done, one after the other; none where no limit is known."""
@@ -206,17 +205,17 @@ class RecomputeBench:
             name, seconds, "s", baseline=baseline, limit=self._limit_s(works) or None, flops=flops
         )
 
-    def _limit_s(self, works: Sequence[Work]) -> float:
+    def _limit_s(self, works: Sequence[NeededWork]) -> float:
         return sum(self._rates.limit_s(*work) for work in works)
 
-    def _prefill(self, tokens: range | tuple[int, ...]) -> Work:
+    def _prefill(self, tokens: range | tuple[int, ...]) -> NeededWork:
         """Of these tokens of the context, and the question."""
         case = self._case
         end = case.prefix + case.context
         positions = [*(case.prefix + token for token in tokens), *range(end, case.prompt_len)]
         return prefill_work(case.shape, positions, end - len(tokens))
 
-    def _scoring(self, reading: Reading) -> Work:
+    def _scoring(self, reading: Reading) -> NeededWork:
         clipper, lens = self._clipper, [len(chunk.auxiliary) for chunk in self._clipper.chunks]
         contexts = [sum(lens)] if reading is Reading.STITCHED else lens
         keys = [clipper.prefix_len + length + (clipper.question_len + 1) / 2 for length in contexts]

@@ -8,15 +8,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from load_tests.engine.case import Case, Ids
 from load_tests.engine.host_kv import HostKv
-from shared.engine import Engine, EngineConfig
 from shared.engine.kv.source import StoredSegment
-from shared.engine.model.model import LoadedModel
 from shared.engine_config import GIB
-from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest
 from shared.generation.modes import Recompute, ReuseMode
 from shared.measuring.asking import AskedTogether
+from shared.measuring.case import Case, Ids
 
 Tokens = tuple[int, ...]
 _RESIDENT = "resident"
@@ -46,13 +44,10 @@ class First:
 class Primary:
     """One question on one context, asked over and over."""
 
-    def __init__(self, case: Case, model: LoadedModel, chunks: list[Ids], question: Ids) -> None:
+    def __init__(self, case: Case, chunks: list[Ids], question: Ids) -> None:
         self._case, self._chunks, self._question = case, chunks, question
         self._source = LateKv(case.shape, case.chunk_len)
-        config = EngineConfig(
-            dtype="bfloat16", device=case.device, num_threads=case.threads, resident_bytes=64 * GIB
-        )
-        self._engine = Engine(model, config, self._source)
+        self._engine = case.build_engine(self._source, resident_bytes=64 * GIB)
         self._numbers = itertools.count()
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="select")
         self.resident_s(ReuseMode.REORDERED)  # makes them so
@@ -76,13 +71,11 @@ class Primary:
         self._engine.shut_down()
 
     def _request(self, reuse: ReuseMode, context: str, tokens: Tokens = ()) -> GenerateRequest:
-        return GenerateRequest(
+        return self._case.request(
             f"recompute-{next(self._numbers)}",
-            self._case.prefix_ids(),
-            tuple(Chunk(f"{context}-{index}", ids) for index, ids in enumerate(self._chunks)),
-            (self._question,),
+            [Chunk(f"{context}-{index}", ids) for index, ids in enumerate(self._chunks)],
+            [self._question],
             reuse,
-            SamplingParams(max_tokens=1, ignore_eos=True),
             recompute=Recompute(tokens=tokens),
         )
 

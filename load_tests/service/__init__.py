@@ -1,4 +1,4 @@
-"""The load test of the service: questions arrive as they do in life, and the highest rate that still meets
+"""Tests the service under load: questions arrive as they do in life, and the highest rate that still meets
 the SLO is found.
 
 It knows the wire (``shared.clients``) and nothing of what is behind it. Start reading at ``command`` (the

@@ -1,4 +1,4 @@
-"""``python -m load_tests.service``."""
+"""Runs the load test: ``python -m load_tests.service``."""
 
 from __future__ import annotations
 

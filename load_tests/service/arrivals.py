@@ -1,4 +1,5 @@
-"""When requests arrive: instants in seconds from the start, fixed before the first one is sent."""
+"""Draws or reads when requests arrive: instants in seconds from the start, fixed before the first one is
+sent."""
 
 from __future__ import annotations
 

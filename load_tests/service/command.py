@@ -1,4 +1,4 @@
-"""The command line of the load test."""
+"""Reads the command line of the load test, and runs it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
+from cluster.paths import DEMO_ASSETS
+from load_tests.benchmark import at_least, json_option, option
 from load_tests.service.arrivals import read_trace
 from load_tests.service.compare import show_comparison
 from load_tests.service.outcome import read_outcome, write_outcome
 from load_tests.service.page import write_comparison, write_page
-from load_tests.service.plan import LoadPlan, parse_rates, parse_reuse
+from load_tests.service.plan import LoadPlan, options_of, parse_rates, parse_reuse, read_questions
 from load_tests.service.slo import parse_slo
 from load_tests.service.terminal import show
 from shared.errors import InvalidRequest, KvquiltError
@@ -39,11 +42,11 @@ docs/load-testing.md says what every number means."""  # noqa: E501
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 1 the target failed, 2 wrong input, 3 no rate met the SLO, 130 interrupted."""
-    args = _parser().parse_args(argv)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=FILE_WIDTH)
     try:
+        args = _parser().parse_args(argv)
         return _compare(args, console) if args.compare else _measure(args, console)
     except KvquiltError as error:
         errors.print(f"load test: {error.detail}", style="red", soft_wrap=True)
@@ -86,28 +89,21 @@ def plan_of(args: argparse.Namespace) -> LoadPlan:
     Raises:
         InvalidRequest: names the option.
     """
-    if args.duration <= 0 or args.requests < 1 or args.max_in_flight < 1:
-        raise InvalidRequest("--duration, --requests and --max-in-flight must be positive")
+    if args.duration_s <= 0:
+        raise InvalidRequest(f"--duration: must be positive, got {args.duration_s:g}")
     if not 0 <= args.warmup < 1:
         raise InvalidRequest(f"--warmup: a share of the arrivals, from 0 to below 1, got {args.warmup:g}")
-    return LoadPlan(
-        slo=parse_slo(args.slo, args.slo_fraction),
-        reuse=parse_reuse(args.reuse),
-        rates=parse_rates(args.rate),
-        trace=read_trace(args.trace) if args.trace else (),
-        duration_s=args.duration,
-        min_requests=args.requests,
-        warmup=args.warmup,
-        num_quality=args.quality,
-        num_streams=args.streams,
-        max_in_flight=args.max_in_flight,
-        precision=args.precision,
-        seed=args.seed,
-    )
+    return LoadPlan(**options_of(LoadPlan, args) | {"slo": parse_slo(args.slo, args.slo_fraction)})
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidRequest(message)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    """An option whose value has a place in a plan has its name as ``dest`` (``options_of``)."""
+    parser = _Parser(
         prog="python -m load_tests.service",
         description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -117,9 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     _judging_options(parser.add_argument_group("what counts"))
     _asking_options(parser.add_argument_group("what is asked"))
     reports = parser.add_argument_group("reports")
-    reports.add_argument(
-        "--json", type=Path, metavar="FILE", help="the report, in the form of every benchmark"
-    )
+    json_option(reports)
     reports.add_argument("--html", type=Path, metavar="FILE", help="a page with plots, in one file")
     reports.add_argument(
         "--compare", type=Path, nargs=2, metavar=("A.json", "B.json"), help="compare two reports, and stop"
@@ -131,9 +125,7 @@ def _target_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--target", default="", metavar="HOST:PORT", help="a running system; default: start the demo cluster"
     )
-    group.add_argument(
-        "--tenant", default="load-test", help="whose documents and chunks these are (default %(default)s)"
-    )
+    option(group, "--tenant", "load-test", "whose documents and chunks these are")
     group.add_argument(
         "--shape",
         choices=("smollm2-135m", "qwen2-0.5b"),
@@ -142,131 +134,69 @@ def _target_options(group: argparse._ArgumentGroup) -> None:
             "what it serves"
         ),
     )
-    group.add_argument(
-        "--level",
-        choices=("auto", "answer", "generate"),
-        default="auto",
-        help="see above (default %(default)s)",
-    )
+    option(group, "--level", "auto", "see above", choices=("auto", "answer", "generate"))
 
 
 def _arrival_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    option(
+        group,
         "--rate",
-        default="1",
-        help="requests per second, such as 1,2,4; auto: search the highest that meets the SLO (default 1)",
+        "1",
+        "requests per second, such as 1,2,4; auto: search the highest that meets the SLO",
+        type=parse_rates,
+        dest="rates",
+        metavar="RATES",
     )
     group.add_argument(
-        "--trace", type=Path, metavar="FILE", help="instants in seconds, one per line, instead of --rate"
+        "--trace",
+        type=lambda file: read_trace(Path(file)),
+        default=(),
+        metavar="FILE",
+        help="instants in seconds, one per line, instead of --rate",
     )
-    group.add_argument(
-        "--duration", type=float, default=30.0, metavar="S", help="of the arrivals of one rate (default 30)"
-    )
-    group.add_argument(
-        "--requests",
-        type=int,
-        default=20,
-        metavar="N",
-        help="at least so many per rate of a search (default 20)",
-    )
-    group.add_argument(
-        "--warmup",
-        type=float,
-        default=0.1,
-        metavar="SHARE",
-        help="first arrivals that do not count (default 0.1)",
-    )
-    group.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of arrivals and requests: the same seed, the same run (default 0)",
-    )
-    group.add_argument(
-        "--max-in-flight",
-        type=int,
-        default=512,
-        metavar="N",
-        help="safety: beyond it a request counts as NOT_SENT (default 512)",
-    )
+    option(group, "--duration", 30.0, "of the arrivals of one rate", dest="duration_s", metavar="S")
+    _count(group, "--requests", 20, "at least so many per rate of a search", "min_requests")
+    option(group, "--warmup", 0.1, "first arrivals that do not count", metavar="SHARE")
+    option(group, "--seed", 0, "of arrivals and requests: the same seed, the same run")
+    _count(group, "--max-in-flight", 512, "safety: beyond it a request counts as NOT_SENT", "max_in_flight")
 
 
 def _judging_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--slo",
-        default="ttft:2x",
-        help=(
-            "limits: ttft:500ms,tpot:50ms,total:5s, or ttft:2x, twice the unloaded of full (default ttft:2x)"
-        ),
-    )
-    group.add_argument(
-        "--slo-fraction",
-        type=float,
-        default=0.9,
-        metavar="SHARE",
-        help="of requests that must meet every limit (default 0.9)",
-    )
-    group.add_argument(
-        "--reuse", default="reordered", help="modes to compare, such as full,reordered (default %(default)s)"
-    )
-    group.add_argument(
-        "--precision",
-        type=float,
-        default=1.15,
-        help="factor within which a search finds the rate (default 1.15)",
-    )
-    group.add_argument(
-        "--quality", type=int, default=4, metavar="N", help="requests repeated with full; 0: none (default 4)"
-    )
-    group.add_argument(
-        "--streams", type=int, default=8, metavar="N", help="for the overhead per token; 0: not (default 8)"
-    )
+    option(group, "--slo", "ttft:2x", "limits: ttft:500ms,tpot:50ms,total:5s, or twice the unloaded of full")
+    option(group, "--slo-fraction", 0.9, "of requests that must meet every limit", metavar="SHARE")
+    option(group, "--reuse", "reordered", "modes to compare, such as full,reordered", type=parse_reuse)
+    option(group, "--precision", 1.15, "factor within which a search finds the rate")
+    _count(group, "--quality", 4, "requests repeated with full; 0: none", "num_quality", least=0)
+    _count(group, "--streams", 8, "for the overhead per token; 0: not", "num_streams", least=0)
 
 
 def _asking_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--k",
-        type=int,
-        default=0,
-        help="chunks per request (default: 8, or the service's own at level answer)",
-    )
-    group.add_argument(
-        "--zipf", type=float, default=1.0, help="popularity of chunks (questions): 0 all alike (default 1)"
-    )
-    group.add_argument(
-        "--generated", type=int, default=16, metavar="N", help="tokens per answer (default 16)"
-    )
-    group.add_argument(
-        "--questions-per-request", type=int, default=1, metavar="N", help="over one context (default 1)"
-    )
-    group.add_argument(
-        "--chunk-tokens", type=int, default=512, metavar="N", help="generate: chunk length (default 512)"
-    )
-    group.add_argument(
-        "--question-tokens", type=int, default=64, metavar="N", help="generate: question length (default 64)"
-    )
-    group.add_argument(
-        "--corpus", type=int, default=64, metavar="N", help="generate: different chunks (default 64)"
-    )
-    group.add_argument(
-        "--vocab",
-        type=int,
-        default=0,
-        metavar="N",
-        help="generate: ids are below it (default: the shape's vocabulary, else 256)",
-    )
+    _count(group, "--k", 0, "chunks per request; 0: 8, or the service's own at level answer", "k", least=0)
+    option(group, "--zipf", 1.0, "popularity of chunks (questions): 0 all alike", type=at_least(0.0))
+    _count(group, "--generated", 16, "tokens per answer", "num_generated")
+    _count(group, "--questions-per-request", 1, "over one context", "num_questions")
+    _count(group, "--chunk-tokens", 512, "generate: chunk length", "chunk_len")
+    _count(group, "--question-tokens", 64, "generate: question length", "question_len")
+    _count(group, "--corpus", 64, "generate: different chunks", "corpus")
+    vocab = "generate: ids are below it; 0: the shape's vocabulary, else 256"
+    _count(group, "--vocab", 0, vocab, "vocab", least=0)
     group.add_argument(
         "--documents", type=Path, metavar="DIR", help="answer: ingested first (default: the demo's)"
     )
     group.add_argument(
         "--questions",
-        type=Path,
+        type=lambda file: read_questions(Path(file)),
+        default=str(DEMO_ASSETS / "questions.json"),
         metavar="FILE",
         help='answer: one per line, or JSON [{"question": …}] (default: the demo\'s)',
     )
-    group.add_argument(
-        "--collection", default="load-test", help="answer: where documents go (default %(default)s)"
-    )
+    option(group, "--collection", "load-test", "answer: where documents go")
+
+
+def _count(
+    group: argparse._ArgumentGroup, name: str, default: int, help: str, dest: str, least: int = 1
+) -> None:
+    option(group, name, default, help, type=at_least(least), dest=dest, metavar="N")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
-"""Two runs side by side. Only runs on one machine, with one load and one SLO, compare; what differs is said
+"""Compares two runs. Only runs on one machine, with one load and one SLO, compare; what differs is said
 first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from rich.console import Console
 from rich.table import Table
 
 from load_tests.service.outcome import Outcome
-from load_tests.service.terminal import duration
+from load_tests.service.slo import METRICS
+from load_tests.service.terminal import duration, numbers_table
+from shared.measuring.report import times_better
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Change:
 
 
 def differences(before: Outcome, after: Outcome) -> list[str]:
-    """What makes the comparison doubtful, in words."""
+    """Says what makes the comparison doubtful."""
     names = sorted(before.load.keys() | after.load.keys())
     found = [
         f"{name}: {before.load.get(name, 'nothing')} and {after.load.get(name, 'nothing')}"
@@ -44,48 +47,39 @@ def differences(before: Outcome, after: Outcome) -> list[str]:
 def changes(before: Outcome, after: Outcome) -> list[Change]:
     """Every measurement that both runs have, then the times of every mode and rate that both have."""
     theirs = {m.name: m for m in before.measurements()}
-    found = []
-    for ours in after.measurements():
-        if (other := theirs.get(ours.name)) is not None:
-            higher = ours.name.startswith("goodput")
-            better = _times_better(other.value, ours.value, higher)
-            found.append(
-                Change(ours.name, f"{other.value:.3g} {other.unit}", f"{ours.value:.3g} {ours.unit}", better)
-            )
-    return [*found, *_changes_by_rate(before, after)]
+    return [
+        Change(
+            ours.name,
+            f"{other.value:.3g} {other.unit}",
+            f"{ours.value:.3g} {ours.unit}",
+            times_better(ours.value, other.value, "higher" if ours.name.startswith("goodput") else "lower"),
+        )
+        for ours in after.measurements()
+        if (other := theirs.get(ours.name)) is not None
+    ] + list(_changes_by_rate(before, after))
+
+
+def comparison_table(before: Outcome, after: Outcome) -> Table:
+    table = numbers_table("", "A", "B", "B is better")
+    for change in changes(before, after):
+        better = "" if change.better is None else f"{change.better:.2f} ×"
+        table.add_row(change.name, change.before, change.after, better)
+    return table
 
 
 def show_comparison(console: Console, before: Outcome, after: Outcome) -> None:
     for difference in differences(before, after):
         console.print(f"differs: {difference}", style="yellow", soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("", no_wrap=True)
-    for name in ("A", "B", "B is better"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for change in changes(before, after):
-        table.add_row(
-            change.name,
-            change.before,
-            change.after,
-            "" if change.better is None else f"{change.better:.2f} ×",
-        )
-    console.print(table)
+    console.print(comparison_table(before, after))
 
 
 def _changes_by_rate(before: Outcome, after: Outcome) -> Iterator[Change]:
+    rates = {(result.reuse, result.rate): result for result in before.rates}
     for mode in after.modes:
-        rates = {result.rate: result for result in before.of(mode)}
         for ours in after.of(mode):
-            other = rates.get(ours.rate)
-            for metric in ("ttft", "tpot", "total") if other else ():
-                assert other is not None
-                for share in (0.5, 0.9):
-                    a, b = other.metric_ms(metric, share), ours.metric_ms(metric, share)
-                    name = f"{mode} at {ours.rate:.3g}/s, {metric} p{share * 100:.0f}"
-                    yield Change(name, duration(a), duration(b), _times_better(a, b, higher=False))
-
-
-def _times_better(before: float, after: float, higher: bool) -> float | None:
-    if before <= 0 or after <= 0:
-        return None
-    return after / before if higher else before / after
+            if (other := rates.get((mode, ours.rate))) is None:
+                continue
+            for metric, share in product(METRICS, (0.5, 0.9)):
+                a, b = other.metric_ms(metric, share), ours.metric_ms(metric, share)
+                name = f"{mode} at {ours.rate:.3g}/s, {metric} p{share * 100:.0f}"
+                yield Change(name, duration(a), duration(b), times_better(b, a, "lower"))

@@ -1,4 +1,4 @@
-"""The demo cluster, started for one run: a data directory and ports of its own, taken down whatever
+"""Starts the demo cluster for one run: a data directory and ports of its own, taken down whatever
 happens."""
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
 
 from cluster.cli.startup import start_progress
-from cluster.config import load_quilt
 from cluster.local import launcher
+from cluster.local.demo import demo_config
 from shared.errors import KvquiltError
 
 
@@ -30,13 +30,9 @@ def demo_cluster(shape: str | None, console: Console) -> Iterator[str]:
     scratch = Path(tempfile.mkdtemp(prefix="kvquilt-load-"))
     with _terminated_like_interrupted():
         try:
-            values: dict[str, Any] = {"grpc_port": launcher.free_port(), "http_port": launcher.free_port()}
-            if shape is not None:
-                values["model"] = str(_model_of(shape, scratch / "model", console))
+            more = {"model": str(_model_of(shape, scratch / "model", console))} if shape else {}
             with start_progress(console) as on_progress:  # when this fails, its log stays: the error names it
-                state = launcher.start(
-                    load_quilt(values | {"data_dir": str(scratch / "data")}, {}), on_progress
-                )
+                state = launcher.start(demo_config(scratch / "data", **more), on_progress)
         except KvquiltError:
             shutil.rmtree(scratch / "model", ignore_errors=True)
             raise

@@ -1,4 +1,5 @@
-"""The open loop: requests are sent at their intended instants, whether or not earlier ones were answered.
+"""Runs the open loop: requests are sent at their intended instants, whether or not earlier ones were
+answered.
 
 A closed loop (send, wait, send) slows down with the service and so measures only the requests that a slow
 service allows ("coordinated omission"). Here nothing in the client waits for an answer before it sends the
@@ -11,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from load_tests.service.sample import NOT_SENT, OK, Flight, Reply, Sample
+from load_tests.service.sample import NOT_SENT, OK, Reply, Sample
 from shared.errors import KvquiltError
 from shared.status import status_of
 
@@ -25,11 +26,11 @@ _CHECK_S = 0.25
 
 @dataclass(slots=True)
 class Progress:
-    """What happened so far. ``now_s``: seconds since the start, as of the last look."""
+    """All that happened so far. ``now_s``: seconds since the start, as of the last look."""
 
     planned: int
     samples: list[Sample] = field(default_factory=list)
-    flights: dict[int, Flight] = field(default_factory=dict)
+    flights: dict[int, Sample] = field(default_factory=dict)
     now_s: float = 0.0
 
     def overdue(self, limit_s: float, from_index: int = 0) -> int:
@@ -41,6 +42,7 @@ class Progress:
         )
 
 
+@dataclass(slots=True)
 class Driver:
     """
     max_in_flight: safety of this machine; what exceeds it is not sent, and counted as ``NOT_SENT``.
@@ -49,17 +51,10 @@ class Driver:
     sample.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        max_in_flight: int,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
-        hopeless: Callable[[Progress], bool] = lambda progress: False,
-    ) -> None:
-        self._ask = ask
-        self._max_in_flight = max_in_flight
-        self._on_progress = on_progress
-        self._hopeless = hopeless
+    ask: Ask
+    max_in_flight: int
+    on_progress: Callable[[Progress], None] = lambda progress: None
+    hopeless: Callable[[Progress], bool] = lambda progress: False
 
     async def run(self, arrivals: Sequence[float]) -> list[Sample]:
         """One sample per arrival, in order of completion; fewer when it was hopeless."""
@@ -70,8 +65,8 @@ class Driver:
             while not sending.done():
                 await asyncio.wait([sending], timeout=_CHECK_S)
                 progress.now_s = loop.time() - start_s
-                self._on_progress(progress)
-                if self._hopeless(progress):
+                self.on_progress(progress)
+                if self.hopeless(progress):
                     break
         finally:
             sending.cancel()
@@ -86,19 +81,19 @@ class Driver:
         async with asyncio.TaskGroup() as flying:
             for index, at_s in enumerate(arrivals):
                 await asyncio.sleep(max(0.0, at_s - now()))
-                flight = Flight(index, at_s, now())
-                if len(progress.flights) >= self._max_in_flight:
+                flight = Sample(index, at_s, now())
+                if len(progress.flights) >= self.max_in_flight:
                     progress.samples.append(flight.end(now(), NOT_SENT))
                 else:
                     progress.flights[index] = flight
                     flying.create_task(self._fly(flight, progress, now))
 
-    async def _fly(self, flight: Flight, progress: Progress, now: Callable[[], float]) -> None:
+    async def _fly(self, flight: Sample, progress: Progress, now: Callable[[], float]) -> None:
         try:
-            reply: Reply = await self._ask(flight.index, lambda branch: flight.token(now(), branch))
-            sample = flight.end(now(), OK, reply=reply)
+            reply = await self.ask(flight.index, lambda branch: flight.token(now(), branch))
+            flight.end(now(), OK, reply=reply)
         except KvquiltError as error:
-            sample = flight.end(now(), status_of(type(error)), error.detail)
+            flight.end(now(), status_of(type(error)), error.detail)
         finally:
             del progress.flights[flight.index]
-        progress.samples.append(sample)
+        progress.samples.append(flight)

@@ -1,4 +1,4 @@
-"""What is asked: a load makes request number n out of a seed, sends it, and brings back what it cost.
+"""Asks: a load makes request number n out of a seed, sends it, and brings back what it cost.
 
 ``TokenLoad`` calls the generator with exact token ids; ``QuestionLoad`` asks the whole pipeline in words. The
 same seed and number make the same request whatever the rate or the reuse mode.
@@ -6,29 +6,28 @@ same seed and number make the same request whatever the rate or the reuse mode.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
 from load_tests.service.driver import OnToken
 from load_tests.service.sample import Reply
-from shared.answer import AnswerDone, AnswerUsage, Inquiry, RetrievalOptions
+from shared.answer import AnswerDone, AnswerEvent, AnswerUsage, Inquiry, RetrievalOptions
 from shared.clients.generation import GenerationClient
 from shared.clients.rag import RagClient
 from shared.errors import Unavailable
 from shared.generation.asked import SamplingParams
 from shared.generation.described import PrefilledChunk
-from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode, GenerationOrder, Reuse
-from shared.generation.told import DoneEvent, TokenEvent
+from shared.generation.told import DoneEvent, GenerationEvent, TokenEvent
+from shared.measuring.asking import random_ids
 from shared.request import RequestContext
 
 Ids = tuple[int, ...]
-FULL = ReuseMode.FULL
+_PREFILLED_AT_ONCE = 8
 NewContext = Callable[[], RequestContext]
 
 
@@ -59,15 +58,18 @@ class TokenPlan:
     seed: int = 0
 
 
+def zipf_weights(count: int, exponent: float) -> list[float]:
+    return [rank**-exponent for rank in range(1, count + 1)]
+
+
 class Corpus:
     """Chunks of random ids, and who is asked how often."""
 
     def __init__(self, plan: TokenPlan) -> None:
         self._plan = plan
-        noise = random.Random(plan.seed)
-        self.prefix = self._ids(noise, plan.prefix_len)
-        self.chunks = [self._ids(noise, plan.chunk_len) for _ in range(plan.corpus)]
-        self._weights = [(i + 1) ** -plan.zipf for i in range(plan.corpus)]
+        self.prefix = self._ids("prefix", plan.prefix_len)
+        self.chunks = [self._ids(f"chunk {i}", plan.chunk_len) for i in range(plan.corpus)]
+        self._weights = zipf_weights(plan.corpus, plan.zipf)
 
     def context(self, number: int) -> list[int]:
         """Indices of the ``k`` different chunks of a request, in the order in which they are placed."""
@@ -77,11 +79,11 @@ class Corpus:
         return sorted(range(len(keys)), key=keys.__getitem__, reverse=True)[: self._plan.k]
 
     def questions(self, number: int) -> list[Ids]:
-        noise = random.Random(f"{self._plan.seed} question {number}")
-        return [self._ids(noise, self._plan.question_len) for _ in range(self._plan.num_questions)]
+        num_questions, length = self._plan.num_questions, self._plan.question_len
+        return [self._ids(f"question {number} {i}", length) for i in range(num_questions)]
 
-    def _ids(self, noise: random.Random, length: int) -> Ids:
-        return tuple(noise.randrange(self._plan.vocab) for _ in range(length))
+    def _ids(self, name: str, length: int) -> Ids:
+        return random_ids(f"{self._plan.seed} {name}", length, self._plan.vocab)
 
 
 class TokenLoad:
@@ -93,37 +95,24 @@ class TokenLoad:
         self._new_context = new_context
         self._corpus = Corpus(plan)
 
-    async def prepare(self, on_chunk: Callable[[PrefilledChunk], None], at_once: int = 8) -> None:
-        """Prefills the corpus, ``at_once`` chunks per call."""
-        refs = iter(self._corpus.chunks)
-        while group := list(itertools.islice(refs, at_once)):
-            async with aclosing(
-                self._client.prefill(self._new_context(), group, self._corpus.prefix)
-            ) as prefilled:
+    async def prepare(self, on_chunk: Callable[[PrefilledChunk], None]) -> None:
+        """Prefills the corpus, some chunks per call."""
+        for first in range(0, self._plan.corpus, _PREFILLED_AT_ONCE):
+            group = self._corpus.chunks[first : first + _PREFILLED_AT_ONCE]
+            context = self._new_context()
+            async with aclosing(self._client.prefill(context, group, self._corpus.prefix)) as prefilled:
                 async for chunk in prefilled:
                     on_chunk(chunk)
 
     async def ask(self, number: int, reuse: AskedMode, on_token: OnToken) -> Reply:
-        return await self.generate(number, reuse, on_token, self._plan.num_generated)
-
-    async def generate(self, number: int, reuse: AskedMode, on_token: OnToken, num_generated: int) -> Reply:
         order = GenerationOrder(
             chunks=tuple(self._corpus.chunks[i] for i in self._corpus.context(number)),
             questions=tuple(self._corpus.questions(number)),
             prefix=self._corpus.prefix,
             reuse=Reuse(reuse),
-            sampling=SamplingParams(max_tokens=num_generated, ignore_eos=True),
+            sampling=SamplingParams(max_tokens=self._plan.num_generated, ignore_eos=True),
         )
-        stream = self._client.generate(self._new_context(), order)
-        tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        async with aclosing(stream):
-            async for event in stream:
-                if isinstance(event, TokenEvent):
-                    on_token((event.question, event.sample))
-                    tokens[event.question, event.sample].append(event.token_id)
-                elif isinstance(event, DoneEvent):
-                    return Reply(event.usage, event.timings, _in_order(tokens))
-        raise Unavailable("the stream ended before the answer was whole; retry")
+        return await _reply(self._client.generate(self._new_context(), order), on_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +136,7 @@ class QuestionLoad:
         self._client = client
         self._plan = plan
         self._new_context = new_context
-        self._weights = [(i + 1) ** -plan.zipf for i in range(len(plan.questions))]
+        self._weights = zipf_weights(len(plan.questions), plan.zipf)
 
     def questions(self, number: int) -> list[str]:
         draw = random.Random(f"{self._plan.seed} question {number}")
@@ -161,21 +150,20 @@ class QuestionLoad:
             SamplingParams(max_tokens=self._plan.num_generated or None),
             RetrievalOptions(k=self._plan.k),
         )
-        stream = self._client.answer(self._new_context(), inquiry)
-        tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        cost: AnswerUsage | None = None
-        async with aclosing(stream):
-            async for event in stream:
-                match event:
-                    case TokenEvent():
-                        on_token((event.question, event.sample))
-                        tokens[event.question, event.sample].append(event.token_id)
-                    case AnswerUsage():
-                        cost = event
-                    case AnswerDone() if cost is not None:
-                        return Reply(cost.usage, cost.timings, _in_order(tokens))
-        raise Unavailable("the stream ended before the answer was whole; retry")
+        return await _reply(self._client.answer(self._new_context(), inquiry), on_token)
 
 
-def _in_order(tokens: defaultdict[tuple[int, int], list[int]]) -> tuple[Ids, ...]:
-    return tuple(tuple(tokens[branch]) for branch in sorted(tokens))
+async def _reply(stream: AsyncGenerator[GenerationEvent | AnswerEvent, None], on_token: OnToken) -> Reply:
+    tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    cost: DoneEvent | AnswerUsage | None = None
+    async with aclosing(stream):
+        async for event in stream:
+            if isinstance(event, TokenEvent):
+                on_token((event.question, event.sample))
+                tokens[event.question, event.sample].append(event.token_id)
+            if isinstance(event, DoneEvent | AnswerUsage):
+                cost = event
+            if isinstance(event, DoneEvent | AnswerDone) and cost is not None:
+                in_order = tuple(tuple(tokens[branch]) for branch in sorted(tokens))
+                return Reply(cost.usage, cost.timings, in_order)
+    raise Unavailable("the stream ended before the answer was whole; retry")

@@ -1,4 +1,4 @@
-"""Everything one run found out, and its form on disk."""
+"""Holds everything one run found out, and reads and writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the service adds to the engine's own time: to a first token, and to every token of several streams.
+"""Measures what the service adds to the engine's own time: to a first token, and to every token of several
+streams.
 
 Both compare what the client saw with what the engine says it needed for the very same requests, so that the
 engine's speed, and whatever else the machine does to it, cancels out.
@@ -10,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from load_tests.service.driver import Ask
-from load_tests.service.sample import MS, OK, Flight, Sample
+from load_tests.service.sample import MS, OK, Sample
 
 
 async def one_by_one(ask: Ask, numbers: Sequence[int]) -> list[Sample]:
@@ -41,6 +42,6 @@ async def added_per_token_ms(ask: Ask, numbers: Sequence[int]) -> float:
 async def _timed(ask: Ask, number: int) -> Sample:
     loop = asyncio.get_running_loop()
     now_s = loop.time()
-    flight = Flight(number, now_s, now_s)
+    flight = Sample(number, now_s, now_s)
     reply = await ask(number, lambda branch: flight.token(loop.time(), branch))
     return flight.end(loop.time(), OK, reply=reply)

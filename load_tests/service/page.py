@@ -1,4 +1,4 @@
-"""The HTML report: one file, no scripts, nothing loaded from elsewhere."""
+"""Writes the HTML report: one file, no scripts, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from load_tests.service.compare import changes, differences
+from load_tests.benchmark import line
+from load_tests.service.compare import comparison_table, differences
 from load_tests.service.outcome import Outcome
-from load_tests.service.result import STAGES, RateResult
+from load_tests.service.result import STAGES
 from load_tests.service.svg import Axis, Series, bar_chart, line_chart
-from load_tests.service.terminal import measurement_line, quality_line, rates_table, stages_table
+from load_tests.service.terminal import quality_line, rates_table, stages_table
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
@@ -32,9 +33,7 @@ def write_page(path: Path, outcome: Outcome) -> None:
         f"<p>{escape(outcome.level)} at {escape(outcome.target)}: {escape(words)}.<br>",
         f"SLO {escape(outcome.slo)}: {outcome.slo_fraction:.0%} of the requests with {escape(limits)}. ",
         "Every time runs from the instant at which the request was meant to be sent.</p>",
-        _list(
-            [measurement_line(m) for m in outcome.measurements()] + [quality_line(q) for q in outcome.quality]
-        ),
+        _list([*map(line, outcome.measurements()), *map(quality_line, outcome.quality)]),
         '<div class="plots">',
         *plots(outcome),
         "</div>",
@@ -46,12 +45,8 @@ def write_page(path: Path, outcome: Outcome) -> None:
 
 
 def write_comparison(path: Path, before: Outcome, after: Outcome) -> None:
-    rows = [
-        (change.name, change.before, change.after, "" if change.better is None else f"{change.better:.2f} ×")
-        for change in changes(before, after)
-    ]
     body = ["<h1>Load tests A and B</h1>", _list([f"differs: {text}" for text in differences(before, after)])]
-    body += [_rows(("", "A", "B", "B is better"), rows)]
+    body += [_html_table(comparison_table(before, after))]
     for name, outcome in (("A", before), ("B", after)):
         body += [f"<h2>{name}</h2>", '<div class="plots">', *plots(outcome), "</div>"]
     _write(path, "Load tests compared", body)
@@ -60,42 +55,36 @@ def write_comparison(path: Path, before: Outcome, after: Outcome) -> None:
 def plots(outcome: Outcome) -> list[str]:
     """Latency over rate, throughput over rate, distribution of TTFT, stages."""
     return [
-        _latency_plot(outcome, "ttft"),
+        _latency_plot(outcome),
         _throughput_plot(outcome),
         _distribution_plot(outcome),
         _stages_plot(outcome),
     ]
 
 
-def _latency_plot(outcome: Outcome, metric: str) -> str:
+def _latency_plot(outcome: Outcome) -> str:
     series = []
     for color, mode in enumerate(outcome.modes):
         for share, dashed in ((0.5, False), (0.9, True)):
-            points = [(r.rate, r.metric_ms(metric, share)) for r in outcome.of(mode) if r.ttft_ms]
+            points = [(r.rate, r.metric_ms("ttft", share)) for r in outcome.of(mode) if r.ttft_ms]
             series.append(Series(f"{mode}, p{share * 100:.0f}", points, color, dashed, dots=True))
     x = Axis.over("requests per second", [r.rate for r in outcome.rates], log=True)
-    if (limit := outcome.limits_ms.get(metric)) is not None:
+    if (limit := outcome.limits_ms.get("ttft")) is not None:
         series.append(Series("SLO", [(x.low, limit), (x.high, limit)], 6, dashed=True))
     y = Axis.over("ms", [value for line in series for _, value in line.points], log=True)
-    return line_chart(f"{metric.upper()} over rate", x, y, series)
+    return line_chart("TTFT over rate", x, y, series)
 
 
 def _throughput_plot(outcome: Outcome) -> str:
     series = []
     for color, mode in enumerate(outcome.modes):
-        series.append(
-            Series(f"{mode}, answered", [(r.rate, r.throughput) for r in outcome.of(mode)], color, dots=True)
-        )
-        series.append(
-            Series(
-                f"{mode}, within the SLO", [(r.rate, r.goodput) for r in outcome.of(mode)], color, True, True
-            )
-        )
-    rates = [r.rate for r in outcome.rates]
-    x, y = Axis.over("requests per second", rates), Axis.over("requests per second", rates)
-    return line_chart(
-        "Throughput over rate", x, y, [*series, Series("all of them", [(0, 0), (x.high, x.high)], 6, True)]
-    )
+        answered = [(r.rate, r.throughput) for r in outcome.of(mode)]
+        good = [(r.rate, r.goodput) for r in outcome.of(mode)]
+        series.append(Series(f"{mode}, answered", answered, color, dots=True))
+        series.append(Series(f"{mode}, within the SLO", good, color, dashed=True, dots=True))
+    axis = Axis.over("requests per second", [r.rate for r in outcome.rates])
+    series.append(Series("all of them", [(0, 0), (axis.high, axis.high)], 6, dashed=True))
+    return line_chart("Throughput over rate", axis, axis, series)
 
 
 def _distribution_plot(outcome: Outcome) -> str:
@@ -103,7 +92,7 @@ def _distribution_plot(outcome: Outcome) -> str:
     series = [
         Series(
             f"{r.reuse} at {r.rate:.3g}/s ({len(r.ttft_ms)})",
-            _cumulative(r),
+            [(value, (i + 1) / len(r.ttft_ms)) for i, value in enumerate(r.ttft_ms)],
             outcome.modes.index(r.reuse),
             not r.holds,
         )
@@ -127,20 +116,11 @@ def _stages_plot(outcome: Outcome) -> str:
     )
 
 
-def _cumulative(result: RateResult) -> list[tuple[float, float]]:
-    return [(value, (i + 1) / len(result.ttft_ms)) for i, value in enumerate(result.ttft_ms)]
-
-
 def _html_table(table: Table) -> str:
     """The terminal's own table, cell by cell."""
-    names = [str(column.header) for column in table.columns]
     cells = zip(*(column.cells for column in table.columns), strict=True)
-    return _rows(names, [[str(cell) for cell in row] for row in cells])
-
-
-def _rows(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    head = "".join(f"<th>{escape(str(column.header))}</th>" for column in table.columns)
+    lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in cells)
     return f"<table><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 

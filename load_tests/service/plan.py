@@ -1,13 +1,20 @@
-"""What a run is to do: the command line's options as values."""
+"""Says what a run is to do: the command line's options as values."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from load_tests.service.slo import Slo
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import ASKED_MODES, AskedMode
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +53,8 @@ class LoadPlan:
         return tuple(dict.fromkeys(first + self.reuse))
 
     def span_s(self, rate: float, limits_ms: dict[str, float]) -> float:
-        """How long a search measures ``rate``. An overloaded service answers the first requests in time, so
-        the time must be long against what the SLO lets requests wait."""
+        """The time for which a search measures ``rate``. An overloaded service answers the first requests in
+        time, so the time must be long against what the SLO lets requests wait."""
         patience_s = (
             5 * max((limits_ms[name] for name in ("ttft", "total") if name in limits_ms), default=0.0) / 1000
         )
@@ -83,3 +90,27 @@ def parse_reuse(text: str) -> tuple[AskedMode, ...]:
         if name not in ASKED_MODES:
             raise InvalidRequest(f"--reuse: {name!r} is not one of {', '.join(ASKED_MODES)}")
     return tuple(mode for name in dict.fromkeys(chosen) for mode in ASKED_MODES if mode == name)
+
+
+def read_questions(path: Path) -> tuple[str, ...]:
+    """
+    Raises:
+        InvalidRequest: no such file, or no question in it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            questions = [entry["question"] for entry in json.loads(text)]
+        else:
+            questions = [line.strip() for line in text.splitlines()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"--questions {path}: cannot be read: {error}") from None
+    found = tuple(question for question in questions if question)
+    if not found:
+        raise InvalidRequest(f"--questions {path}: holds no question")
+    return found
+
+
+def options_of(plan: type[DataclassInstance], args: argparse.Namespace) -> dict[str, Any]:
+    """Options that are called like fields of ``plan``."""
+    return {f.name: getattr(args, f.name) for f in fields(plan) if hasattr(args, f.name)}

@@ -1,4 +1,4 @@
-"""The quality guard: are the fast answers still the answers? A few requests are asked again with ``full`` and
+"""Guards quality: are the fast answers still the answers? A few requests are asked again with ``full`` and
 compared."""
 
 from __future__ import annotations

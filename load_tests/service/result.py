@@ -1,4 +1,4 @@
-"""The numbers of one rate (and of one unloaded run), as they are reported and stored."""
+"""Makes the numbers of one rate, as they are reported and stored."""
 
 from __future__ import annotations
 
@@ -76,10 +76,6 @@ class RateResult:
         """Requests per second that were answered."""
         return self.statuses.get(OK, 0) / self.window_s if self.window_s > 0 else 0.0
 
-    @property
-    def num_failed(self) -> int:
-        return sum(count for status, count in self.statuses.items() if status != OK)
-
     def metric_ms(self, name: str, share: float) -> float:
         """A percentile of ``ttft``, ``tpot`` or ``total``."""
         values: tuple[float, ...] = getattr(self, f"{name}_ms")
@@ -88,7 +84,7 @@ class RateResult:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What of a rate's samples counts. ``num_warmup``: the first so many arrivals do not."""
+    """Those of a rate's samples that count. ``num_warmup``: the first so many arrivals do not."""
 
     num_planned: int
     num_warmup: int
@@ -116,7 +112,7 @@ def rate_result(
         holds=not count.stopped_early and num_requests - num_good <= count.max_bad,
         stages_ms=stages_ms(succeeded),
         overhead_ms=statistics.median([overhead_ms(s) for s in succeeded]) if succeeded else 0.0,
-        tokens=count_tokens(s.reply.usage for s in succeeded if s.reply),
+        tokens=count_tokens([s.reply.usage for s in succeeded if s.reply]),
         send_lag_ms=percentile([sample.send_lag_ms for sample in counted], 0.99),
         stopped_early=count.stopped_early,
         **times,
@@ -131,22 +127,21 @@ def stages_ms(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def overhead_ms(sample: Sample) -> float:
-    """What of the client's TTFT the engine did not spend: wire, proxies, queueing, loading, retrieval."""
+    """The part of the client's TTFT that the engine did not spend: wire, proxies, queueing, loading,
+    retrieval."""
     assert sample.reply is not None
     ttft_ms = sample.metric_ms("ttft")
     return 0.0 if ttft_ms is None else ttft_ms - sample.reply.timings.engine_ttft_s * 1000
 
 
-def count_tokens(usages: Iterable[Usage]) -> Tokens:
-    total = Tokens()
-    for usage in usages:
-        total = Tokens(
-            total.resident + usage.reused_tokens - usage.loaded_tokens,
-            total.loaded + usage.loaded_tokens,
-            total.computed + usage.recomputed_tokens,
-            total.generated + usage.generated_tokens,
-        )
-    return total
+def count_tokens(usages: Sequence[Usage]) -> Tokens:
+    loaded = sum(usage.loaded_tokens for usage in usages)
+    return Tokens(
+        sum(usage.reused_tokens for usage in usages) - loaded,
+        loaded,
+        sum(usage.recomputed_tokens for usage in usages),
+        sum(usage.generated_tokens for usage in usages),
+    )
 
 
 def _sorted(values: Iterable[float | None]) -> tuple[float, ...]:

@@ -1,11 +1,11 @@
-"""One run against a prepared target: warm up, unloaded, overhead per token, every mode at every rate,
+"""Runs once against a prepared target: warm up, unloaded, overhead per token, every mode at every rate,
 quality."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from load_tests.service.arrivals import poisson
@@ -16,7 +16,7 @@ from load_tests.service.overhead import added_per_token_ms, one_by_one
 from load_tests.service.plan import LoadPlan
 from load_tests.service.quality import Agreement, agreement
 from load_tests.service.result import Count, RateResult, overhead_ms, rate_result
-from load_tests.service.sample import Reply, Sample
+from load_tests.service.sample import Reply
 from load_tests.service.slo import METRICS, is_good
 from load_tests.service.sweep import highest_rate
 from shared.generation.modes import ReuseMode
@@ -26,7 +26,7 @@ WARMING = 2
 
 
 class LoadObserver(Protocol):
-    """Who is told what happens."""
+    """Somebody who is told what happens."""
 
     def doing(self, what: str) -> None: ...
     def under_way(self, reuse: str, rate: float, progress: Progress) -> None: ...
@@ -42,21 +42,21 @@ class LoadFindings:
     quality: tuple[Agreement, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class LoadRun:
     """Requests outside the load have negative numbers, so that nothing of them repeats in it."""
 
-    def __init__(self, load: Load, plan: LoadPlan, watcher: LoadObserver) -> None:
-        self._load = load
-        self._plan = plan
-        self._watcher = watcher
+    load: Load
+    plan: LoadPlan
+    watcher: LoadObserver
 
     async def findings(self) -> LoadFindings:
         """
         Raises:
             KvquiltError: a request failed while there was no load.
         """
-        plan = self._plan
-        self._watcher.doing("warming up")
+        plan = self.plan
+        self.watcher.doing("warming up")
         for mode in plan.unloaded_modes:
             # What reuses KV is asked all that is timed next, so that loading is no part of it; ``full`` has
             # nothing to load.
@@ -68,41 +68,36 @@ class LoadRun:
         rates: list[RateResult] = []
         for mode, alone in zip(plan.unloaded_modes, unloaded, strict=True):
             if mode in plan.reuse:
-                rates += await _Mode(self._ask(mode), mode, plan, limits_ms, self._watcher).measure(
+                rates += await _Mode(self._ask(mode), mode, plan, limits_ms, self.watcher).measure(
                     _medians(alone)["total"]
                 )
         return LoadFindings(limits_ms, tuple(unloaded), per_token, tuple(rates), await self._quality())
 
     async def _unloaded(self, mode: AskedMode) -> Unloaded:
-        self._watcher.doing(f"{mode}, one request at a time")
-        samples = await one_by_one(self._ask(mode), range(-self._plan.num_unloaded, 0))
+        self.watcher.doing(f"{mode}, one request at a time")
+        samples = await one_by_one(self._ask(mode), range(-self.plan.num_unloaded, 0))
         times = {
-            name: [value for s in samples if (value := s.metric_ms(name)) is not None] for name in METRICS
+            f"{name}_ms": tuple(value for s in samples if (value := s.metric_ms(name)) is not None)
+            for name in METRICS
         }
-        return Unloaded(
-            mode,
-            tuple(times["ttft"]),
-            tuple(times["tpot"]),
-            tuple(times["total"]),
-            tuple(map(overhead_ms, samples)),
-        )
+        return Unloaded(mode, overhead_ms=tuple(map(overhead_ms, samples)), **times)
 
     async def _token_overhead(self) -> tuple[float, ...]:
-        plan = self._plan
+        plan = self.plan
         if not plan.num_streams:
             return ()
-        self._watcher.doing(f"{plan.num_streams} streams at once")
+        self.watcher.doing(f"{plan.num_streams} streams at once")
         ask = self._ask(plan.reuse[-1])
         return tuple(
             [await added_per_token_ms(ask, range(-plan.num_streams, 0)) for _ in range(plan.stream_rounds)]
         )
 
     async def _quality(self) -> tuple[Agreement, ...]:
-        others = [mode for mode in self._plan.reuse if may_reuse(mode)]
-        if not others or not self._plan.num_quality:
+        others = [mode for mode in self.plan.reuse if may_reuse(mode)]
+        if not others or not self.plan.num_quality:
             return ()
-        self._watcher.doing("comparing answers with full")
-        numbers = range(self._plan.num_quality)
+        self.watcher.doing("comparing answers with full")
+        numbers = range(self.plan.num_quality)
         references = await one_by_one(self._ask(ReuseMode.FULL), numbers)
         return tuple(
             [agreement(mode, await one_by_one(self._ask(mode), numbers), references) for mode in others]
@@ -110,26 +105,24 @@ class LoadRun:
 
     def _ask(self, mode: AskedMode) -> Ask:
         async def ask(number: int, on_token: OnToken) -> Reply:
-            return await self._load.ask(number, mode, on_token)
+            return await self.load.ask(number, mode, on_token)
 
         return ask
 
 
+@dataclass(slots=True)
 class _Mode:
     """All rates of one reuse mode."""
 
-    def __init__(
-        self, ask: Ask, mode: AskedMode, plan: LoadPlan, limits_ms: dict[str, float], watcher: LoadObserver
-    ) -> None:
-        self._ask = ask
-        self._mode = mode
-        self._plan = plan
-        self._limits_ms = limits_ms
-        self._watcher = watcher
-        self._results: list[RateResult] = []
+    ask: Ask
+    mode: AskedMode
+    plan: LoadPlan
+    limits_ms: dict[str, float]
+    watcher: LoadObserver
+    results: list[RateResult] = field(default_factory=list)
 
     async def measure(self, unloaded_total_ms: float) -> list[RateResult]:
-        plan = self._plan
+        plan = self.plan
         if plan.trace:
             await self._at(len(plan.trace) / (plan.trace[-1] or 1.0), plan.trace)
         elif plan.rates:
@@ -138,42 +131,38 @@ class _Mode:
         else:
             # One at a time is a rate that the service can do; with half of it queues are short.
             await highest_rate(self._holds, 500 / unloaded_total_ms, precision=plan.precision)
-        return self._results
+        return self.results
 
     async def _holds(self, rate: float) -> bool:
-        count = max(1, round(rate * self._plan.span_s(rate, self._limits_ms)))
-        return (await self._at(rate, poisson(rate, count, self._plan.seed), may_stop=True)).holds
+        count = max(1, round(rate * self.plan.span_s(rate, self.limits_ms)))
+        return (await self._at(rate, poisson(rate, count, self.plan.seed), may_stop=True)).holds
 
     async def _at(self, rate: float, arrivals: Sequence[float], may_stop: bool = False) -> RateResult:
-        num_warmup = int(self._plan.warmup * len(arrivals))
-        max_bad = self._plan.slo.max_bad(len(arrivals) - num_warmup)
+        num_warmup = int(self.plan.warmup * len(arrivals))
+        max_bad = self.plan.slo.max_bad(len(arrivals) - num_warmup)
 
         def hopeless(progress: Progress) -> bool:
             return may_stop and self._num_bad(progress, num_warmup) > max_bad
 
         driver = Driver(
-            self._ask,
-            self._plan.max_in_flight,
-            lambda progress: self._watcher.under_way(self._mode, rate, progress),
+            self.ask,
+            self.plan.max_in_flight,
+            lambda progress: self.watcher.under_way(self.mode, rate, progress),
             hopeless,
         )
         samples = await driver.run(arrivals)
         count = Count(len(arrivals), num_warmup, max_bad, stopped_early=len(samples) < len(arrivals))
-        result = rate_result(self._mode, rate, samples, self._limits_ms, count)
-        self._results.append(result)
-        self._watcher.measured(result)
+        result = rate_result(self.mode, rate, samples, self.limits_ms, count)
+        self.results.append(result)
+        self.watcher.measured(result)
         return result
 
     def _num_bad(self, progress: Progress, num_warmup: int) -> int:
         ended = sum(
-            _bad(sample, self._limits_ms) for sample in progress.samples if sample.index >= num_warmup
+            not is_good(sample, self.limits_ms) for sample in progress.samples if sample.index >= num_warmup
         )
-        waits_s = self._limits_ms.get("ttft", self._limits_ms.get("total", float("inf"))) / 1000
+        waits_s = self.limits_ms.get("ttft", self.limits_ms.get("total", float("inf"))) / 1000
         return ended + progress.overdue(waits_s, num_warmup)
-
-
-def _bad(sample: Sample, limits_ms: dict[str, float]) -> bool:
-    return not is_good(sample, limits_ms)
 
 
 def _medians(unloaded: Unloaded) -> dict[str, float]:

@@ -1,11 +1,13 @@
-"""What one request cost. Every time runs from the instant at which it was meant to be sent, whatever kept the
-client."""
+"""Holds what one request cost. Every time runs from the instant at which it was meant to be sent, whatever
+kept the client."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from shared.generation.told import Timings, Usage
 
@@ -23,22 +25,33 @@ class Reply:
     tokens: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sample:
-    """``status``: OK, a gRPC status code, or NOT_SENT; ``detail`` of an error. Instants in seconds from the
-    run's start; those of tokens are None where there was none. ``index``: the request's place among the
-    arrivals."""
+    """A request, under way until ``end``. ``status``: OK, a gRPC status code, or NOT_SENT; ``detail`` of an
+    error. Instants in seconds from the run's start; those of tokens are None where there was none. ``index``:
+    the request's place among the arrivals."""
 
     index: int
-    status: str
     intended_s: float
     sent_s: float
-    ended_s: float
     first_token_s: float | None = None
     last_token_s: float | None = None
-    max_branch_len: int = 0
+    branch_lens: Counter[tuple[int, int]] = field(default_factory=Counter)
+    ended_s: float = 0.0
+    status: str = ""
     detail: str = ""
     reply: Reply | None = None
+
+    def token(self, now_s: float, branch: tuple[int, int]) -> None:
+        """A token of ``branch`` (question, sample) arrived."""
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+        self.branch_lens[branch] += 1
+
+    def end(self, now_s: float, status: str, detail: str = "", reply: Reply | None = None) -> Sample:
+        self.ended_s, self.status, self.detail, self.reply = now_s, status, detail, reply
+        return self
 
     @property
     def ok(self) -> bool:
@@ -46,7 +59,7 @@ class Sample:
 
     @property
     def send_lag_ms(self) -> float:
-        """How late the client itself was; part of every time below."""
+        """The client's own lateness; part of every time below."""
         return (self.sent_s - self.intended_s) * MS
 
     def metric_ms(self, name: str) -> float | None:
@@ -57,47 +70,12 @@ class Sample:
             case "ttft":
                 return (self.first_token_s - self.intended_s) * MS
             case "tpot":
-                further = self.max_branch_len - 1
+                further = max(self.branch_lens.values()) - 1
                 return (self.last_token_s - self.first_token_s) * MS / further if further > 0 else None
             case _:
                 return (self.ended_s - self.intended_s) * MS
 
 
-@dataclass(slots=True)
-class Flight:
-    """A request under way."""
-
-    index: int
-    intended_s: float
-    sent_s: float
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    branch_lens: Counter[tuple[int, int]] = field(default_factory=Counter)
-
-    def token(self, now_s: float, branch: tuple[int, int]) -> None:
-        """A token of ``branch`` (question, sample) arrived."""
-        if self.first_token_s is None:
-            self.first_token_s = now_s
-        self.last_token_s = now_s
-        self.branch_lens[branch] += 1
-
-    def end(self, now_s: float, status: str, detail: str = "", reply: Reply | None = None) -> Sample:
-        longest = max(self.branch_lens.values(), default=0)
-        return Sample(
-            self.index,
-            status,
-            self.intended_s,
-            self.sent_s,
-            now_s,
-            self.first_token_s,
-            self.last_token_s,
-            longest,
-            detail,
-            reply,
-        )
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least ``share`` of all are not above; 0.0 of none."""
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)] if ordered else 0.0
+    return float(np.quantile(values, share, method="inverted_cdf")) if values else 0.0

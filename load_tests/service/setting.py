@@ -1,10 +1,9 @@
-"""The target made ready: which level, its documents or chunks in place, and the run against it."""
+"""Makes the target ready (which level, its documents or chunks in place), and runs against it."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS
 from load_tests.service.loads import Load, QuestionLoad, QuestionPlan, TokenLoad, TokenPlan
 from load_tests.service.outcome import Outcome
-from load_tests.service.plan import LoadPlan
+from load_tests.service.plan import LoadPlan, options_of
 from load_tests.service.run import LoadRun
 from load_tests.service.terminal import Terminal
 from shared.errors import InvalidRequest
@@ -33,15 +32,14 @@ PREPARATION_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``level`` auto: answer where the model has a tokenizer. ``documents`` None: the demo's."""
+    """``level`` auto: answer where the model has a tokenizer; ``tokens`` are asked at level generate,
+    ``questions`` at level answer. ``documents`` None: the demo's."""
 
     tokens: TokenPlan
+    questions: QuestionPlan
     level: str = "auto"
     tenant: str = "load-test"
     documents: Path | None = None
-    questions: tuple[str, ...] = ()
-    collection: str = "load-test"
-    answer_k: int = 0
 
     @classmethod
     def of_options(cls, args: argparse.Namespace) -> Setting:
@@ -49,12 +47,6 @@ class Setting:
         Raises:
             InvalidRequest: names the option.
         """
-        named = ("generated", "questions_per_request", "chunk_tokens", "question_tokens", "corpus")
-        wrong = [name for name in named if getattr(args, name) < 1] + [
-            n for n in ("k", "zipf", "vocab") if getattr(args, n) < 0
-        ]
-        if wrong:
-            raise InvalidRequest(f"--{wrong[0].replace('_', '-')}: {getattr(args, wrong[0])} is too small")
         k = args.k or 8
         if k > args.corpus:
             raise InvalidRequest(
@@ -62,20 +54,10 @@ class Setting:
                 f"{args.corpus}"
             )
         vocab = args.vocab or (SHAPES[args.shape].vocab if args.shape else 256)
-        tokens = TokenPlan(
-            k=k,
-            chunk_len=args.chunk_tokens,
-            corpus=args.corpus,
-            zipf=args.zipf,
-            question_len=args.question_tokens,
-            num_questions=args.questions_per_request,
-            num_generated=args.generated,
-            vocab=vocab,
-            seed=args.seed,
-        )
+        tokens = TokenPlan(**options_of(TokenPlan, args) | {"k": k, "vocab": vocab})
         level = "generate" if args.shape and args.level == "auto" else args.level
-        questions = read_questions(args.questions or DEMO_ASSETS / "questions.json")
-        return cls(tokens, level, args.tenant, args.documents, questions, args.collection, args.k)
+        questions = QuestionPlan(**options_of(QuestionPlan, args))
+        return cls(tokens, questions, level, args.tenant, args.documents)
 
     def context(self, deadline_ms: int = DEADLINE_MS) -> RequestContext:
         return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
@@ -141,15 +123,7 @@ async def _prepared(
             )
             yield load, {name: str(value) for name, value in asdict(setting.tokens).items()}
         return
-    plan = QuestionPlan(
-        setting.collection,
-        setting.questions,
-        k=setting.answer_k,
-        num_questions=setting.tokens.num_questions,
-        num_generated=setting.tokens.num_generated,
-        zipf=setting.tokens.zipf,
-        seed=setting.tokens.seed,
-    )
+    plan = setting.questions
     words = asdict(plan) | {"questions": len(plan.questions)}
     async with rag_client(target) as rag, _ingested(target, setting, console):
         yield QuestionLoad(rag, plan, setting.context), {name: str(value) for name, value in words.items()}
@@ -159,25 +133,25 @@ async def _prepared(
 async def _ingested(target: str, setting: Setting, console: Console) -> AsyncIterator[None]:
     """Documents that were there before are somebody's: such a collection is asked as it is, and left as it
     is."""
+    collection = setting.questions.collection
     async with ingest_client(target) as client:
-        if (await client.list_page(setting.context(), setting.collection, limit=1)).documents:
+        if (await client.list_page(setting.context(), collection, limit=1)).documents:
             console.print(
-                f"collection {setting.collection} holds documents already: they are asked, nothing is "
-                "ingested"
+                f"collection {collection} holds documents already: they are asked, nothing is ingested"
             )
             yield
             return
         sources = find_sources([setting.documents or DEMO_ASSETS / "documents"]).files
-        console.print(f"ingesting {len(sources)} documents into collection {setting.collection}")
+        console.print(f"ingesting {len(sources)} documents into collection {collection}")
         preparing = setting.context(PREPARATION_MS)
         try:
             summary = await ingest_files(
-                console, lambda batch: client.upsert(preparing, setting.collection, batch), sources
+                console, lambda batch: client.upsert(preparing, collection, batch), sources
             )
             summary.print(console)
             yield
         finally:
-            await asyncio.shield(client.delete(setting.context(), setting.collection, everything=True))
+            await asyncio.shield(client.delete(setting.context(), collection, everything=True))
 
 
 async def _prefill(load: TokenLoad, setting: Setting, console: Console) -> None:
@@ -186,22 +160,3 @@ async def _prefill(load: TokenLoad, setting: Setting, console: Console) -> None:
         task = bar.add_task("", total=setting.tokens.corpus)
         await load.prepare(lambda chunk: bar.advance(task))
     console.print(f"{setting.tokens.corpus} chunks of {setting.tokens.chunk_len} tokens are stored")
-
-
-def read_questions(path: Path) -> tuple[str, ...]:
-    """
-    Raises:
-        InvalidRequest: no such file, or no question in it.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            questions = [entry["question"] for entry in json.loads(text)]
-        else:
-            questions = [line.strip() for line in text.splitlines()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"--questions {path}: cannot be read: {error}") from None
-    found = tuple(question for question in questions if question)
-    if not found:
-        raise InvalidRequest(f"--questions {path}: holds no question")
-    return found

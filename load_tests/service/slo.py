@@ -1,5 +1,5 @@
-"""Service level objectives: limits on a request's times, and the share of requests that must stay within all
-of them.
+"""Judges by service level objectives: limits on a request's times, and the share of requests that must stay
+within all of them.
 
 ttft:500ms,tpot:50ms      absolute: time to first token, time per further token
 ttft:2x                   twice the unloaded TTFT of ``full``, which the same run measures first
@@ -50,7 +50,7 @@ class Slo:
         }
 
     def max_bad(self, count: int) -> int:
-        """How many of ``count`` requests may miss a limit."""
+        """The number of ``count`` requests that may miss a limit."""
         return count - math.ceil(self.fraction * count - 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Small charts as inline SVG: lines over two axes, and stacked bars.
+"""Draws small charts as inline SVG: lines over two axes, and stacked bars.
 
 Own code, since a page of four plots needs 200 lines of it: matplotlib would bring 40 MB and fonts, plotly 4
 MB of script per page, and both would have to be in whatever environment a load test runs in.

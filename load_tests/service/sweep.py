@@ -1,4 +1,4 @@
-"""The highest rate that holds: grow (or shrink) by a factor until it is enclosed, then bisect."""
+"""Finds the highest rate that holds: grow (or shrink) by a factor until it is enclosed, then bisect."""
 
 from __future__ import annotations
 

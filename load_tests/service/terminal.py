@@ -1,4 +1,4 @@
-"""What the terminal shows: one line that lives while requests are under way, one per rate, and a table at the
+"""Shows in the terminal: one line that lives while requests are under way, one per rate, and a table at the
 end."""
 
 from __future__ import annotations
@@ -6,18 +6,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from load_tests.benchmark import line
 from load_tests.service.driver import Progress
 from load_tests.service.outcome import Outcome
 from load_tests.service.quality import Agreement
 from load_tests.service.result import STAGES, RateResult
 from load_tests.service.sample import percentile
-from shared.measuring.report import Measurement
+from load_tests.service.slo import METRICS
 
 _LINE_EVERY_S = 30.0
 
@@ -85,15 +87,21 @@ def show(console: Console, outcome: Outcome) -> None:
     for agreed in outcome.quality:
         console.print(quality_line(agreed), soft_wrap=True)
     for measurement in outcome.measurements():
-        console.print(measurement_line(measurement), soft_wrap=True)
+        console.print(line(measurement), soft_wrap=True)
+
+
+def numbers_table(first: str, *names: str) -> Table:
+    """Of rows that are called like their ``first`` cell."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column(first, no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def rates_table(outcome: Outcome) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name in ("reuse", "rate/s", "requests", "good", "goodput/s"):
-        table.add_column(name, justify="left" if name == "reuse" else "right", no_wrap=True)
-    for name in ("TTFT p50", "p90", "TPOT p50", "p90", "total p50", "p90"):
-        table.add_column(name, justify="right", no_wrap=True)
+    times = ("TTFT p50", "p90", "TPOT p50", "p90", "total p50", "p90")
+    table = numbers_table("reuse", "rate/s", "requests", "good", "goodput/s", *times)
     table.add_column("errors", overflow="fold")
     for mode in outcome.modes:
         for result in outcome.of(mode):
@@ -104,29 +112,15 @@ def rates_table(outcome: Outcome) -> Table:
 
 def stages_table(outcome: Outcome) -> Table:
     """Medians of the service's own timings, and where the prompt's KV came from."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name in ("reuse", "rate/s", *(stage.removesuffix("_ms") for stage in STAGES), "not engine"):
-        table.add_column(name, justify="left" if name == "reuse" else "right", no_wrap=True)
-    for name in ("resident", "loaded", "computed", "lag p99"):
-        table.add_column(name, justify="right", no_wrap=True)
+    stages = (*(stage.removesuffix("_ms") for stage in STAGES), "not engine")
+    table = numbers_table("reuse", "rate/s", *stages, "resident", "loaded", "computed", "lag p99")
     for mode in outcome.modes:
         for result in outcome.of(mode):
-            stages = [duration(result.stages_ms[stage]) for stage in STAGES]
+            times = [duration(result.stages_ms[stage]) for stage in STAGES]
             shares = [f"{result.tokens.share(name):.0%}" for name in ("resident", "loaded", "computed")]
             lag = duration(result.send_lag_ms)
-            table.add_row(mode, f"{result.rate:.3g}", *stages, duration(result.overhead_ms), *shares, lag)
+            table.add_row(mode, f"{result.rate:.3g}", *times, duration(result.overhead_ms), *shares, lag)
     return table
-
-
-def measurement_line(m: Measurement) -> str:
-    parts = [f"{m.name:24} {m.value:.3g} {m.unit}"]
-    if m.baseline is not None:
-        parts.append(f"full {m.baseline:.3g}")
-    if m.ratio is not None:
-        parts.append(f"{m.ratio:.1f} times better")
-    if m.fraction_of_limit is not None:
-        parts.append(f"{m.fraction_of_limit:.0%} of this machine's arithmetic limit of {m.limit:.3g}")
-    return ", ".join(parts)
 
 
 def quality_line(agreed: Agreement) -> str:
@@ -146,13 +140,13 @@ def errors_of(statuses: Mapping[str, int]) -> str:
 
 
 def _rate_cells(result: RateResult) -> Sequence[str]:
-    times = [("ttft", 0.5), ("ttft", 0.9), ("tpot", 0.5), ("tpot", 0.9), ("total", 0.5), ("total", 0.9)]
+    times = [duration(result.metric_ms(name, share)) for name, share in product(METRICS, (0.5, 0.9))]
     return [
         result.reuse,
         f"{result.rate:.3g}",
         str(result.num_requests),
         f"{result.good_fraction:.0%}",
         f"{result.goodput:.3g}",
-        *(duration(result.metric_ms(name, share)) for name, share in times),
+        *times,
         errors_of(result.statuses) + (" (stopped early)" if result.stopped_early else ""),
     ]

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+Better = Literal["lower", "higher"]
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -47,7 +49,7 @@ def measured(
     values: Sequence[float],
     unit: str,
     *,
-    better: Literal["lower", "higher"] = "lower",
+    better: Better = "lower",
     baseline: float | Sequence[float] | None = None,
     limit: float | None = None,
     ceiling: float | None = None,
@@ -59,25 +61,27 @@ def measured(
     if isinstance(baseline, Sequence):
         baseline = statistics.median(baseline)
 
-    def times_better(other: float | None) -> float | None:
-        if other is None or value <= 0 or other <= 0:
-            return None
-        return other / value if better == "lower" else value / other
-
     return Measurement(
         name,
         value,
         unit,
         baseline,
-        times_better(baseline),
+        times_better(value, baseline, better),
         limit,
-        times_better(limit),
-        times_better(ceiling),
+        times_better(value, limit, better),
+        times_better(value, ceiling, better),
         min(values),
         max(values),
         len(values),
         None if flops is None else flops / 1e12,
     )
+
+
+def times_better(value: float, other: float | None, better: Better) -> float | None:
+    """Above 1 where ``value`` is better than ``other``; None where one of the two is missing or zero."""
+    if other is None or value <= 0 or other <= 0:
+        return None
+    return other / value if better == "lower" else value / other
 
 
 def machine() -> dict[str, Any]:

@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from load_tests.engine.batches import BatchEngine
-from load_tests.engine.case import Case
 from load_tests.engine.ours import Ours
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
 from load_tests.recompute.primary import Primary
 from shared.generation.modes import ReuseMode
-from shared.measuring.shapes import Shape, build_model
+from shared.measuring.case import Case
+from shared.measuring.shapes import Shape
 from tests.pretend_gpu import PretendGpu, pretend_gpu
 
 TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
 THERE = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1, device="cuda")
-CROWD = Crowd(TINY, num_requests=3, num_chunks=4, num_shared=3, chunk_len=8, question=4, decode=2, threads=1)
+CROWD = Crowd(replace(THERE, chunk_len=8, prefix=0), num_requests=3, num_own=1)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_batches(gpu: PretendGpu) -> None:
 
 
 def test_sharing(gpu: PretendGpu) -> None:
-    assert CrowdEngine(replace(CROWD, device="cuda"), True).run().tokens_per_s > 0
+    assert CrowdEngine(CROWD, True).run().tokens_per_s > 0
     assert gpu.kv_elements("cpu") == 0 < gpu.kv_elements("cuda")
 
 
@@ -62,6 +62,6 @@ def test_stored_chunks(gpu: PretendGpu, tmp_path: Path) -> None:
 def test_recompute(gpu: PretendGpu) -> None:
     noise = random.Random(0)
     ids = [tuple(noise.randrange(TINY.vocab) for _ in range(length)) for length in (16, 16, 4)]
-    with closing(Primary(THERE, build_model(TINY, "cuda"), ids[:2], ids[2])) as primary:
+    with closing(Primary(THERE, ids[:2], ids[2])) as primary:
         assert primary.resident_s(ReuseMode.TOKENS, (3, 20)) > 0
     assert gpu.kv_elements("cpu") == 0 < gpu.kv_elements("cuda")

@@ -13,7 +13,6 @@ import torch
 from load_tests.benchmark import line
 from load_tests.engine import __main__ as command
 from load_tests.engine.batches import BatchEngine
-from load_tests.engine.case import Case
 from load_tests.engine.ceilings import ceiling_of
 from load_tests.engine.compare import (
     Runs,
@@ -27,6 +26,7 @@ from load_tests.engine.compare import (
 from load_tests.engine.sharing import Crowd
 from load_tests.engine.workers import Worker, WorkerFailed, peak_bytes
 from load_tests.plot import write_plot
+from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 from shared.measuring.shapes import Shape
@@ -150,9 +150,8 @@ def test_batches_are_measured_with_their_kv_there_and_to_be_brought() -> None:
 
 
 def test_requests_that_share_chunks_hold_each_chunk_once() -> None:
-    crowd = Crowd(
-        TINY, num_requests=3, num_chunks=4, num_shared=3, chunk_len=8, question=4, decode=2, threads=1
-    )
+    case = Case(TINY, context=4 * 8, question=4, decode=2, chunk_len=8, prefix=0, threads=1)
+    crowd = Crowd(case, num_requests=3, num_own=1)
     throughput, held = compare_sharing(crowd, RATES, 1)
     assert (throughput.name, held.name) == ("sharing_throughput", "sharing_bytes")
     private = held.value - crowd.bytes_of(3 + 3)

@@ -146,7 +146,8 @@ async def test_an_unknown_encoding_is_refused_by_name(store: DirectoryStore) -> 
 
 
 def test_top_tokens_agree_with_the_exact_encodings_on_the_demo_model() -> None:
-    agreements = compare(bench_of(str(DEMO_MODEL), 24), ["int8", "int4"])
+    with bench_of(str(DEMO_MODEL), 24) as bench:
+        agreements = compare(bench, ["int8", "int4"])
     assert top1_agreement(agreements["exact"]) == 1
     assert top1_agreement(agreements["int8"]) >= 0.99
     assert top1_agreement(agreements["int4"]) >= 0.97

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from load_tests.benchmark import line
-from load_tests.engine.case import Case
 from load_tests.kv_store.stored_ttft import stored_source
 from load_tests.recompute import __main__ as command
 from load_tests.recompute.clipper import Clipper
@@ -23,6 +22,7 @@ from load_tests.recompute.text import Speech
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
 from shared.generation.selection import Grouping, Reading
+from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.shapes import Shape, build_model
 from shared.selection.spans import SpanTokenizer
@@ -124,7 +124,7 @@ def test_ratios_that_leave_nothing_to_choose_ask_no_model(
 def primary() -> Iterator[Primary]:
     noise = random.Random(0)
     ids = [tuple(noise.randrange(PRIMARY.vocab) for _ in range(length)) for length in (32, 32, 32, 5)]
-    with closing(Primary(SMALL, build_model(PRIMARY), ids[:3], ids[3])) as primary:
+    with closing(Primary(SMALL, ids[:3], ids[3])) as primary:
         yield primary
 
 

@@ -371,12 +371,14 @@ def test_a_service_that_lacks_something_is_degraded_and_says_what() -> None:
         ServiceHealth("gateway", True, facts={"chunks": "3"}),
         ServiceHealth("kv_store", True, "the object store cannot be reached; retry"),
         ServiceHealth("generator", False, "no answer within 2 s"),
+        ServiceHealth("retrieval", True, facts={"chunks": "3", "remote": "search.example:9000"}),
     ]
     Console(file=out, width=100).print(status_table(services))
     assert [line.split()[1:3] for line in out.getvalue().splitlines()[1:]] == [
         ["ready", "chunks"],
         ["degraded", "the"],
         ["not", "ready"],
+        ["ready", "remote"],
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -78,7 +79,7 @@ def sample(
 ) -> Sample:
     """Sent in time, answered as said."""
     if status != OK:
-        return Sample(index, status, intended_s, intended_s, intended_s + 0.01, detail=f"why it was {status}")
+        return Sample(index, intended_s, intended_s).end(intended_s + 0.01, status, f"why it was {status}")
     first_s = intended_s + ttft_ms / 1000
     last_s = first_s + tpot_ms / 1000 * (num_tokens - 1)
     reply = Reply(
@@ -86,4 +87,5 @@ def sample(
         Timings(engine_ttft_s=(ttft_ms - 5) / 1000, queue_s=0.001),
         ((1,) * num_tokens,),
     )
-    return Sample(index, OK, intended_s, intended_s, last_s, first_s, last_s, num_tokens, reply=reply)
+    branch_lens = Counter({(0, 0): num_tokens})
+    return Sample(index, intended_s, intended_s, first_s, last_s, branch_lens).end(last_s, OK, reply=reply)

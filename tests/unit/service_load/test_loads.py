@@ -8,7 +8,8 @@ import pytest
 
 from load_tests.service.command import _parser, main, plan_of
 from load_tests.service.loads import Corpus, TokenPlan
-from load_tests.service.setting import Setting, read_questions
+from load_tests.service.plan import read_questions
+from load_tests.service.setting import Setting
 from shared.errors import InvalidRequest
 from shared.measuring.shapes import SHAPES
 

@@ -1,12 +1,19 @@
-"""Says what one run measures: a model's shape and the sizes of a request."""
+"""Says what one run measures (a model's shape, the sizes of a request), and makes engines and requests of
+it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from shared.engine import Engine, EngineConfig
+from shared.engine.kv.source import SegmentSource
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.modes import Recompute, ReuseMode
 from shared.measuring.asking import random_ids
 from shared.measuring.rates import Rates
-from shared.measuring.shapes import Shape
+from shared.measuring.shapes import Shape, build_model
 
 CHUNK_LEN = 512
 PREFIX_LEN = 16
@@ -76,3 +83,34 @@ class Case:
     def prompt_ids(self) -> Ids:
         """As a model without stored KV sees it."""
         return self.prefix_ids() + tuple(t for chunk in self.chunks() for t in chunk) + self.questions(1)[0]
+
+    def build_engine(self, source: SegmentSource | None = None, **config: Any) -> Engine:
+        """``config``: what of ``EngineConfig`` the case does not say."""
+        ours: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "device": self.device,
+            "num_threads": self.threads,
+            "compile": self.compile,
+        }
+        return Engine(build_model(self.shape, self.device), EngineConfig(**ours | config), source)
+
+    def request(
+        self,
+        name: str,
+        chunks: Sequence[Chunk],
+        questions: Sequence[Ids],
+        reuse: ReuseMode = ReuseMode.REORDERED,
+        num_tokens: int = 1,
+        temperature: float = 0.0,
+        recompute: Recompute | None = None,
+    ) -> GenerateRequest:
+        """Behind the case's prefix; end marks do not end it."""
+        return GenerateRequest(
+            name,
+            self.prefix_ids(),
+            tuple(chunks),
+            tuple(questions),
+            reuse,
+            SamplingParams(max_tokens=num_tokens, temperature=temperature, ignore_eos=True),
+            recompute=recompute or Recompute(),
+        )
