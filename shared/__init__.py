@@ -1,2 +1,2 @@
-"""What two or more services use: errors, configuration, the RPC seam, clients, the engine and the KV file
-format."""
+"""Parts that two or more services use: errors, configuration, the RPC seam, clients, the engine and the KV
+file format."""

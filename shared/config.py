@@ -6,9 +6,11 @@ Environment variables override single fields: ``KVQUILT_GENERATOR__DTYPE=float32
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import enum
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -64,7 +66,7 @@ def read_yaml(text: str, source: str) -> dict[str, Any]:
 
 def merge_env(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """``values`` with the overrides of ``environ``; their text is read as YAML, so numbers and lists work."""
-    merged = _copy(values)
+    merged = copy.deepcopy(dict(values))
     for name, text in sorted(environ.items()):
         if not name.startswith(ENV_PREFIX):
             continue
@@ -80,20 +82,14 @@ def merge_env(values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Plain values (JSON-able) that ``load`` turns back into an equal object."""
-    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    return value.value if isinstance(value, enum.Enum) else value
+    values = json.dumps(dataclasses.asdict(config), default=lambda member: member.value)
+    return typing.cast(dict[str, Any], json.loads(values))
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
-    """What a field may be: of a ``Literal`` its values, of an enum or a union of enums the members, of an
-    ``Annotated`` type the members that it is annotated with (a tuple); of any other type nothing."""
+    """The values that a field may have: of a ``Literal`` its values, of an enum or a union of enums the
+    members, of an ``Annotated`` type the members that it is annotated with (a tuple); of any other type
+    nothing."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return args
@@ -103,10 +99,6 @@ def choices_of(hint: Any) -> tuple[Any, ...]:
     if all(isinstance(kind, enum.EnumMeta) for kind in kinds):
         return tuple(member for kind in kinds for member in kind)
     return ()
-
-
-def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:

@@ -30,8 +30,8 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpsertProgress:
-    """How far one document is. ``num_chunks_reused``: chunks whose KV existed already. ``error`` says what to
-    do."""
+    """The progress of one document. ``num_chunks_reused``: chunks whose KV existed already. ``error`` says
+    what to do."""
 
     document_id: str
     stage: Stage

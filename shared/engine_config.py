@@ -1,4 +1,4 @@
-"""How an engine runs. Nothing here changes a result beyond rounding.
+"""The settings of an engine. Nothing here changes a result beyond rounding.
 
 Apart from the engine's package, which brings torch along: whoever only reads settings does without.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal
+
+from shared.config import check_least
 
 GIB = 1 << 30
 
@@ -61,21 +63,21 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"device: {self.device!r} is not one of cpu, cuda, cuda:0, cuda:1, …")
-        for name in (
+        check_least(
+            self,
+            1,
             "max_step_tokens",
             "max_running_branches",
             "max_waiting",
             "private_bytes",
             "loader_threads",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        )
+        if self.resident_bytes is not None:
+            check_least(self, 1, "resident_bytes")
         if self.compile and self.batch_invariant:
             raise ValueError(
                 "compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant"
             )
-        if self.resident_bytes is not None and self.resident_bytes < 1:
-            raise ValueError(f"resident_bytes: must be at least 1, got {self.resident_bytes}")
         if self.num_threads < 0:
             raise ValueError(f"num_threads: must not be negative, got {self.num_threads}")
         if not self.overlap_from_s >= 0:

@@ -50,7 +50,7 @@ def configure(
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(service) if format == "json" else TextFormatter(service))
     root = logging.getLogger()
-    for old in [h for h in root.handlers if isinstance(h.formatter, (JsonFormatter, TextFormatter))]:
+    for old in [h for h in root.handlers if isinstance(h.formatter, _Formatter)]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
@@ -63,12 +63,14 @@ def bind(ctx: RequestContext) -> None:
     _request.set((ctx.request_id, ctx.tenant))
 
 
-class JsonFormatter(logging.Formatter):
-    """``{"time", "level", "service", "logger", "message", ["request_id", "tenant", "error"], **extra}``"""
-
+class _Formatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
+
+
+class JsonFormatter(_Formatter):
+    """``{"time", "level", "service", "logger", "message", ["request_id", "tenant", "error"], **extra}``"""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -85,12 +87,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False, default=str)
 
 
-class TextFormatter(logging.Formatter):
+class TextFormatter(_Formatter):
     """The same for eyes: time, level, service, message, then ``key=value``."""
-
-    def __init__(self, service: str) -> None:
-        super().__init__()
-        self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {**_request_fields(), **_extra(record)}
@@ -105,7 +103,7 @@ def _request_fields() -> dict[str, str]:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller passed by ``extra={...}``."""
+    """Returns what the caller passed by ``extra={...}``."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 

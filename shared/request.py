@@ -1,4 +1,5 @@
-"""What travels with every request through every service: who asks, under which name, until when."""
+"""The context that travels with every request through every service: who asks, under which name, until
+when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What turns a handler into an RPC method: context in, errors out.
+"""Turns a handler into an RPC method: context in, errors out.
 
 A handler is ``async def Name(self, request, ctx)``: proto in, proto out, no decisions. The decorators make of
 it ``Name(self, request, grpc_context=None)``, which three callers understand: Ray Serve's gRPC ingress (the
@@ -37,7 +37,7 @@ class _Request(Protocol):
 
 
 class GrpcContext(Protocol):
-    """What ``grpc.aio.ServicerContext`` and Serve's ``RayServegRPCContext`` have in common."""
+    """The part that ``grpc.aio.ServicerContext`` and Serve's ``RayServegRPCContext`` have in common."""
 
     def set_code(self, code: grpc.StatusCode) -> None: ...
     def set_details(self, details: str) -> None: ...

@@ -38,17 +38,7 @@ STATUS_OF: dict[type[KvquiltError], str] = {
 }
 
 _CLASS_OF_CODE = {cls.code: cls for cls in STATUS_OF if cls is not KvquiltError}
-_CLASS_OF_STATUS: dict[str, type[KvquiltError]] = {
-    "INVALID_ARGUMENT": errors.InvalidRequest,
-    "NOT_FOUND": errors.NotFound,
-    "FAILED_PRECONDITION": errors.FailedPrecondition,
-    "ABORTED": errors.Conflict,
-    "RESOURCE_EXHAUSTED": errors.Overloaded,
-    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
-    "CANCELLED": errors.Cancelled,
-    "UNAVAILABLE": errors.Unavailable,
-    "DATA_LOSS": errors.CorruptData,
-}
+_CLASS_OF_STATUS = {status: cls for cls, status in reversed(STATUS_OF.items())}  # the first of each
 
 
 def status_of(kind: type[KvquiltError]) -> str:

@@ -1,4 +1,4 @@
-"""What an evaluation found to be the best way to reuse KV with one model, for requests of mode ``auto``.
+"""The verdict of an evaluation on the best way to reuse KV with one model, for requests of mode ``auto``.
 
 A verdict is a JSON file, ``quilt.verdict.json`` in the model's directory. It holds for the model, the prefix
 and the encoding of stored KV that it was made with, and for no other. Torch-free.
@@ -75,7 +75,7 @@ class Verdict:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     def misfit(self, model: str, prefix: str, encoding: str) -> str:
-        """What it was not made for; empty if it holds."""
+        """Names what it was not made for; empty if it holds."""
         for name, own, served in (
             ("model", self.model, model),
             ("prefix", self.prefix, prefix),

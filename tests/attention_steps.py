@@ -151,7 +151,7 @@ class Step:
         parent = self.branches[one.parent]
         if one.forked is None:
             return Branch(self.spec, pending, parent.computed, parent=parent)
-        return parent.fork(self.spec, pending, one.forked)
+        return parent.fork(pending, one.forked)
 
     def _places(self, one: BranchCase) -> NDArray[np.int64] | None:
         if not one.gap:

@@ -5,6 +5,7 @@ Whoever mixes them with the host's, or asks for their numbers without bringing t
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,11 +28,12 @@ _FOLLOWS = {"__deepcopy__", "detach", "clone", "contiguous"}
 
 class PretendGpu(TorchFunctionMode):
     """``made``: by device, how many numbers of uninitialised three-dimensional tensors it was asked for: KV
-    is."""
+    is. ``room``: what it refuses for want of memory: such tensors of more numbers than this."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made = {"cuda": 0, "cpu": 0}
+        self.room = {"cuda": math.inf}
 
     def kv_elements(self, device: str) -> int:
         return self.made[device]
@@ -61,6 +63,9 @@ class PretendGpu(TorchFunctionMode):
             _check_together(name, args, kwargs)
         out = func(*args, **kwargs)
         goes = _goes(name, asked, args, there)
+        arrives = name == "empty" or (name == "to" and not is_there(args[0]))
+        if goes and arrives and out.dim() == 3 and out.numel() > self.room["cuda"]:
+            raise torch.OutOfMemoryError(f"no room for {out.numel()} numbers")
         if name == "empty" and out.dim() == 3:
             self.made["cuda" if goes else "cpu"] += out.numel()
         if name in ("to", "cuda", "cpu") and isinstance(out, torch.Tensor) and is_there(args[0]) != goes:
@@ -142,4 +147,4 @@ class PretendGpuOf(PretendGpu):
 
     def __init__(self, other: PretendGpu) -> None:
         super().__init__()
-        self.made = other.made
+        self.made, self.room = other.made, other.room

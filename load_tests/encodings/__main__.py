@@ -173,9 +173,7 @@ class EncodingBench(NoSource):
         return branch.segment
 
     def _forward(self, branch: Branch) -> torch.Tensor:
-        device = self.model.spec.device
-        plan = StepPlan([Lane(branch, 0, len(branch.pending))], self._backend)
-        return self.model.forward(torch.tensor(branch.pending, device=device), plan)
+        return self.model.forward(StepPlan([Lane(branch, 0, len(branch.pending))], self._backend))
 
     def _read(self, chunk: Chunk) -> Segment:
         segment = Segment(self.model.spec, len(chunk.token_ids))

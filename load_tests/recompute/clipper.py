@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from load_tests.recompute.text import Speech
-from shared.engine.kv.chunk_reads import Arriving, Loaded
+from shared.engine.kv.chunk_reads import FirstLayer, Loaded
 from shared.engine.kv.loader import Loader
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
@@ -112,7 +112,7 @@ class Clipper:
         Raises:
             LookupError: a chunk is not there any more.
         """
-        events: queue.SimpleQueue[Arriving | Loaded] = queue.SimpleQueue()
+        events: queue.SimpleQueue[FirstLayer | Loaded] = queue.SimpleQueue()
         self._loader.load(self._lens, events.put)
         found: dict[str, Segment] = {}
         while len(found) < len(self._lens):

@@ -105,7 +105,7 @@ class Generator:
             )
         prefix_ids, chunks = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
-        prompt_len = len(prefix_ids) + total_len([c.token_ids for c in chunks]) + max(map(len, questions))
+        prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
         reusing = self._modes.settle(order.reuse, prefix_ids)
         request = GenerateRequest(
             request_id=ctx.request_id,

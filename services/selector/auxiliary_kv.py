@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from services.selector.worker_thread import Turn, WorkerThread
 from shared.engine.kv.chunk_reads import Loaded
-from shared.engine.kv.loader import Checked, Loader, Saved
+from shared.engine.kv.loader import Checked, ComputedChunk, Loader, Saved
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
 from shared.errors import ContextTooLong
@@ -162,13 +162,10 @@ class AuxiliaryKv:
             ctx.check_deadline("encoding chunks")
             (saved,) = await _told(
                 lambda tell: self._loader.save(
-                    key,
-                    self._prefix_ids,
-                    token_ids,
-                    segment,
-                    replace=checked.broken,
-                    write_back=False,
-                    done=tell,
+                    ComputedChunk(
+                        key, self._prefix_ids, token_ids, segment, replace=checked.broken, write_back=False
+                    ),
+                    tell,
                 ),
                 1,
                 Saved,
@@ -227,13 +224,10 @@ class AuxiliaryKv:
             self.counts.written += saved.error is None
 
         self._loader.save(
-            lost.key,
-            self._prefix_ids,
-            token_ids,
-            segment,
-            replace=lost.broken,
-            write_back=True,
-            done=lambda saved: _tell(loop, written, saved),
+            ComputedChunk(
+                lost.key, self._prefix_ids, token_ids, segment, replace=lost.broken, write_back=True
+            ),
+            lambda saved: _tell(loop, written, saved),
         )
 
 

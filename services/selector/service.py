@@ -67,16 +67,13 @@ class SelectorService:
             needed = [chunk.auxiliary.token_ids for chunk in paired] if is_open(paired, order.ratio) else []
             found = await self.kv.segments(ctx, needed)
             asked = time.monotonic()
-            choose = functools.partial(
-                self._selector.select_each,
-                paired,
-                found.segments,
-                order.questions,
-                order.ratio,
-                order.grouping,
-                order.reading,
+            selections = await self._model.run(
+                ctx,
+                Turn.QUESTION,
+                lambda: self._selector.select_each(
+                    paired, found.segments, order.questions, order.ratio, order.grouping, order.reading
+                ),
             )
-            selections = await self._model.run(ctx, Turn.QUESTION, choose)
         ended = time.monotonic()
         timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
         return tuple(_selected(selection, timings) for selection in selections)

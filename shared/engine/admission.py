@@ -1,4 +1,4 @@
-"""What a request must satisfy before it enters the engine. Everything that can be known at once is refused at
+"""Checks a request before it enters the engine. Everything that can be known at once is refused at
 once."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
-from shared.generation.asked import ChoiceRule, GenerateRequest, PrefillRequest
+from shared.generation.asked import ChoiceRule, GenerateRequest, PrefillRequest, SamplingParams, total_len
 from shared.generation.forest import ForestRequest
 from shared.generation.modes import Ape, GoesBy
 
@@ -24,9 +24,9 @@ def check(
         InvalidRequest: names the field.
         ContextTooLong: prompt and answer do not fit the model's positions or its sliding window.
     """
-    _check_ids("prefix", request.prefix_ids, spec, may_be_empty=True)
+    check_ids("prefix", request.prefix_ids, spec, may_be_empty=True)
     for index, chunk in enumerate(request.chunks):
-        _check_ids(f"chunks[{index}]", chunk.token_ids, spec)
+        check_ids(f"chunks[{index}]", chunk.token_ids, spec)
     if isinstance(request, PrefillRequest):
         if not request.chunks:
             raise InvalidRequest("chunks: is empty; give at least one chunk to prefill")
@@ -35,20 +35,17 @@ def check(
         return
     check_recompute(request)
     if isinstance(request, ForestRequest):
-        context = len(request.prefix_ids) + sum(len(chunk.token_ids) for chunk in request.chunks)
+        context = len(request.prefix_ids) + total_len(request.chunks)
         _check_length(context + 1, f"context ({context} tokens) and a branch", spec)
         return
     if not request.questions:
         raise InvalidRequest("questions: is empty; ask at least one")
     for index, question in enumerate(request.questions):
-        _check_ids(f"questions[{index}]", question, spec)
+        check_ids(f"questions[{index}]", question, spec)
     sampling = request.sampling
     if sampling.watch_ids:
-        _check_ids("sampling.watch_ids", sampling.watch_ids, spec)
-    if sampling.stop and not has_text:
-        raise InvalidRequest(
-            "sampling.stop: this model has no tokenizer, so stop strings cannot be recognised"
-        )
+        check_ids("sampling.watch_ids", sampling.watch_ids, spec)
+    check_stop("sampling", sampling, has_text)
     _check_answers(request, has_text)
     if request.num_branches > config.max_running_branches:
         per_question = "beams.width" if request.beams else "sampling.n"
@@ -60,10 +57,10 @@ def check(
 
 
 def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:
-    """What cannot fit whatever the chunks are is not blamed on them."""
+    """Does not blame the chunks for what cannot fit whatever they are."""
     longest, max_tokens = max(map(len, request.questions)), request.sampling.limit
     without_chunks = len(request.prefix_ids) + longest
-    prompt = without_chunks + sum(len(c.token_ids) for c in request.chunks)
+    prompt = without_chunks + total_len(request.chunks)
     # The last generated token is never fed back, so it needs no position.
     _check_length(
         without_chunks + max_tokens - 1,
@@ -75,7 +72,7 @@ def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:
 
 
 def check_recompute(request: GenerateRequest | ForestRequest) -> None:
-    """What is to be computed anew fits the mode and the context.
+    """Checks that what is to be computed anew fits the mode and the context.
 
     Raises:
         InvalidRequest: names the field.
@@ -99,7 +96,7 @@ def check_recompute(request: GenerateRequest | ForestRequest) -> None:
         raise InvalidRequest(
             f"ape: mode {mode.value} attends as the model does; leave it out, or set reuse to ape"
         )
-    num_tokens = sum(len(chunk.token_ids) for chunk in request.chunks)
+    num_tokens = total_len(request.chunks)
     num_questions = 0 if isinstance(request, ForestRequest) else len(request.questions)
     if recompute.by_question and (recompute.tokens or len(recompute.by_question) != num_questions):
         raise InvalidRequest(
@@ -147,7 +144,22 @@ def _check_answers(request: GenerateRequest, has_text: bool) -> None:
             raise InvalidRequest("choose.marker: only a majority reads final answers; leave it empty")
 
 
-def _check_ids(field: str, token_ids: Sequence[int], spec: ModelSpec, may_be_empty: bool = False) -> None:
+def check_stop(field: str, sampling: SamplingParams, has_text: bool) -> None:
+    """
+    Raises:
+        InvalidRequest: stop strings for a model that has no text.
+    """
+    if sampling.stop and not has_text:
+        raise InvalidRequest(
+            f"{field}.stop: this model has no tokenizer, so stop strings cannot be recognised"
+        )
+
+
+def check_ids(field: str, token_ids: Sequence[int], spec: ModelSpec, may_be_empty: bool = False) -> None:
+    """
+    Raises:
+        InvalidRequest: there are none, or one is outside the vocabulary.
+    """
     if not token_ids and not may_be_empty:
         raise InvalidRequest(f"{field}: is empty")
     for token_id in token_ids:

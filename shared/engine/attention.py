@@ -1,4 +1,4 @@
-"""What one step computes and what its rows see: segment-major, in plain numbers; a backend
+"""Lays out what one step computes and what its rows see: segment-major, in plain numbers; a backend
 (``shared.engine.backends``) attends.
 
 A row at position p sees the key at local position j of a segment placed at offset o iff ``o + j < p`` (``<=
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shared.engine.kv.arrival import Arrival, Patience
 from shared.engine.kv.exclusion import Excluded
@@ -35,6 +35,11 @@ class Lane:
     @property
     def rows(self) -> slice:
         return slice(self.start, self.start + self.num_rows)
+
+    def advance(self) -> None:
+        """The rows' tokens are computed."""
+        self.branch.segment.length += self.num_rows
+        del self.branch.pending[: self.num_rows]
 
     def places(self) -> Sequence[int] | NDArray[np.int64]:
         """Local positions of the rows in their own segment."""
@@ -80,9 +85,7 @@ class Piece:
 class Attention(Protocol):
     """One step on one backend."""
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """Appends the rows' keys and values to their segments and attends. q and k come unrotated. Returns
         [H, R, D]."""
         ...
@@ -101,14 +104,13 @@ class StepPlan:
     def __init__(self, lanes: Sequence[Lane], backend: Backend, patience: Patience | None = None) -> None:
         self.lanes = lanes
         self.num_rows = sum(lane.num_rows for lane in lanes)
+        self.token_ids = [t for lane in lanes for t in lane.branch.pending[: lane.num_rows]]
         self._attention = backend.plan(lanes)
         self._patience = patience or Patience()
         seen = {id(p.segment): p.segment for lane in lanes for p in lane.branch.seen()}
         self._arrivals: list[Arrival] = [s.arrival for s in seen.values() if s.arrival and not s.whole]
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """See ``Attention.run``.
 
         Raises:

@@ -1,25 +1,33 @@
-"""How requests end: complete, failed, or with the pass that failed them."""
+"""Ends requests: complete, failed, or with the pass that failed them; and makes room before one fails because
+memory is out."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
 
 from shared.engine.jobs.job import BranchWork, Job
+from shared.engine.kv.memory import Memory, out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.request_queue import RequestQueue
 from shared.errors import InternalError, KvquiltError
 from shared.generation.told import DoneEvent, FailedEvent
 
+log = logging.getLogger(__name__)
 FAILED = "the engine failed on this request; the generator's log has the reason"
 
 
+@dataclass(frozen=True, slots=True)
 class Endings:
     """Takes requests out, returns what they held, and tells them."""
 
-    def __init__(self, requests: RequestQueue, cache: SegmentCache) -> None:
-        self._requests = requests
-        self._cache = cache
+    requests: RequestQueue
+    cache: SegmentCache
+    memory: Memory
 
     def finish(self, job: Job) -> None:
         self._forget(job)
@@ -35,7 +43,7 @@ class Endings:
         for work in works:
             if work.job is None:
                 waiting = [
-                    j for j in self._requests.admitted() if any(e.branch is work.branch for e in j.held)
+                    j for j in self.requests.admitted() if any(e.branch is work.branch for e in j.held)
                 ]
                 jobs |= {job.request.request_id: job for job in waiting}
             else:
@@ -43,6 +51,26 @@ class Endings:
         for job in jobs.values():
             self.fail(job, error or InternalError(FAILED))
 
+    def with_room(self, job: Job, act: Callable[[], None], undo: Callable[[], None] = lambda: None) -> None:
+        """Does what takes memory of the device for a request. If there is not enough, once more with all
+        unused KV given up; then the request fails. ``undo``: what a first try may have left behind."""
+        try:
+            act()
+        except torch.OutOfMemoryError:
+            self.make_room()
+            undo()
+            try:
+                act()
+            except torch.OutOfMemoryError:
+                self.fail(job, out_of_memory())
+
+    def make_room(self) -> None:
+        """Gives up all unused KV."""
+        log.warning(
+            "the device is out of memory; %d bytes of unused KV are given up", self.cache.evict_unused()
+        )
+        self.memory.trim()
+
     def _forget(self, job: Job) -> None:
-        if self._requests.remove(job):
-            self._cache.release(job)
+        if self.requests.remove(job):
+            self.cache.release(job)

@@ -10,38 +10,36 @@ may be called from any thread; everything else runs in the one thread that calls
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from shared.engine import admission
-from shared.engine.admission_control import Admitting
-from shared.engine.decoding.answer_lifecycle import Answering
-from shared.engine.decoding.exploration import Exploring
+from shared.engine.admission_control import AdmissionControl
 from shared.engine.decoding.text import Decode
 from shared.engine.endings import Endings
 from shared.engine.inbox import Inbox
 from shared.engine.jobs.answers import GenerateJob
-from shared.engine.jobs.context import ContextJob
+from shared.engine.jobs.context import ContextJob, Host
 from shared.engine.jobs.forest import ForestJob
-from shared.engine.jobs.job import Job, Sink
+from shared.engine.jobs.job import Sink
 from shared.engine.jobs.prefill import PrefillJob
-from shared.engine.kv.chunk_reads import Arriving, Loaded
+from shared.engine.kv.chunk_reads import FirstLayer, Loaded
 from shared.engine.kv.loader import Loader
 from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
 from shared.engine.model.model import LoadedModel
-from shared.engine.prefilling import Prefilling
+from shared.engine.model.passes import PassRunner
+from shared.engine.prefills import Prefills
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler
 from shared.engine.stats import EngineStats
-from shared.engine.steps import Stepping
+from shared.engine.steps import Steps
 from shared.engine_config import EngineConfig
 from shared.errors import (
     Cancelled,
     InvalidRequest,
-    KvquiltError,
     Overloaded,
     Unavailable,
 )
@@ -75,26 +73,29 @@ class Engine:
         self._stats = EngineStats()
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
-        self._has_text = decode is not None
+        self._host = Host(model.spec, self.config, decode, model.spec.rotation())
         self._closed = False
         self._inbox = Inbox()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         scheduler = Scheduler(self.config)
         self._requests = RequestQueue(scheduler)
         self._cache = SegmentCache(model.spec, resident_bytes, self._loader, self._requests.holders)
-        self._endings = Endings(self._requests, self._cache)
-        self._stepping = Stepping(
-            model, self.config, scheduler, self._requests, self._cache, self._endings, self._inbox, memory
+        self._endings = Endings(self._requests, self._cache, memory)
+        self._steps = Steps(
+            PassRunner(model, self.config),
+            self.config.overlap_from_s if model.spec.device.type == "cpu" else 0.0,
+            scheduler,
+            self._requests,
+            self._cache,
+            self._endings,
+            self._inbox,
         )
-        self._answering = Answering(model.spec, self.config, decode)
-        self._exploring = Exploring(model.spec, self.config, decode)
-        self._prefilling = Prefilling(model.spec, self._loader, self._requests, self._inbox, self._endings)
-
-        self._admitting = Admitting(
+        self._prefills = Prefills(model.spec, self._loader, self._requests, self._inbox, self._endings)
+        self._admission = AdmissionControl(
             model.spec.device,
             self._requests,
             self._cache,
-            self._prefilling,
+            self._prefills,
             self._endings,
             self._on_loader,
         )
@@ -110,18 +111,15 @@ class Engine:
             Overloaded: too many requests wait already.
             Unavailable: the engine is closed.
         """
-        admission.check(request, self.model.spec, self.config, has_text=self._has_text)
+        admission.check(request, self.model.spec, self.config, has_text=self._host.decode is not None)
         if self._closed:
             raise Unavailable("the engine is shutting down; retry")
         if self._requests.num_waiting + len(self._inbox) >= self.config.max_waiting:
             raise Overloaded(f"{self.config.max_waiting} requests wait already; retry later")
-        if isinstance(request, PrefillRequest):
-            prefill = PrefillJob(request, sink, lead=self._prefilling)
-            self._inbox.post(lambda: self._arrive(prefill, lambda: self._requests.add_prefill(prefill)))
-        else:
-            job = self._job_of(request, sink)
+        job = self._job_of(request, sink)
+        if isinstance(job, ContextJob):
             self._prefetch(job.request)
-            self._inbox.post(lambda: self._arrive(job, lambda: self._requests.add(job)))
+        self._inbox.post(lambda: self._arrive(job))
 
     def command(self, request_id: str, command: Command) -> None:
         """To a live forest; what became of it is told to the sink. A forest that has ended takes no
@@ -137,7 +135,7 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Ends a request, wherever it is; its memory returns before the next step. Unknown ids are
         ignored."""
-        self._inbox.post(lambda: self._fail_by_id(request_id, Cancelled("the request was cancelled")))
+        self._inbox.post(lambda: self._cancel(request_id))
 
     def stats(self) -> EngineStats:
         """As of the last step."""
@@ -194,13 +192,13 @@ class Engine:
     def step(self) -> bool:
         """One scheduling step. False: nothing could run (requests may still wait for their KV)."""
         self._inbox.drain()
-        self._admitting.expire()
-        self._admitting.balance()
-        self._cache.start_missing()
-        self._prefilling.start_chunks()
-        self._stepping.start_placed()
-        self._stepping.obey()
-        ran = self._stepping.run()
+        self._admission.expire()
+        self._admission.balance()
+        self._cache.start_missing(self._endings.with_room)
+        self._prefills.start_chunks()
+        self._steps.start_placed()
+        self._steps.obey()
+        ran = self._steps.run()
         self._stats = self._snapshot(self._stats.num_steps + ran)
         return ran
 
@@ -223,10 +221,13 @@ class Engine:
         soon = any(not job.started and job.arriving for job in self._requests.running)
         self._inbox.wait(_SOON_S if soon else _POLL_S if self._requests else None)
 
-    def _job_of(self, request: GenerateRequest | ForestRequest, sink: Sink) -> ContextJob:
-        per_token = self.model.spec.kv_bytes_per_token
+    def _job_of(
+        self, request: GenerateRequest | PrefillRequest | ForestRequest, sink: Sink
+    ) -> ContextJob | PrefillJob:
+        if isinstance(request, PrefillRequest):
+            return PrefillJob(request, sink, on_computed=self._prefills.on_computed)
         if isinstance(request, GenerateRequest):
-            return GenerateJob(request, sink, kv_bytes_per_token=per_token, lead=self._answering)
+            return GenerateJob(request, sink, host=self._host)
         asked = GenerateRequest(
             *request.context,
             questions=(),
@@ -235,7 +236,7 @@ class Engine:
             recompute=request.recompute,
             ape=request.ape,
         )
-        return ForestJob(asked, sink, num_open=1, kv_bytes_per_token=per_token, lead=self._exploring)
+        return ForestJob(asked, sink, host=self._host)
 
     def _prefetch(self, request: GenerateRequest) -> None:
         """With others in front of it, it may be a while until its chunks are loaded."""
@@ -245,35 +246,35 @@ class Engine:
             if chunk_ids:
                 self._loader.prefetch(tuple(chunk_ids))
 
-    def _arrive(self, job: Job, add: Callable[[], None]) -> None:
+    def _arrive(self, job: ContextJob | PrefillJob) -> None:
         request_id = job.request.request_id
         if self._requests.get(request_id) is not None:
             job.emit(FailedEvent(InvalidRequest(f"request_id {request_id!r} is in use by another request")))
         else:
-            add()
+            self._requests.add(job)
 
     def _decide(self, request_id: str, reuse: ReuseMode, recompute: Recompute) -> None:
-        job = self._requests.question(request_id)
-        if job is not None and job.undecided:
+        job = self._requests.get(request_id)
+        if isinstance(job, ContextJob) and job.undecided:
             try:
                 job.decide(reuse, recompute)
             except InvalidRequest as error:
                 self._endings.fail(job, error)
 
     def _command(self, request_id: str, command: Command) -> None:
-        job = self._requests.question(request_id)
-        if job is not None:
+        job = self._requests.get(request_id)
+        if isinstance(job, ContextJob):
             job.command(command)
 
-    def _fail_by_id(self, request_id: str, error: KvquiltError) -> None:
+    def _cancel(self, request_id: str) -> None:
         job = self._requests.get(request_id)
         if job is not None:
-            self._endings.fail(job, error)
+            self._endings.fail(job, Cancelled("the request was cancelled"))
 
-    def _on_loader(self, event: Arriving | Loaded, job: ContextJob) -> None:
+    def _on_loader(self, event: FirstLayer | Loaded, job: ContextJob) -> None:
         """On a loader's thread. The pass that waits for these very chunks is not disturbed by them."""
         if isinstance(event, Loaded):
-            ahead = self._stepping.runs_ahead(job)
+            ahead = self._steps.runs_ahead(job)
             self._inbox.post(lambda: self._cache.on_loaded(event), news=not ahead)
         elif self.config.pipelined:
             self._inbox.post(lambda: self._cache.on_arriving(event), news=False)

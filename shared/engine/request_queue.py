@@ -38,18 +38,12 @@ class RequestQueue:
     def get(self, request_id: str) -> Job | None:
         return self._by_id.get(request_id)
 
-    def question(self, request_id: str) -> ContextJob | None:
-        """The request of this id, if it is one over a context."""
-        jobs = (*self.waiting, *self.running, *self.paused)
-        return next((job for job in jobs if job.request.request_id == request_id), None)
-
-    def add(self, job: ContextJob) -> None:
+    def add(self, job: ContextJob | PrefillJob) -> None:
         self._by_id[job.request.request_id] = job
-        self.waiting.append(job)
-
-    def add_prefill(self, job: PrefillJob) -> None:
-        self._by_id[job.request.request_id] = job
-        self.waiting_prefills.append(job)
+        if isinstance(job, PrefillJob):
+            self.waiting_prefills.append(job)
+        else:
+            self.waiting.append(job)
 
     def remove(self, job: Job) -> bool:
         """Takes it out; answers whether it had been admitted."""

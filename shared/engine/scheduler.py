@@ -1,4 +1,4 @@
-"""Who runs next. Pure decisions over counts: no tensors, no clocks, no threads.
+"""Decides who runs next. Pure decisions over counts: no tensors, no clocks, no threads.
 
 Every step gives decoding branches (one pending token) their row first, so that a long prefill never stalls a
 stream; what is left of the budget goes to prefill in order of arrival, in pieces. Private KV above its budget
@@ -35,7 +35,7 @@ WorkT = TypeVar("WorkT", bound=Work)
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request occupies, or will at once when admitted."""
+    """The room that a request occupies, or will at once when admitted."""
 
     num_branches: int
     private_bytes: int
@@ -62,7 +62,7 @@ class Scheduler:
         )
 
     def num_to_pause(self, running: Sequence[Demand]) -> int:
-        """How many of these, youngest (last) first, must pause; never the oldest."""
+        """The number of these, youngest (last) first, must pause; never the oldest."""
         total = sum(d.private_bytes for d in running)
         count = 0
         while total > self._config.private_bytes and count < len(running) - 1:
@@ -75,19 +75,18 @@ class Scheduler:
         its own. A work that is whole gets its pass although it may exceed the budget."""
         ordered = sorted(works, key=lambda work: work.num_pending > 1)
         room = self._config.max_step_tokens
-        slices = []
-        apart = []
+        slices: list[Slice[WorkT]] = []
+        apart: list[Slice[WorkT]] = []
         for work in ordered:
             if room <= 0:
                 break
-            rows = min(work.num_pending, room)
             if work.whole:
-                apart.append(Slice(work, work.num_pending))
-                room -= work.num_pending
-                continue
-            if self._config.batch_invariant:
+                rows = work.num_pending
+            elif self._config.batch_invariant:
                 rows = min(work.num_pending, TILE - work.num_done % TILE)
-            slices.append(Slice(work, rows))
+            else:
+                rows = min(work.num_pending, room)
+            (apart if work.whole else slices).append(Slice(work, rows))
             room -= rows
         if self._config.batch_invariant:
             return [[s] for s in (*slices, *apart)]

@@ -1,4 +1,4 @@
-"""What an engine tells of itself."""
+"""A snapshot of an engine, for its owner."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -13,46 +14,36 @@ from shared.engine.inbox import Inbox
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.arrival import GivenUp, Patience
-from shared.engine.kv.memory import Memory, out_of_memory
+from shared.engine.kv.memory import out_of_memory
 from shared.engine.kv.segment_cache import SegmentCache
-from shared.engine.model.model import LoadedModel
 from shared.engine.model.passes import PassRunner
 from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Scheduler, Slice
-from shared.engine_config import EngineConfig
 from shared.errors import InternalError
 
 log = logging.getLogger(__name__)
 
 
-class Stepping:
-    def __init__(
-        self,
-        model: LoadedModel,
-        config: EngineConfig,
-        scheduler: Scheduler,
-        requests: RequestQueue,
-        cache: SegmentCache,
-        endings: Endings,
-        inbox: Inbox,
-        memory: Memory,
-    ) -> None:
-        self._scheduler = scheduler
-        self._requests = requests
-        self._cache = cache
-        self._endings = endings
-        self._inbox = inbox
-        self._memory = memory
-        self._passes = PassRunner(model, config)
-        self._overlap_from_s = config.overlap_from_s if model.spec.device.type == "cpu" else 0.0
-        self._ahead: ContextJob | None = None
+@dataclass(slots=True)
+class Steps:
+    """``overlap_from_s``: see ``EngineConfig``; ``_ahead`` runs on segments that are still arriving, during
+    this step."""
+
+    passes: PassRunner
+    overlap_from_s: float
+    scheduler: Scheduler
+    requests: RequestQueue
+    cache: SegmentCache
+    endings: Endings
+    inbox: Inbox
+    _ahead: ContextJob | None = None
 
     def runs_ahead(self, job: ContextJob) -> bool:
-        """It runs on segments that are still arriving, during this step."""
+        """It runs on segments that are still arriving."""
         return job is self._ahead
 
     def start_placed(self) -> None:
-        for job in list(self._requests.running):
+        for job in list(self.requests.running):
             if job.undecided and job.placed:
                 job.clock.tick_resident()
             elif not job.started and job.placed:
@@ -60,21 +51,21 @@ class Stepping:
 
     def obey(self) -> None:
         """Commands to requests that run: whose chunks are placed, and whose KV is on the device."""
-        for job in [job for job in self._requests.running if job.started]:
+        for job in [job for job in self.requests.running if job.started]:
             try:
                 job.obey()
             except torch.OutOfMemoryError:
-                self._give_up_unused()
-                self._endings.fail(job, out_of_memory())
+                self.endings.make_room()
+                self.endings.fail(job, out_of_memory())
             except Exception:
                 log.exception("a command of request %s failed", job.request.request_id)
-                self._endings.fail(job, InternalError(FAILED))
+                self.endings.fail(job, InternalError(FAILED))
             else:
                 self._finish_if_complete(job)
 
     def run(self) -> bool:
         """One step's passes. False: nothing could run."""
-        passes = self._scheduler.pick(self._works() or self._start_arriving())
+        passes = self.scheduler.pick(self._works() or self._start_arriving())
         for slices in passes:
             if not self._run_pass(slices):
                 break
@@ -84,30 +75,13 @@ class Stepping:
     def _start(self, job: ContextJob) -> None:
         job.clock.placed = time.monotonic()
         job.started = True
-        try:
-            job.start()
-        except torch.OutOfMemoryError:
-            self._give_up_unused()
-            job.questions.clear()
-            self._start_again(job)
-
-    def _start_again(self, job: ContextJob) -> None:
-        try:
-            job.start()
-        except torch.OutOfMemoryError:
-            self._endings.fail(job, out_of_memory())
-
-    def _give_up_unused(self) -> None:
-        log.warning(
-            "the device is out of memory; %d bytes of unused KV are given up", self._cache.evict_unused()
-        )
-        self._memory.trim()
+        self.endings.with_room(job, job.start, undo=job.questions.clear)
 
     def _start_arriving(self) -> list[BranchWork]:
         """Nothing else can run, so a pass that waits for layers holds up nobody: starts the oldest request
         whose chunks arrive."""
-        arriving = (job for job in self._requests.running if not job.started and job.arriving)
-        job = next((job for job in arriving if job.remaining_s >= self._overlap_from_s), None)
+        arriving = (job for job in self.requests.running if not job.started and job.arriving)
+        job = next((job for job in arriving if job.remaining_s >= self.overlap_from_s), None)
         if job is None:
             return []
         self._start(job)
@@ -117,14 +91,14 @@ class Stepping:
     def _works(self) -> list[BranchWork]:
         """Branches with tokens to compute whose ancestors are complete; answers and questions before chunks
         of prefills."""
-        jobs = (*self._requests.running, *self._requests.prefilling)
-        return [*self._cache.works(), *(work for job in jobs for work in job.works())]
+        jobs = (*self.requests.running, *self.requests.prefilling)
+        return [*self.cache.works(), *(work for job in jobs for work in job.works())]
 
     def _run_pass(self, slices: list[Slice[BranchWork]], last_try: bool = False) -> bool:
         """False: the pass was given up, and with it the rest of the step. ``last_try``: there is no more room
         to be made."""
         try:
-            ended = self._passes.run(slices, Patience(lambda: self._inbox.has_news))
+            ended = self.passes.run(slices, Patience(lambda: self.inbox.has_news))
         except GivenUp as reason:
             assert self._ahead is not None, "a pass waited for layers beside others"
             self._ahead.patient = reason.stalled
@@ -134,11 +108,11 @@ class Stepping:
             return self._run_with_room(slices, last_try)
         except Exception:
             log.exception("a step of %d branches failed", len(slices))
-            self._endings.fail_works([s.work for s in slices])
+            self.endings.fail_works([s.work for s in slices])
             return True
         for work, computed in ended:
             job = work.job
-            if job is not None and job not in self._requests:
+            if job is not None and job not in self.requests:
                 continue  # it failed earlier in this pass
             self._continue(work, computed)
         return True
@@ -147,8 +121,8 @@ class Stepping:
         try:
             work.done(computed)
         except torch.OutOfMemoryError:
-            self._give_up_unused()
-            self._endings.fail_works([work], out_of_memory())
+            self.endings.make_room()
+            self.endings.fail_works([work], out_of_memory())
         else:
             if work.job is not None:
                 self._finish_if_complete(work.job)
@@ -157,19 +131,19 @@ class Stepping:
         """A pass for which memory did not suffice, and which moved no token: once more with all unused KV
         given up, then request by request, so that only what does not fit alone fails."""
         if not last_try:
-            self._give_up_unused()
+            self.endings.make_room()
             return self._run_pass(slices, last_try=True)
         parts: dict[int, list[Slice[BranchWork]]] = {}
         for one in slices:
             parts.setdefault(id(one.work.job or one.work.branch), []).append(one)
         if len(parts) == 1:
-            self._endings.fail_works([one.work for one in slices], out_of_memory())
+            self.endings.fail_works([one.work for one in slices], out_of_memory())
             return True
         alive = (
-            part for part in parts.values() if part[0].work.job is None or part[0].work.job in self._requests
+            part for part in parts.values() if part[0].work.job is None or part[0].work.job in self.requests
         )
         return all(self._run_pass(part, last_try=True) for part in alive)
 
     def _finish_if_complete(self, job: Job) -> None:
         if job.num_open == 0:
-            self._endings.finish(job)
+            self.endings.finish(job)

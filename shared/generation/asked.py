@@ -1,10 +1,10 @@
-"""What is asked of the engine: prompts by token ids, sampling, beams, choices. Values only; no tensors."""
+"""Requests to the engine: prompts by token ids, sampling, beams, choices. Values only; no tensors."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
@@ -27,9 +27,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a branch continues. Ranges are checked here, so that every caller gets the same answer.
-    ``max_tokens`` None: the service's own, of the engine alone ``DEFAULT_MAX_TOKENS``. ``watch_ids``: tokens
-    whose log-probabilities are told at every step, whether they are chosen or not; they do not travel.
+    """The rules by which a branch continues. Ranges are checked here, so that every caller gets the same
+    answer. ``max_tokens`` None: the service's own, of the engine alone ``DEFAULT_MAX_TOKENS``. ``watch_ids``:
+    tokens whose log-probabilities are told at every step, whether they are chosen or not; they do not travel.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -74,7 +74,7 @@ class SamplingParams:
 
 
 class EarlyStopping(enum.StrEnum):
-    """When a beam search ends once it has ``width`` hypotheses; see ``shared.engine.decoding.beams``."""
+    """The end of a beam search once it has ``width`` hypotheses; see ``shared.engine.decoding.beams``."""
 
     FIRST = "first"
     ESTIMATE = "estimate"
@@ -121,7 +121,7 @@ class Choice:
 
 
 class MarginsAfter(enum.StrEnum):
-    """What a margin sees besides the prefix: its own chunk, or that and all in front of it."""
+    """The context of a margin besides the prefix: its own chunk, or that and all in front of it."""
 
     OWN = "own"
     PREVIOUS = "previous"
@@ -183,7 +183,7 @@ class GenerateRequest:
 
     @property
     def num_branches(self) -> int:
-        """How many decode at once."""
+        """The number that decode at once."""
         return len(self.questions) * (self.beams.width if self.beams else self.sampling.n)
 
 
@@ -202,5 +202,6 @@ class PrefillRequest:
     encoding: str = ""
 
 
-def total_len(pieces: Sequence[Sequence[int]]) -> int:
-    return sum(len(p) for p in pieces)
+def total_len(chunks: Iterable[Chunk]) -> int:
+    """Tokens of all of them."""
+    return sum(len(chunk.token_ids) for chunk in chunks)

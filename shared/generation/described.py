@@ -1,4 +1,4 @@
-"""What a generator tells of itself and of chunks that it prefilled."""
+"""The description of a generator, and of chunks that it prefilled."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MAX_APE = 10.0
 
 
 class Offsets(enum.Enum):
-    """Where stored chunks stand, and the question behind them."""
+    """The places of stored chunks, and of the question behind them."""
 
     CUMULATIVE = "one behind the other"
     SIDE_BY_SIDE = "each right after the prefix, the question as far as behind all of them"
@@ -24,7 +24,7 @@ class Offsets(enum.Enum):
 
 
 class GoesBy(enum.Enum):
-    """What of ``Recompute`` a mode goes by."""
+    """The part of ``Recompute`` that a mode goes by."""
 
     NOTHING = "nothing"
     RATIO = "ratio"
@@ -32,7 +32,7 @@ class GoesBy(enum.Enum):
 
 
 class Chooser(enum.Enum):
-    """Who says which tokens of the context are computed anew."""
+    """Whoever says which tokens of the context are computed anew."""
 
     NOBODY = "nobody"
     CALLER = "the caller"
@@ -148,9 +148,9 @@ class ReuseMode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """How much of the context is computed anew under a mode that does so: each token of it attends to all
-    that stands in front of it, as under ``full``. ``ratio``: of the tokens that the mode chooses (None: the
-    default one); ``tokens``: under mode ``tokens`` which ones, counted from 0 over all chunks in order;
+    """The part of the context that is computed anew under a mode that does so: each token of it attends to
+    all that stands in front of it, as under ``full``. ``ratio``: of the tokens that the mode chooses (None:
+    the default one); ``tokens``: under mode ``tokens`` which ones, counted from 0 over all chunks in order;
     ``seed``: of mode ``random``; ``by_question``: ``tokens`` for each question its own.
 
     Raises:
@@ -175,14 +175,14 @@ class Recompute:
 
     @property
     def sets(self) -> tuple[tuple[int, ...], ...]:
-        """What is listed: for each question, or once for all; each in ascending order."""
+        """The listed tokens: for each question, or once for all; each in ascending order."""
         return tuple(tuple(sorted(tokens)) for tokens in self.by_question or (self.tokens,))
 
 
 @dataclass(frozen=True, slots=True)
 class Ape:
-    """How mode ``ape`` weighs the chunks (``shared.engine.kv.segment.Tempering``): sharper below a
-    temperature of 1, less of them below a scale of 1. Both 1 is ordinary attention.
+    """The weights that mode ``ape`` gives the chunks (``shared.engine.kv.segment.Tempering``): sharper below
+    a temperature of 1, less of them below a scale of 1. Both 1 is ordinary attention.
 
     Raises:
         InvalidRequest: names the field and its range.

@@ -1,4 +1,4 @@
-"""What a caller orders of the generator: pieces of text or ids, and choices that may be left to the
+"""Orders to the generator: pieces of text or ids, and choices that may be left to the
 service."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def may_reuse(mode: AskedMode) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """How the context's KV is reused. ``mode``, ``grouping``, ``reading`` None: the service's own; the last
-    two are of mode ``cacheclip``."""
+    """The way in which the context's KV is reused. ``mode``, ``grouping``, ``reading`` None: the service's
+    own; the last two are of mode ``cacheclip``."""
 
     mode: AskedMode | None = None
     recompute: Recompute = field(default_factory=Recompute)

@@ -1,4 +1,4 @@
-"""What a selector is asked, and what it tells: which of a context's tokens are worth computing anew."""
+"""The values that a selector is asked by, and tells: which of a context's tokens are worth computing anew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Grouping(enum.StrEnum):
-    """How single tokens become runs (``shared.selection.grouping``)."""
+    """The way in which single tokens become runs (``shared.selection.grouping``)."""
 
     BUDGET = "budget"
     PAPER = "paper"
@@ -16,7 +16,7 @@ class Grouping(enum.StrEnum):
 
 
 class Reading(enum.StrEnum):
-    """What a question sees when chunks are scored: all of them at once, or one at a time."""
+    """The chunks that a question sees when they are scored: all of them at once, or one at a time."""
 
     STITCHED = "stitched"
     EACH = "each"

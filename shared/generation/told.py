@@ -1,4 +1,4 @@
-"""What is told of a generation: tokens, ends of branches, usage, timings. Times in seconds."""
+"""The events of a generation: tokens, ends of branches, usage, timings. Times in seconds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from shared.generation.selection import Reading, SelectionTimings
 
 
 class FinishReason(enum.StrEnum):
+    """UNKNOWN: a newer service gave a reason that this version has no name for."""
+
     STOP = "stop"
     LENGTH = "length"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +236,6 @@ Event = (
 GenerationEvent = (
     SelectedEvent | TokenEvent | BranchDoneEvent | ChosenEvent | MarginTokenEvent | MarginEvent | DoneEvent
 )
-"""What a caller of the service is told of ``Generate``; of ``Explore``: ``ExploringEvent``."""
+"""The events that a caller of the service is told of ``Generate``; of ``Explore``: ``ExploringEvent``."""
 
 ExploringEvent = SelectedEvent | ForestEvent | DoneEvent

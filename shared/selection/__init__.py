@@ -1,5 +1,5 @@
-"""Which tokens of a context a small auxiliary model would have recomputed, as a plain library (torch,
-transformers, tokenizers).
+"""Selects the tokens of a context that a small auxiliary model would have recomputed, as a plain library
+(torch, transformers, tokenizers).
 
 Read ``scoring`` (what the question attends to), ``grouping`` (which tokens that makes worth recomputing),
 ``spans`` and ``mapping`` (how a choice among the auxiliary's tokens becomes one among the primary's), then

@@ -17,7 +17,6 @@ last. Shapes: T tokens, C chunks, W windows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,18 +33,6 @@ WINDOW = 8
 THRESHOLD = 5
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Grouped:
-    """``chosen_T``: tokens to recompute. ``num_picked``: how many the ratio asked for, before grouping."""
-
-    chosen_T: Mask
-    num_picked: int
-
-    @property
-    def num_chosen(self) -> int:
-        return int(self.chosen_T.sum())
-
-
 def num_asked(ratio: float, num_tokens: int) -> int:
     """Nearest number of tokens; halves up.
 
@@ -58,24 +45,18 @@ def num_asked(ratio: float, num_tokens: int) -> int:
 
 
 def group(
-    scores_T: Scores,
-    chunk_lens: Sequence[int],
-    ratio: float,
-    form: Grouping = Grouping.BUDGET,
-    window: int = WINDOW,
-    threshold: int = THRESHOLD,
-) -> Grouped:
-    """Which tokens to recompute. Ratio 1 takes all tokens and 0 none, whatever the form.
+    scores_T: Scores, chunk_lens: Sequence[int], ratio: float, form: Grouping = Grouping.BUDGET
+) -> Mask:
+    """Marks the tokens to recompute. Ratio 1 takes all tokens and 0 none, whatever the form.
 
     Raises:
         InvalidRequest: the ratio is no number from 0 to 1.
     """
     asked = num_asked(ratio, len(scores_T))
     if form is Grouping.BUDGET:
-        return Grouped(until(window_ranks(scores_T, chunk_lens, window), asked), asked)
+        return until(window_ranks(scores_T, chunk_lens), asked)
     picked_T = best_tokens(scores_T, asked)
-    grouped = _in_windows if form is Grouping.PAPER else _in_sliding_windows
-    return Grouped(grouped(picked_T, chunk_lens, window, threshold), asked)
+    return (_in_windows if form is Grouping.PAPER else _in_sliding_windows)(picked_T, chunk_lens)
 
 
 def best_tokens(scores_T: Scores, num_tokens: int) -> Mask:
@@ -86,9 +67,9 @@ def best_tokens(scores_T: Scores, num_tokens: int) -> Mask:
     return picked_T
 
 
-def window_ranks(scores_T: Scores, chunk_lens: Sequence[int], window: int = WINDOW) -> Ranks:
+def window_ranks(scores_T: Scores, chunk_lens: Sequence[int]) -> Ranks:
     """Of every token the rank of its window: 0 for the one with the best mean score."""
-    lens_W = _window_lens(chunk_lens, window)
+    lens_W = _window_lens(chunk_lens)
     mean_W = np.add.reduceat(_comparable(scores_T), np.cumsum(lens_W) - lens_W) / lens_W
     rank_W = np.argsort(np.argsort(-mean_W, kind="stable"))
     return np.repeat(rank_W, lens_W)
@@ -105,32 +86,32 @@ def until(ranks_T: Ranks, num_tokens: int) -> Mask:
     return ranks_T <= last
 
 
-def _in_windows(picked_T: Mask, chunk_lens: Sequence[int], window: int, threshold: int) -> Mask:
-    lens_W = _window_lens(chunk_lens, window)
+def _in_windows(picked_T: Mask, chunk_lens: Sequence[int]) -> Mask:
+    lens_W = _window_lens(chunk_lens)
     picks_W = np.add.reduceat(picked_T.astype(np.int64), np.cumsum(lens_W) - lens_W)
-    return np.repeat(picks_W >= _needed(lens_W, window, threshold), lens_W)
+    return np.repeat(picks_W >= _needed(lens_W), lens_W)
 
 
-def _in_sliding_windows(picked_T: Mask, chunk_lens: Sequence[int], window: int, threshold: int) -> Mask:
+def _in_sliding_windows(picked_T: Mask, chunk_lens: Sequence[int]) -> Mask:
     chosen_T = np.zeros(len(picked_T), dtype=bool)
     start = 0
     for length in chunk_lens:
-        if size := min(window, length):
+        if size := min(WINDOW, length):
             picks = np.convolve(picked_T[start : start + length], np.ones(size, dtype=np.int64), mode="valid")
-            enough = picks >= _needed(np.array(size), window, threshold)
+            enough = picks >= _needed(np.array(size))
             chosen_T[start : start + length] = np.convolve(enough, np.ones(size, dtype=np.int64)) > 0
         start += length
     return chosen_T
 
 
-def _needed(lens_W: NDArray[np.int64], window: int, threshold: int) -> NDArray[np.int64]:
+def _needed(lens_W: NDArray[np.int64]) -> NDArray[np.int64]:
     """The threshold, scaled to the length of a shorter window and rounded up."""
-    return -(-lens_W * threshold // window)
+    return -(-lens_W * THRESHOLD // WINDOW)
 
 
-def _window_lens(chunk_lens: Sequence[int], window: int) -> NDArray[np.int64]:
+def _window_lens(chunk_lens: Sequence[int]) -> NDArray[np.int64]:
     """Full windows and, where a chunk does not divide evenly, a shorter one at its end."""
-    lens = [n for length in chunk_lens for n in (*[window] * (length // window), length % window) if n]
+    lens = [n for length in chunk_lens for n in (*[WINDOW] * (length // WINDOW), length % WINDOW) if n]
     return np.array(lens, dtype=np.int64)
 
 

@@ -1,4 +1,4 @@
-"""What an auxiliary model can read."""
+"""Checks that an auxiliary model can read what it is given."""
 
 from __future__ import annotations
 

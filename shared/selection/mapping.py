@@ -21,7 +21,7 @@ UNTOUCHED = np.iinfo(np.int64).max
 
 
 def carry_picks(picked_S: NDArray[np.bool_], source: TokenSpans, target: TokenSpans) -> NDArray[np.bool_]:
-    """Which tokens of ``target`` are touched by a picked one of ``source``."""
+    """Marks the tokens of ``target`` that are touched by a picked one of ``source``."""
     touched_T: NDArray[np.bool_] = carry_ranks(np.where(picked_S, 0, UNTOUCHED), source, target) == 0
     return touched_T
 

@@ -1,4 +1,4 @@
-"""How much a question attends to every token of its context, by a small auxiliary model.
+"""Scores every token of a context by how much a question attends to it, with a small auxiliary model.
 
 A chunk is computed behind the prefix alone, once; its KV is a segment (``shared.engine.kv.segment``) that can
 be stored and serves every question. Of a question only its own rows are computed. A token's score is the
@@ -24,7 +24,6 @@ from shared.engine.attention import Lane
 from shared.engine.backends import backend_for
 from shared.engine.kv.segment import Branch, Placement, Segment
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.generation.selection import Reading
@@ -94,14 +93,10 @@ class EngineScorer:
         self.model = model
         config, spec = config or EngineConfig(), model.spec
         self._layer = spec.num_layers - 1 if layer is None else layer
-        self._limits = Limits(
-            spec.vocab_size,
-            min(spec.max_positions, spec.sliding_window or spec.max_positions),
-            len(prefix_ids),
-        )
+        self._limits = Limits(spec.vocab_size, spec.sight, len(prefix_ids))
         self._limits.check_prefix(prefix_ids)
         self._backend = backend_for(config, spec)
-        self._rotation = Rotation(spec.rope, spec.device)
+        self._rotation = spec.rotation()
         self._max_rows = config.max_step_tokens
         self._prefix: tuple[Placement, ...] = ()
         if prefix_ids:

@@ -59,7 +59,7 @@ class Selection:
 
     @property
     def num_chosen(self) -> int:
-        """What is really recomputed."""
+        """The number of tokens that are really recomputed."""
         return sum(int(mask.sum()) for mask in self.chosen)
 
     @property
@@ -127,7 +127,7 @@ class Selector:
         if grouping is Grouping.BUDGET:
             chosen, grouped_T = _within_budget(chunks, window_ranks(scores_T, lens), ratio)
         else:
-            grouped_T = group(scores_T, lens, ratio, grouping).chosen_T
+            grouped_T = group(scores_T, lens, ratio, grouping)
             chosen = tuple(
                 carry_picks(picked, chunk.auxiliary, chunk.primary)
                 for chunk, picked in zip(chunks, _split(grouped_T, lens), strict=True)

@@ -1,4 +1,4 @@
-"""Which characters of a text each of its tokens stands for, by any tokenizer that can tell.
+"""Finds the characters of a text that each of its tokens stands for, by any tokenizer that can tell.
 
 The spans of a text's tokens leave no character out. What a tokenizer reports is taken as it is, before any
 post-processor trims it, and completed:

@@ -16,14 +16,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from torch import Tensor
+from transformers import DynamicCache
 
 from shared.engine.kv.segment import Segment
-from shared.engine.model.loader import BROKEN_WEIGHTS
+from shared.engine.model.loader import read_weights
 from shared.engine.model.model import fingerprint_of
 from shared.engine.model.rope import RopeSpec
+from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.engine.model.spec import ModelSpec
-from shared.errors import InvalidRequest, ModelUnsupported
+from shared.errors import ModelUnsupported
 from shared.generation.selection import Reading
 from shared.selection.limits import Limits
 from shared.selection.scoring import Scores
@@ -31,7 +33,6 @@ from shared.selection.scoring import Scores
 _NO_LIMIT = 1 << 30
 _NOT_IN_KV = ("transformers_version", "architectures", "dtype", "use_cache", "output_attentions")
 _PROBE_LEN = 12
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
 class StockScorer:
@@ -46,8 +47,7 @@ class StockScorer:
         self._name = type(hf_model).__name__
         self._model = hf_model.eval().requires_grad_(False)
         self._spec = self._probed()
-        window = self._spec.sliding_window or _NO_LIMIT
-        self._limits = Limits(self._spec.vocab_size, min(self._spec.max_positions, window), len(prefix_ids))
+        self._limits = Limits(self._spec.vocab_size, self._spec.sight, len(prefix_ids))
         self._limits.check_prefix(prefix_ids)
         self._prefix = self._encode(prefix_ids, Segment(self._spec, 0))
 
@@ -89,11 +89,11 @@ class StockScorer:
         return segment
 
     @torch.inference_mode()
-    def _weights(self, chunk: Segment, question_ids: Sequence[int]) -> torch.Tensor:
+    def _weights(self, chunk: Segment, question_ids: Sequence[int]) -> Tensor:
         """Mean attention [T] of the question's rows and all heads to the chunk."""
         start = self._prefix.length
         out = self._forward(question_ids, _cache_of(self._prefix, chunk), output_attentions=True)
-        attention_HRT: torch.Tensor = out.attentions[-1][0]
+        attention_HRT: Tensor = out.attentions[-1][0]
         return attention_HRT.float().mean((0, 1))[start : start + chunk.length]
 
     def _forward(self, token_ids: Sequence[int], cache: DynamicCache, **options: Any) -> Any:
@@ -101,7 +101,7 @@ class StockScorer:
         return self._model(ids, past_key_values=cache, use_cache=True, **options)
 
     def _probed(self) -> ModelSpec:
-        """What the model is, from what it does with a few tokens."""
+        """Finds out what the model is, from what it does with a few tokens."""
         config = self._model.config.get_text_config()
         num_heads, vocab_size, kv = self._probe([i % config.vocab_size for i in range(3, 3 + _PROBE_LEN)])
         num_kv_heads, _, head_dim = kv[0][0].shape
@@ -120,7 +120,7 @@ class StockScorer:
         )
 
     @torch.inference_mode()
-    def _probe(self, token_ids: Sequence[int]) -> tuple[int, int, list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _probe(self, token_ids: Sequence[int]) -> tuple[int, int, list[tuple[Tensor, Tensor]]]:
         """Reads the tokens at once and in two parts, the second going on from the first's keys and values,
         and checks that this is the same thing and that attention is told. Returns the numbers of heads and of
         logits, and keys and values per layer."""
@@ -144,8 +144,8 @@ class StockScorer:
             raise ModelUnsupported(
                 f"{self._name} does not tell the attention of its last layer, so it cannot score tokens"
             )
-        difference = float((out.logits[0].float() - whole_RV).norm() / whole_RV.norm().clamp_min(1e-12))
-        if not difference < _TOLERANCE[self._model.dtype]:
+        difference = relative_error(out.logits[0], whole_RV)
+        if not difference < TOLERANCE[self._model.dtype]:
             raise ModelUnsupported(
                 f"{self._name} does not go on from its keys and values as if it had read everything at once "
                 f"(relative error {difference:.2g})"
@@ -164,14 +164,10 @@ def load_stock(path: str, dtype: str, device: str, prefix_ids: Sequence[int]) ->
         InvalidRequest: its weights cannot be loaded.
         ModelUnsupported: see ``StockScorer``.
     """
-    try:
-        hf_model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except BROKEN_WEIGHTS as error:
-        raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
-    return StockScorer(hf_model.to(device), prefix_ids)
+    return StockScorer(read_weights(path, dtype=getattr(torch, dtype)).to(device), prefix_ids)
 
 
-def _kv_of(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _kv_of(cache: DynamicCache) -> list[tuple[Tensor, Tensor]]:
     """Per layer [K, T, D] each."""
     return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 

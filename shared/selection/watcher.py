@@ -1,4 +1,4 @@
-"""What rows attend to in one layer, from queries and keys directly, and nothing behind that.
+"""Watches what rows attend to in one layer, from queries and keys directly, and computes nothing behind that.
 
 A backend of attention (``shared.engine.attention``) around another one: the layers in front are the other
 one's, in that layer the rows' keys and values are appended, the attention of the rows is kept as weights
@@ -12,11 +12,13 @@ import contextlib
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from shared.engine.attention import Attention, Backend, Lane, StepPlan
 from shared.engine.backends.piecewise import append
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
+from shared.engine.modes.attention_probe import context_weights
 
 
 class _Enough(Exception):
@@ -29,7 +31,7 @@ class Watcher:
     everything in their context."""
 
     def __init__(self, backend: Backend, rotation: Rotation, watched: int, wanted: bool = True) -> None:
-        self.weights: list[list[torch.Tensor]] = []
+        self.weights: list[list[Tensor]] = []
         self._backend = backend
         self._rotation = rotation
         self._watched = watched
@@ -40,49 +42,24 @@ class Watcher:
         self._inner: Attention = self._backend.plan(lanes)
         return self
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         if layer != self._watched:
             return self._inner.run(layer, q_HRD, k_KRD, v_KRD, scale)
         angles = self._rotation.angles([int(place) for lane in self._lanes for place in lane.places()])
         append(self._lanes, layer, self._rotation.rotate(k_KRD, angles), v_KRD)
         if self._wanted:
-            self.weights = [self._weights(lane, q_HRD[:, lane.rows].float() * scale) for lane in self._lanes]
+            self.weights = [self._weights(lane, q_HRD[:, lane.rows], scale) for lane in self._lanes]
         raise _Enough
 
-    def _weights(self, lane: Lane, q_HSD: torch.Tensor) -> list[torch.Tensor]:
-        """The softmax of a row goes over all that it sees: its context, and its lane up to itself."""
-        branch, length = lane.branch, lane.branch.segment.length
-        position_S = torch.arange(branch.computed, branch.computed + lane.num_rows)
-        own_HST = self._scores(
-            q_HSD,
-            position_S - branch.offset,
-            branch.segment.k_LKTD[self._watched][:, : length + lane.num_rows],
-        )
-        ahead_ST = torch.ones(lane.num_rows, lane.num_rows, dtype=torch.bool, device=q_HSD.device).triu(1)
-        own_HST[..., length:].masked_fill_(ahead_ST, float("-inf"))
-        scores = [
-            self._scores(q_HSD, position_S - p.offset, p.segment.k_LKTD[self._watched][:, : p.num_tokens])
-            for p in branch.context
-        ]
-        lse_HS = torch.stack([s.logsumexp(-1) for s in (*scores, own_HST) if s.shape[-1]]).logsumexp(0)
-        return [s.sub_(lse_HS[..., None]).exp_().mean((0, 1)) for s in scores]
-
-    def _scores(self, q_HSD: torch.Tensor, distance_S: torch.Tensor, k_KTD: torch.Tensor) -> torch.Tensor:
-        """Logits [H, S, T] in float32: a group's query heads are rows of one product with its kv head."""
-        num_kv_heads, num_tokens, dim = k_KTD.shape
-        rotated_HSD = self._rotation.rotate(q_HSD, self._rotation.angles(distance_S))
-        logits = rotated_HSD.reshape(num_kv_heads, -1, dim) @ k_KTD.float().transpose(1, 2)
-        return logits.view(*q_HSD.shape[:2], num_tokens)
+    def _weights(self, lane: Lane, q_HSD: Tensor, scale: float) -> list[Tensor]:
+        weights_T = context_weights(lane.branch, lane.num_rows, self._watched, q_HSD, scale, self._rotation)
+        return list(torch.split(weights_T, [p.num_tokens for p in lane.branch.context]))
 
 
 def run_watched(model: LoadedModel, lanes: Sequence[Lane], watcher: Watcher) -> None:
     """One pass over the next pending tokens of the lanes' branches, which are computed afterwards. Segments
     have room for them."""
-    ids = [token for lane in lanes for token in lane.branch.pending[: lane.num_rows]]
     with contextlib.suppress(_Enough):
-        model.forward(torch.tensor(ids, device=model.spec.device), StepPlan(lanes, watcher))
+        model.forward(StepPlan(lanes, watcher))
     for lane in lanes:
-        lane.branch.segment.length += lane.num_rows
-        del lane.branch.pending[: lane.num_rows]
+        lane.advance()

@@ -70,7 +70,9 @@ class NameWire(Generic[NamedT]):
 
 MODES: NameWire[AskedMode] = NameWire(ASKED_MODES)
 USED_MODES = NameWire(ReuseMode)
-FINISH_REASONS = EnumWire(common_pb2.FinishReason, FinishReason, FinishReason.STOP)
+FINISH_REASONS = EnumWire(
+    common_pb2.FinishReason, (FinishReason.STOP, FinishReason.LENGTH), FinishReason.UNKNOWN
+)
 STOPPINGS = EnumWire(common_pb2.EarlyStopping, EarlyStopping, None)
 RULES = EnumWire(common_pb2.ChoiceRule, ChoiceRule, None)
 MARGINS_AFTER = EnumWire(common_pb2.MarginsAfter, MarginsAfter, None)

@@ -355,7 +355,7 @@ def test_an_enum_and_its_twin_have_the_same_members(table: Any, twin: Any) -> No
 @pytest.mark.parametrize(
     ("table", "twin", "unset"),
     [
-        (FINISH_REASONS, common_pb2.FinishReason, told.FinishReason.STOP),
+        (FINISH_REASONS, common_pb2.FinishReason, told.FinishReason.UNKNOWN),
         (SEARCH_MODES, retrieval_pb2.SearchMode, search.SearchMode.AUTO),
         (FILTER_OPS, retrieval_pb2.Filter.Op, search.FilterOp.EQ),
         (STAGES, ingest_pb2.UpsertProgress.Stage, documents.Stage.PREFILLED),
@@ -364,6 +364,14 @@ def test_an_enum_and_its_twin_have_the_same_members(table: Any, twin: Any) -> No
 def test_what_an_answer_leaves_open_is_the_usual_member(table: Any, twin: Any, unset: Any) -> None:
     assert {table.to_pb(table.of(number)) for number in twin.values()[1:]} == set(twin.keys()[1:])
     assert {table.of(0), table.of(77)} == {unset}
+
+
+def test_a_reason_to_finish_that_only_a_newer_service_knows_is_told_as_unknown() -> None:
+    end = generation_pb2.BranchDone(finish_reason=77)  # type: ignore[arg-type]
+    event = telling.GENERATED.of(generation_pb2.GenerateResponse(branch_done=end))
+    assert isinstance(event, told.BranchDoneEvent)
+    assert event.finish_reason is told.FinishReason.UNKNOWN
+    assert telling.GENERATED.of(telling.GENERATED.to_pb(event)) == event, "relayed, it stays so"
 
 
 @pytest.mark.parametrize("mode", orders.ASKED_MODES, ids=lambda mode: mode.value)

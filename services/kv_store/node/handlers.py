@@ -20,7 +20,7 @@ _IDS_PER_MESSAGE = 10_000
 
 
 class FileHandlers:
-    """What readers and writers on a node ask for. The front has these too, for those whose agent does not
+    """RPCs that readers and writers on a node call. The front has these too, for those whose agent does not
     answer: by its Serve handle, which is no way in from outside."""
 
     def __init__(self, files: NodeFiles) -> None:

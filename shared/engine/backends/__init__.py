@@ -1,4 +1,5 @@
-"""Who computes a step's attention, by name. Triton and flash_attn are imported only when they are asked for.
+"""Makes the backend that computes a step's attention, by name. Triton and flash_attn are imported only when
+they are asked for.
 
 | name | where | what |
 | --- | --- | --- |
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
 
 from shared.engine.attention import Backend
 from shared.engine.backends.check import BackendBroken, check_backend
@@ -27,7 +27,6 @@ from shared.engine.backends.native import NativeBackend
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.backends.tables import FIXED
-from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.errors import ConfigError
@@ -47,11 +46,11 @@ def backend_for(config: EngineConfig, spec: ModelSpec) -> Backend:
         return _tried("triton" if spec.device.type == "cuda" else "native", config, spec)
     except ConfigError as error:
         log.warning("backend auto: %s; torch serves in its place, slower", error.detail)
-        return _torch(config, spec)
+        return _made("torch", config, spec)
 
 
 def _tried(name: str, config: EngineConfig, spec: ModelSpec) -> Backend:
-    backend = _BACKENDS[name](config, spec)
+    backend = _made(name, config, spec)
     if name in ("native", "triton", "flash_attn"):
         try:
             check_backend(backend, spec)
@@ -62,38 +61,23 @@ def _tried(name: str, config: EngineConfig, spec: ModelSpec) -> Backend:
     return backend
 
 
-def _torch(config: EngineConfig, spec: ModelSpec) -> Backend:
-    kernel = fused_cpu_kernel if spec.device.type == "cpu" else matmul_kernel
-    return PiecewiseBackend(Rotation(spec.rope, spec.device), kernel, spec.device)
+def _made(name: str, config: EngineConfig, spec: ModelSpec) -> Backend:
+    tiling = FIXED if config.batch_invariant else None
+    match name:
+        case "native":
+            return NativeBackend(spec, tiling)
+        case "reference":
+            return ReferenceBackend(spec)
+        case "flash_attn":
+            return PiecewiseBackend(spec, flash_kernel(spec))
+        case "triton":
+            if importlib.util.find_spec("triton") is None:
+                raise ConfigError(
+                    "engine.backend: 'triton' is not installed here (pip install triton); or set it to "
+                    "'torch'"
+                )
+            from shared.engine.backends.triton import TritonBackend
 
-
-def _native(config: EngineConfig, spec: ModelSpec) -> Backend:
-    return NativeBackend(spec, FIXED if config.batch_invariant else None)
-
-
-def _reference(config: EngineConfig, spec: ModelSpec) -> Backend:
-    return ReferenceBackend(Rotation(spec.rope, spec.device), spec.device)
-
-
-def _triton(config: EngineConfig, spec: ModelSpec) -> Backend:
-    if importlib.util.find_spec("triton") is None:
-        raise ConfigError(
-            "engine.backend: 'triton' is not installed here (pip install triton); or set it to 'torch'"
-        )
-    from shared.engine.backends.triton import TritonBackend
-
-    return TritonBackend(spec, FIXED if config.batch_invariant else None)
-
-
-def _flash_attn(config: EngineConfig, spec: ModelSpec) -> Backend:
-    kernel = flash_kernel(spec)
-    return PiecewiseBackend(Rotation(spec.rope, spec.device), kernel, spec.device)
-
-
-_BACKENDS: dict[str, Callable[[EngineConfig, ModelSpec], Backend]] = {
-    "native": _native,
-    "torch": _torch,
-    "reference": _reference,
-    "triton": _triton,
-    "flash_attn": _flash_attn,
-}
+            return TritonBackend(spec, tiling)
+        case _:
+            return PiecewiseBackend(spec, fused_cpu_kernel if spec.device.type == "cpu" else matmul_kernel)

@@ -11,7 +11,7 @@ import torch
 from shared.engine.attention import Backend, Lane
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.kv.segment import Branch, Placement, Segment
-from shared.engine.model.rope import Rotation
+from shared.engine.model.rounding import relative_error
 from shared.engine.model.spec import ModelSpec
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # relative, RMS over RMS
@@ -27,15 +27,12 @@ def check_backend(backend: Backend, spec: ModelSpec) -> None:
         BackendBroken: see there.
     """
     try:
-        ours, theirs = (
-            _small_step(b, spec)
-            for b in (backend, ReferenceBackend(Rotation(spec.rope, spec.device), spec.device))
-        )
+        ours, theirs = (_small_step(b, spec) for b in (backend, ReferenceBackend(spec)))
     except Exception as error:  # whatever a compiler, a driver or a foreign library may raise
         raise BackendBroken(
             f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
         ) from error
-    difference = float((ours - theirs).pow(2).mean().sqrt() / theirs.pow(2).mean().sqrt())
+    difference = relative_error(ours, theirs)
     if not difference < _TOLERANCE[spec.dtype]:
         raise BackendBroken(f"its attention differs from the reference by {difference:.2g}")
 

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shared.engine.backends.kernels import Kernel, matmul_kernel
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
-FlashAttnFunc = Callable[..., tuple[torch.Tensor, torch.Tensor, Any]]
+FlashAttnFunc = Callable[..., tuple[Tensor, Tensor, Any]]
 _MAX_HEAD_DIM = 256
 
 
@@ -55,13 +56,13 @@ def kernel_of(flash_attn_func: FlashAttnFunc) -> Kernel:
     those go to plain matmuls."""
 
     def kernel(
-        q_HSD: torch.Tensor,
-        k_KTD: torch.Tensor,
-        v_KTD: torch.Tensor,
+        q_HSD: Tensor,
+        k_KTD: Tensor,
+        v_KTD: Tensor,
         scale: float,
         causal: bool,
-        hidden: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         if hidden is not None:
             return matmul_kernel(q_HSD, k_KTD, v_KTD, scale, causal, hidden)
         num_kv_heads = k_KTD.shape[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 _NOTHING = float("-inf")
 
@@ -15,13 +16,13 @@ _NOTHING = float("-inf")
 class Kernel(Protocol):
     def __call__(
         self,
-        q_HSD: torch.Tensor,
-        k_KTD: torch.Tensor,
-        v_KTD: torch.Tensor,
+        q_HSD: Tensor,
+        k_KTD: Tensor,
+        v_KTD: Tensor,
         scale: float,
         causal: bool,
-        hidden: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         """Output [H, S, D], and its log-sum-exp [H, S] in float32; 0 and −∞ for a row that sees nothing.
 
         ``causal``: row i sees the first i + 1 tokens; needs S = T. ``hidden`` [T] or, not causal, [S, T]:
@@ -31,13 +32,13 @@ class Kernel(Protocol):
 
 
 def matmul_kernel(
-    q_HSD: torch.Tensor,
-    k_KTD: torch.Tensor,
-    v_KTD: torch.Tensor,
+    q_HSD: Tensor,
+    k_KTD: Tensor,
+    v_KTD: Tensor,
     scale: float,
     causal: bool,
-    hidden: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """Attention as it is written down, in float32, for devices without a fused kernel."""
     group = q_HSD.shape[0] // k_KTD.shape[0]
     k_HTD, v_HTD = k_KTD.float().repeat_interleave(group, 0), v_KTD.float().repeat_interleave(group, 0)
@@ -53,13 +54,13 @@ def matmul_kernel(
 
 
 def fused_cpu_kernel(
-    q_HSD: torch.Tensor,
-    k_KTD: torch.Tensor,
-    v_KTD: torch.Tensor,
+    q_HSD: Tensor,
+    k_KTD: Tensor,
+    v_KTD: Tensor,
     scale: float,
     causal: bool,
-    hidden: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """torch's fused CPU kernel. It kills the process on zero rows or keys, which pieces never have; its
     log-sum-exp of a row that sees nothing is 0, which would weigh as much as a token, and is corrected
     here."""
@@ -83,14 +84,14 @@ def fused_cpu_kernel(
     return out_HSD, lse_HS
 
 
-def _mask(hidden: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
+def _mask(hidden: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """For rows as they are folded: all rows of a group's first head, then of its second, …"""
     mask = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, _NOTHING)
     return mask[None] if hidden.dim() == 1 else mask.repeat(group, 1)
 
 
-def _blind(hidden: torch.Tensor, num_rows: int, causal: bool) -> torch.Tensor:
-    """Which rows [S] see nothing."""
+def _blind(hidden: Tensor, num_rows: int, causal: bool) -> Tensor:
+    """Marks the rows [S] that see nothing."""
     if hidden.dim() == 2:
         return hidden.all(1)
     num_seen_T = (~hidden).cumsum(0)

@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from shared.engine.attention import Lane, pieces_of
-from shared.engine.backends.tables import LOG2_E, Tiling, build_tables, choose_tiling
-from shared.engine.model.rope import Rotation
+from shared.engine.attention import Lane
+from shared.engine.backends.tables import LOG2_E, Tiling, plan_tables
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
@@ -35,27 +34,17 @@ _MAX_HEAD_DIM = 512  # as in native.c
 class _Step(ctypes.Structure):
     """``Step`` of native.c."""
 
-    _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in ("items", "pieces", "looks", "hidden", "first_slot", "own", "addresses", "cos", "sin")
-        ),
-        *((name, c_void_p) for name in ("out", "lse", "workspace")),
-        ("workspace_bytes", c_int64),
-        *(
-            (name, c_int32)
-            for name in (
-                "num_items",
-                "num_rows",
-                "num_layers",
-                "num_heads",
-                "num_kv_heads",
-                "head_dim",
-                "half",
-            )
-        ),
-        *((name, c_int32) for name in ("split_len", "block_rows", "dtype", "num_threads", "passes_over")),
-        *((name, c_void_p) for name in ("sharpness", "joint", "more")),
+    _fields_ = tuple(
+        (name, kind)
+        for kind, names in (
+            (c_void_p, ("items", "pieces", "looks", "hidden", "first_slot", "own", "addresses")),
+            (c_void_p, ("cos", "sin", "out", "lse", "workspace")),
+            (c_int64, ("workspace_bytes",)),
+            (c_int32, ("num_items", "num_rows", "num_layers", "num_heads", "num_kv_heads", "head_dim")),
+            (c_int32, ("half", "split_len", "block_rows", "dtype", "num_threads", "passes_over")),
+            (c_void_p, ("sharpness", "joint", "more")),
+        )
+        for name in names
     )
 
 
@@ -120,27 +109,23 @@ class NativeBackend:
             )
         self._library = loaded
         self._spec = spec
-        self._rotation = Rotation(spec.rope, spec.device)
+        self._rotation = spec.rotation()
         self._tiling = tiling
         self._workspace = torch.empty(0, dtype=torch.uint8)
 
     def plan(self, lanes: Sequence[Lane]) -> NativeAttention:
-        spec, pieces, num_threads = self._spec, pieces_of(lanes), torch.get_num_threads()
-        group = spec.num_heads // spec.num_kv_heads
-        tiling = self._tiling or choose_tiling(pieces, group, spec.num_kv_heads, num_threads)
-        tables = build_tables(pieces, lanes, group, tiling)
-        addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
+        spec, num_threads = self._spec, torch.get_num_threads()
+        tables = plan_tables(lanes, spec, self._tiling, num_threads)
+        tiling = tables.tiling
         tempering = tables.sharpness_N, tables.joint_R2, tables.more_R
         arrays = (
-            *(
-                tables.items_I4,
-                tables.pieces_P3,
-                tables.looks_N5,
-                tables.hidden_N,
-                tables.first_slot_R,
-                tables.own_R3,
-            ),
-            addresses,
+            tables.items_I4,
+            tables.pieces_P3,
+            tables.looks_N5,
+            tables.hidden_N,
+            tables.first_slot_R,
+            tables.own_R3,
+            tables.addresses,
         )
         tensors = (
             *self._rotation.table(tables.num_positions),
@@ -167,13 +152,13 @@ class NativeBackend:
             *(array.ctypes.data for array in tempering),
         )
         run = functools.partial(self._library.kvquilt_run, self._level, step)
-        return NativeAttention(run, spec.num_heads, (pieces, arrays, tempering, tensors))
+        return NativeAttention(run, spec.num_heads, (tables, tensors))
 
     def _workspace_bytes(self, tiling: Tiling) -> int:
         """Of one thread."""
         return int(self._library.kvquilt_workspace_bytes(self._level, tiling.block_rows, self._spec.head_dim))
 
-    def _room(self, tiling: Tiling, num_threads: int) -> torch.Tensor:
+    def _room(self, tiling: Tiling, num_threads: int) -> Tensor:
         """Workspaces of all threads; steps follow each other, so they can have the same."""
         num_bytes = num_threads * self._workspace_bytes(tiling)
         if len(self._workspace) < num_bytes:
@@ -189,9 +174,7 @@ class NativeAttention:
     num_heads: int
     points_to: object
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
         merged_RHD = torch.empty(q_HRD.shape[1], self.num_heads, q_HRD.shape[2], dtype=q_HRD.dtype)
         rows = (_Rows(x.data_ptr(), *x.stride()[:2]) for x in (q_HRD, k_KRD, v_KRD))

@@ -12,22 +12,22 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shared.engine.attention import Lane, Piece, Visit, pieces_of
 from shared.engine.backends.kernels import Kernel
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.segment import Segment, Tempering
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
 class PiecewiseBackend:
-    rotation: Rotation
-    kernel: Kernel
-    device: torch.device
+    def __init__(self, spec: ModelSpec, kernel: Kernel) -> None:
+        self.rotation, self.kernel = spec.rotation(), kernel
 
     def plan(self, lanes: Sequence[Lane]) -> PiecewiseAttention:
-        return PiecewiseAttention(lanes, self.rotation, self.kernel, self.device)
+        return PiecewiseAttention(lanes, self.rotation, self.kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Call:
     visits: Sequence[Visit]
     causal: bool
     excluded: Excluded | None
-    hidden_ST: torch.Tensor | None = None
+    hidden_ST: Tensor | None = None
 
     @property
     def tempering(self) -> Tempering | None:
@@ -57,8 +57,8 @@ class _Call:
             for step in (range(v.num_rows) if v.steps is None else v.steps.tolist())
         ]
 
-    def hidden(self, layer: int) -> torch.Tensor | None:
-        """What no row sees [T], or what each does not [S, T]."""
+    def hidden(self, layer: int) -> Tensor | None:
+        """Marks what no row sees [T], or what each does not [S, T]."""
         if self.excluded is None:
             return self.hidden_ST
         hidden_T = self.excluded.hidden(layer, self.begin, self.end)
@@ -69,8 +69,8 @@ class _Call:
 class _Joint:
     """In which calls P a row weighs its chunks, and by which power of their sum more."""
 
-    joint_P1R: torch.Tensor
-    more_R: torch.Tensor
+    joint_P1R: Tensor
+    more_R: Tensor
 
     @classmethod
     def of(cls, calls: Sequence[_Call], num_rows: int, device: torch.device) -> _Joint | None:
@@ -83,8 +83,8 @@ class _Joint:
             joint_P1R[p, 0, rows], more_R[rows] = True, tempering.more
         return cls(joint_P1R.to(device), more_R.to(device))
 
-    def more(self, lse_PHR: torch.Tensor) -> torch.Tensor:
-        """What comes on top of the log-sum-exp of each part."""
+    def more(self, lse_PHR: Tensor) -> Tensor:
+        """Returns what comes on top of the log-sum-exp of each part."""
         sum_HR = lse_PHR.masked_fill(~self.joint_P1R, float("-inf")).logsumexp(0)
         return (self.more_R * sum_HR).masked_fill(sum_HR.isneginf(), 0.0) * self.joint_P1R
 
@@ -93,9 +93,8 @@ class PiecewiseAttention:
     """Per layer, the queries of all calls are rotated together; a decoding step would else spend its time on
     tiny operations."""
 
-    def __init__(
-        self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel, device: torch.device
-    ) -> None:
+    def __init__(self, lanes: Sequence[Lane], rotation: Rotation, kernel: Kernel) -> None:
+        device = rotation.device
         self._lanes = lanes
         self._rotation = rotation
         self._kernel = kernel
@@ -110,9 +109,7 @@ class PiecewiseAttention:
         ends = [0, *accumulate(map(len, rows))]
         self._stacked = [slice(begin, end) for begin, end in pairwise(ends)]
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         append(self._lanes, layer, self._rotation.rotate(k_KRD, self._key_angles), v_KRD)
         q_HQD = self._rotation.rotate(q_HRD.index_select(1, self._rows_Q), self._angles)
         parts = []
@@ -125,9 +122,7 @@ class PiecewiseAttention:
             )
         return self._merged(q_HRD, parts)
 
-    def _merged(
-        self, q_HRD: torch.Tensor, parts: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    ) -> torch.Tensor:
+    def _merged(self, q_HRD: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Exact combination of partial attentions: softmax over the union is the mean of the parts, weighted
         by their sums. Every row sees itself at least, so no sum of weights is 0."""
         if len(parts) == 1:
@@ -195,7 +190,7 @@ class PiecewiseAttention:
         return _Call(segment, 0, end, [visit], False, visit.excluded, hidden_ST)
 
 
-def append(lanes: Sequence[Lane], layer: int, rotated_KRD: torch.Tensor, v_KRD: torch.Tensor) -> None:
+def append(lanes: Sequence[Lane], layer: int, rotated_KRD: Tensor, v_KRD: Tensor) -> None:
     """Keys, rotated to their local positions, and values go behind what their segments hold already."""
     for lane in lanes:
         segment, room = (
@@ -214,11 +209,11 @@ def _part(visit: Visit, begin: int, end: int) -> Visit:
     )
 
 
-def _rows(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:
+def _rows(rows: Sequence[int], device: torch.device) -> slice | Tensor:
     if rows[-1] - rows[0] + 1 == len(rows):  # each row is there once, in ascending order
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows, device=device)
 
 
-def _between(x_KTD: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+def _between(x_KTD: Tensor, begin: int, end: int) -> Tensor:
     return x_KTD if begin == 0 and end == x_KTD.shape[1] else x_KTD[:, begin:end]

@@ -13,30 +13,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shared.engine.attention import Lane
 from shared.engine.kv.segment import Placement
 from shared.engine.model.rope import Rotation
+from shared.engine.model.spec import ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
 class ReferenceBackend:
-    rotation: Rotation
-    device: torch.device
+    def __init__(self, spec: ModelSpec) -> None:
+        self._rotation = spec.rotation()
 
     def plan(self, lanes: Sequence[Lane]) -> ReferenceAttention:
-        return ReferenceAttention(lanes, self.rotation, self.device)
+        return ReferenceAttention(lanes, self._rotation)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAttention:
     lanes: Sequence[Lane]
     rotation: Rotation
-    device: torch.device
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         outs = [
             self._attend(lane, layer, q_HRD[:, lane.rows], k_KRD[:, lane.rows], v_KRD[:, lane.rows], scale)
             for lane in self.lanes
@@ -47,11 +45,11 @@ class ReferenceAttention:
         self,
         lane: Lane,
         layer: int,
-        q_HSD: torch.Tensor,
-        k_KSD: torch.Tensor,
-        v_KSD: torch.Tensor,
+        q_HSD: Tensor,
+        k_KSD: Tensor,
+        v_KSD: Tensor,
         scale: float,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         branch, old = lane.branch, lane.branch.segment.length
         position_S = branch.offset + self._tensor(lane.places())
         own = Placement(branch.segment, branch.offset, old + lane.num_rows)
@@ -82,11 +80,11 @@ class ReferenceAttention:
         more_HS = tempering.scale * tempering.temperature * hot_HS - rest_HS
         return torch.lerp(rest_HSD, hot_HSD, more_HS.sigmoid()[..., None])
 
-    def _tensor(self, places: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
-        return torch.as_tensor(np.asarray(places), device=self.device)
+    def _tensor(self, places: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        return torch.as_tensor(np.asarray(places), device=self.rotation.device)
 
 
-def _softmax(scores: list[torch.Tensor], values: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def _softmax(scores: list[Tensor], values: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Output [H, S, D] and its log-sum-exp [H, S]; 0 and −∞ for a row that sees nothing."""
     scores_HST = torch.cat(scores, -1)
     return scores_HST.softmax(-1).nan_to_num(0.0) @ torch.cat(values, 1), scores_HST.logsumexp(-1)

@@ -23,7 +23,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.engine.attention import Lane, Piece, Visit
+from shared.engine.attention import Lane, Piece, Visit, pieces_of
+from shared.engine.model.spec import ModelSpec
 
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
@@ -50,7 +51,8 @@ class Tables:
     tokens) · looks, one per piece and row that sees it (row, distance, keys seen, first slot, words of
     exclusions per layer) · hidden: per look the address of its words or 0 · sharpness: per look what its
     scores are multiplied with · first_slot: per row and one more · own: per row (its piece, its token in it,
-    local position) · joint: per row its slots [first, end) whose sum is Z and which weigh Z^more more."""
+    local position) · joint: per row its slots [first, end) whose sum is Z and which weigh Z^more more ·
+    addresses: of all pieces' keys and values (``Segment.addresses``), which ``pieces`` keep alive."""
 
     items_I4: Int32
     pieces_P3: Int32
@@ -64,6 +66,9 @@ class Tables:
     num_slots: int
     num_positions: int
     excludes: bool
+    addresses: Int64
+    tiling: Tiling
+    pieces: Sequence[Piece]
 
 
 def num_flat_rows(piece: Piece, group: int) -> int:
@@ -81,6 +86,13 @@ def choose_tiling(pieces: Sequence[Piece], group: int, num_kv_heads: int, num_pr
         if num_programs >= 2 * num_processors:
             break
     return Tiling(block_rows, split_len)
+
+
+def plan_tables(lanes: Sequence[Lane], spec: ModelSpec, tiling: Tiling | None, num_processors: int) -> Tables:
+    """Of a step. ``tiling`` None: the one that suits it."""
+    pieces, group = pieces_of(lanes), spec.num_heads // spec.num_kv_heads
+    tiling = tiling or choose_tiling(pieces, group, spec.num_kv_heads, num_processors)
+    return build_tables(pieces, lanes, group, tiling)
 
 
 def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, tiling: Tiling) -> Tables:
@@ -138,6 +150,9 @@ def build_tables(pieces: Sequence[Piece], lanes: Sequence[Lane], group: int, til
         num_slots=num_slots,
         num_positions=int(look_distance.max()) + 1,
         excludes=bool(num_words.any()),
+        addresses=np.concatenate([piece.segment.addresses() for piece in pieces]),
+        tiling=tiling,
+        pieces=pieces,
     )
 
 
@@ -158,7 +173,7 @@ def _items(first_look: Int64, num_looks: Int64, seen_N: Int64, group: int, tilin
 
 
 def _own(lanes: Sequence[Lane], num_pieces: int) -> Int32:
-    """Where each row's key and value go."""
+    """The places where each row's key and value go."""
     lane_of, step = _runs(np.array([lane.num_rows for lane in lanes], dtype=np.int64))
     places = [lane.places() for lane in lanes]
     old, first = np.array(
@@ -170,7 +185,7 @@ def _own(lanes: Sequence[Lane], num_pieces: int) -> Int32:
 
 
 def _further(visits: Sequence[tuple[int, Visit]], step: Int64) -> Int64:
-    """How far every row stands behind the first of its visit."""
+    """The number of positions that every row stands behind the first of its visit."""
     if all(visit.steps is None for _, visit in visits):
         return step
     return np.concatenate([np.arange(v.num_rows) if v.steps is None else v.steps for _, v in visits])

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 import triton
 from numpy.typing import NDArray
+from torch import Tensor
 
-from shared.engine.attention import Lane, Piece, pieces_of
+from shared.engine.attention import Lane
 from shared.engine.backends import triton_kernels as kernels
-from shared.engine.backends.tables import BLOCK_KEYS, LOG2_E, Tables, Tiling, build_tables, choose_tiling
+from shared.engine.backends.tables import BLOCK_KEYS, LOG2_E, Tables, Tiling, plan_tables
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
@@ -41,40 +42,29 @@ class TritonBackend:
                 "backend to 'auto'"
             )
         self._spec = spec
-        self._rotation = Rotation(spec.rope, spec.device)
+        self._rotation = spec.rotation()
         self._tiling = tiling
         self._num_processors = 1
         if spec.device.type == "cuda":
             self._num_processors = torch.cuda.get_device_properties(spec.device).multi_processor_count
 
     def plan(self, lanes: Sequence[Lane]) -> TritonAttention:
-        spec, pieces = self._spec, pieces_of(lanes)
-        group = spec.num_heads // spec.num_kv_heads
-        tiling = self._tiling or choose_tiling(pieces, group, spec.num_kv_heads, self._num_processors)
-        tables = build_tables(pieces, lanes, group, tiling)
+        tables = plan_tables(lanes, self._spec, self._tiling, self._num_processors)
         # With fixed tiles also one program for all steps: without exclusions it is compiled anew and might
         # round elsewhere.
         excludes = tables.excludes or self._tiling is not None
-        return TritonAttention(spec, pieces, tables, tiling, excludes, self._rotation)
+        return TritonAttention(self._spec, tables, excludes, self._rotation)
 
 
 class TritonAttention:
     """Device-side tables, made once; from layer to layer only the number of the layer changes."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        pieces: Sequence[Piece],
-        tables: Tables,
-        tiling: Tiling,
-        excludes: bool,
-        rotation: Rotation,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, tables: Tables, excludes: bool, rotation: Rotation) -> None:
         device = spec.device
-        self._spec, self._num_items, self._split_len = spec, len(tables.items_I4), tiling.split_len
+        self._spec, self._num_items, self._split_len = spec, len(tables.items_I4), tables.tiling.split_len
         self._append_settings, self._merge_settings = append_settings(spec), merge_settings(spec)
-        self._attend_settings = attend_settings(spec, tiling, excludes)
-        self._pieces = pieces  # keeps alive what the tables point to
+        self._attend_settings = attend_settings(spec, tables.tiling, excludes)
+        self._pieces = tables.pieces  # keeps alive what the tables point to
         self._cos_PF, self._sin_PF = rotation.table(tables.num_positions)
         self._items, self._piece_rows, self._looks, self._first_slot, self._own, self._joint, *floats = (
             _to_device(
@@ -86,20 +76,17 @@ class TritonAttention:
             )
         )
         self._sharpness, self._more = (x.view(torch.float32) for x in floats)
-        addresses = np.concatenate([piece.segment.addresses() for piece in pieces])
-        self._addresses, self._hidden = _to_device([addresses, tables.hidden_N], device)
+        self._addresses, self._hidden = _to_device([tables.addresses, tables.hidden_N], device)
         self._out = torch.empty(tables.num_slots, spec.num_heads, spec.head_dim, device=device)
         self._lse = torch.empty(tables.num_slots, spec.num_heads, device=device)
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
         self._append(layer, k_KRD, v_KRD)
         self._attend(layer, q_HRD, scale)
         return self._merge(q_HRD)
 
-    def _append(self, layer: int, k_KRD: torch.Tensor, v_KRD: torch.Tensor) -> None:
+    def _append(self, layer: int, k_KRD: Tensor, v_KRD: Tensor) -> None:
         num_kv_heads, num_rows, _ = k_KRD.shape
         settings = self._append_settings
         kernels.append_kernel[(triton.cdiv(num_rows * num_kv_heads, settings["BLOCK_PAIRS"]),)](
@@ -118,7 +105,7 @@ class TritonAttention:
             **settings,
         )
 
-    def _attend(self, layer: int, q_HRD: torch.Tensor, scale: float) -> None:
+    def _attend(self, layer: int, q_HRD: Tensor, scale: float) -> None:
         kernels.attend_kernel[(self._num_items, self._spec.num_kv_heads)](
             q_HRD,
             self._out,
@@ -139,7 +126,7 @@ class TritonAttention:
             **self._attend_settings,
         )
 
-    def _merge(self, q_HRD: torch.Tensor) -> torch.Tensor:
+    def _merge(self, q_HRD: Tensor) -> Tensor:
         num_heads, num_rows, head_dim = q_HRD.shape
         merged_RHD = torch.empty(num_rows, num_heads, head_dim, dtype=q_HRD.dtype, device=q_HRD.device)
         settings = self._merge_settings
@@ -157,7 +144,7 @@ class TritonAttention:
 
 
 def append_settings(spec: ModelSpec) -> dict[str, Any]:
-    """What the kernel is compiled for."""
+    """The constants that the kernel is compiled for."""
     return _heads(spec) | {
         "NUM_KV_HEADS": spec.num_kv_heads,
         "HALF": len(spec.rope.inv_freq),
@@ -191,7 +178,7 @@ def _heads(spec: ModelSpec) -> dict[str, Any]:
     return {"HEAD_DIM": spec.head_dim, "BLOCK_DIM": max(_MIN_DOT, triton.next_power_of_2(spec.head_dim))}
 
 
-def _to_device(tables: Sequence[NDArray[Any]], device: torch.device) -> tuple[torch.Tensor, ...]:
+def _to_device(tables: Sequence[NDArray[Any]], device: torch.device) -> tuple[Tensor, ...]:
     """In one copy. Each begins at a multiple of 16 bytes: Triton compiles anew for a pointer that does
     not."""
     step = _ALIGNMENT // tables[0].itemsize

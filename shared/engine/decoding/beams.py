@@ -47,7 +47,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class Continuation:
     """A beam that goes on: the continuation of the one with index ``parent`` in the step before."""
 
     parent: int
@@ -65,21 +65,21 @@ class BeamSearch:
         self._max_tokens = max_tokens
         self._eos_ids = eos_ids
         self._top_logprobs = top_logprobs
-        self.running = [Running(0, (), 0.0)]
+        self.running = [Continuation(0, (), 0.0)]
         self.hypotheses: list[Hypothesis] = []
 
-    def advance(self, logprobs: Sequence[torch.Tensor]) -> list[Running]:
+    def advance(self, logprobs: Sequence[torch.Tensor]) -> list[Continuation]:
         """``logprobs``: of each running beam's next token, [V]. The beams that run from here on, best first;
         none: it is over."""
         width, length = self._beams.width, len(self.running[0].steps) + 1
         tops = [top(logprobs_V, self._top_logprobs) for logprobs_V in logprobs]
-        goes_on: list[Running] = []
+        goes_on: list[Continuation] = []
         for rank, (parent, token_id, total) in enumerate(self._candidates(logprobs)):
             step = Step(token_id, float(logprobs[parent][token_id]), tops[parent])
             steps = (*self.running[parent].steps, step)
             ended = token_id in self._eos_ids
             if not ended and length < self._max_tokens:
-                goes_on.append(Running(parent, steps, total))
+                goes_on.append(Continuation(parent, steps, total))
             elif rank < width:
                 self.hypotheses.append(Hypothesis(steps, total / length**self._beams.length_penalty, ended))
         self.hypotheses = sorted(self.hypotheses, key=lambda h: -h.score)[:width]
@@ -98,7 +98,7 @@ class BeamSearch:
             ]
         return sorted(found, key=lambda c: (-c[2], c[0], c[1]))[:count]
 
-    def _over(self, goes_on: Sequence[Running], length: int) -> bool:
+    def _over(self, goes_on: Sequence[Continuation], length: int) -> bool:
         if not goes_on:
             return True
         if len(self.hypotheses) < self._beams.width:

@@ -1,4 +1,4 @@
-"""Which of several finished thoughts on one question is the answer. Pure; ties are decided by the order of
+"""Chooses the answer among several finished thoughts on one question. Pure; ties are decided by the order of
 the thoughts.
 
 MEAN_LOGPROB  the thought whose tokens have the best mean log-probability.

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.decoding.text import Decode, TextStream
-from shared.engine.jobs.answers import Answer, GenerateJob
 from shared.engine.jobs.context import ContextJob, Question
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.residency import Entry
@@ -21,7 +19,7 @@ from shared.generation.modes import Offsets
 
 @dataclass(frozen=True, slots=True)
 class PlacedContext:
-    """What the questions of a request stand on: placements, and tokens that are computed for it alone, at any
+    """The ground of a request's questions: placements, and tokens that are computed for it alone, at any
     positions. Questions begin at the last of ``own_positions``, which are one more."""
 
     placements: tuple[Placement, ...]
@@ -72,26 +70,24 @@ def placed_context(job: ContextJob, selected: Sequence[int]) -> PlacedContext:
     return PlacedContext(tuple(placements), tuple(ids[t] for t in own), (*(start + t for t in own), end))
 
 
-def plant(job: GenerateJob, spec: ModelSpec, may_join: bool) -> None:
+def plant(job: ContextJob) -> None:
     """Makes a branch per question, behind the tokens that are computed for it: those that the request lists
-    for this question, else what is selected for all. ``may_join``: a question that shares them with no other
-    may go into one branch with them, and so into one pass; beside others it would not, and might round
-    elsewhere."""
+    for this question, else what is selected for all."""
     request = job.request
     listed = request.recompute.sets if request.recompute.by_question else ()
     groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for index in range(len(request.questions)):
         groups[listed[index] if listed else job.selected or ()].append(index)
     for selected, indices in groups.items():
-        _plant_group(job, placed_context(job, selected), indices, spec, may_join)
+        _plant_group(job, placed_context(job, selected), indices)
 
 
-def _plant_group(
-    job: GenerateJob, base: PlacedContext, indices: Sequence[int], spec: ModelSpec, may_join: bool
-) -> None:
-    questions, parent = job.request.questions, None
+def _plant_group(job: ContextJob, base: PlacedContext, indices: Sequence[int]) -> None:
+    """A question that shares the tokens with no other goes into one branch with them, and so into one pass;
+    not under batch invariance: beside others it would not, and might round elsewhere."""
+    spec, questions, parent = job.host.spec, job.request.questions, None
     if base.own_ids:
-        if may_join and len(indices) == 1:
+        if len(indices) == 1 and not job.host.config.batch_invariant:
             job.questions.append(Question(indices[0], together(base, questions[indices[0]], spec)))
             return
         parent = Branch.at(spec, base.own_ids, base.own_positions, base.placements)
@@ -102,10 +98,10 @@ def _plant_group(
         job.questions.append(Question(index, branch))
 
 
-def plant_on(job: GenerateJob, base: Branch, spec: ModelSpec) -> None:
+def plant_on(job: ContextJob, base: Branch) -> None:
     """Makes a branch per question on one that holds the context."""
     for index, question in enumerate(job.request.questions):
-        job.questions.append(Question(index, Branch(spec, question, base.end, parent=base)))
+        job.questions.append(Question(index, Branch(job.host.spec, question, base.end, parent=base)))
 
 
 def together(base: PlacedContext, question: tuple[int, ...], spec: ModelSpec) -> Branch:
@@ -119,26 +115,6 @@ def uproot(job: ContextJob) -> None:
     job.questions.clear()
     job.num_open = 0
     job.started = False
-
-
-def fork(
-    job: GenerateJob, index: int, parent: Branch, spec: ModelSpec, decode: Decode | None
-) -> list[Answer]:
-    """The samples of a question whose last token was just computed: branches on that token."""
-    params = job.request.sampling
-    capacity = min(params.limit, 64)
-    answers = [
-        Answer(
-            index,
-            sample,
-            Branch(spec, (), parent.end, parent=parent, capacity=capacity),
-            TextStream(decode, params.stop),
-            params,
-        )
-        for sample in range(params.n)
-    ]
-    job.answers += answers
-    return answers
 
 
 def chunk_branch(spec: ModelSpec, prefix: Entry | None, token_ids: tuple[int, ...]) -> Branch:

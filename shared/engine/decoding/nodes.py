@@ -1,50 +1,100 @@
-"""What becomes of the tokens and KV of a live forest's branches when they are forked and merged."""
+"""The branches of a live forest, and what becomes of their tokens and KV when they are forked and merged."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 import torch
 
-from shared.engine.jobs.forest import ForestJob, ForestNode
-from shared.engine.kv.segment import Branch
-from shared.engine.model.rope import Rotation
-from shared.engine.model.spec import ModelSpec
+from shared.engine.admission import check_ids
+from shared.engine.decoding.sampling import Draw
+from shared.engine.decoding.text import Growth
+from shared.engine.jobs.context import Grower, Host
+from shared.engine.kv.segment import Branch, Placement, Tempering
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, NotFound
 from shared.generation.forest import Merge
 
 
+@dataclass(slots=True, eq=False)
+class ForestNode(Grower):
+    """A branch of a live forest: all its tokens behind the context. ``logits_V``: behind the last one, once
+    it is computed; ``growth``: how it grows at present.
+    ``num_exact``: so many of its tokens have exact KV, a merge placed that of the next one as it was; None:
+    all have.
+    """
+
+    branch_id: int
+    branch: Branch
+    tokens: list[int]
+    logits_V: torch.Tensor | None = None
+    growth: Growth | None = None
+    num_exact: int | None = None
+
+    def draw(self) -> Draw | None:
+        return None if self.growth is None else Draw(self.growth.params, self.branch_id, len(self.tokens))
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        self.tokens += token_ids
+        self.branch.pending += token_ids
+        self.logits_V = None
+
+
+@dataclass(slots=True, eq=False)
 class ForestNodes:
-    """Makes branches of a forest, and checks what it is asked for. Nothing of the forest is changed."""
+    """Those that live, by id. ``context``: its placements, ``base``: under ``full`` the branch that holds the
+    chunks instead, ``origin``: position of the nodes' first token. ``start``, ``fork`` and ``merge`` make a
+    node that ``add`` may take in; if anything is refused nothing has changed."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._rotation = Rotation(spec.rope, spec.device)
+    host: Host
+    context: tuple[Placement, ...] = ()
+    base: Branch | None = None
+    origin: int = 0
+    tempering: Tempering | None = None
+    by_id: dict[int, ForestNode] = field(default_factory=dict)
 
-    def find(self, job: ForestJob, field: str, branch: int) -> ForestNode:
-        if branch not in job.nodes:
+    def find(self, field: str, branch: int) -> ForestNode:
+        if branch not in self.by_id:
             raise NotFound(f"{field}: there is no branch {branch}; it was never started, or it was pruned")
-        return job.nodes[branch]
+        return self.by_id[branch]
 
-    def resting(self, job: ForestJob, field: str, branch: int) -> ForestNode:
-        node = self.find(job, field, branch)
+    def resting(self, field: str, branch: int) -> ForestNode:
+        node = self.find(field, branch)
         if node.growth is not None:
             raise FailedPrecondition(
                 f"{field}: branch {branch} is growing; wait until it rests, rewind it, or fork it"
             )
         return node
 
-    def start(self, job: ForestJob, branch: int, token_ids: tuple[int, ...]) -> ForestNode:
-        self.check_ids("start.token_ids", token_ids)
-        self.check_room(job, "start.token_ids", len(token_ids))
-        root = Branch(self._spec, token_ids, job.origin, job.context, job.base)
-        root.tempering = job.tempering
+    def add(self, field: str, node: ForestNode) -> ForestNode:
+        branch, most = node.branch_id, self.host.config.max_running_branches
+        if branch in self.by_id:
+            raise InvalidRequest(
+                f"{field}: {branch} is the id of a live branch; choose another or prune that one"
+            )
+        if len(self.by_id) >= most:
+            raise InvalidRequest(
+                f"{field}: {len(self.by_id)} branches live; this engine runs at most {most} at once"
+            )
+        self.by_id[branch] = node
+        return node
+
+    def start(self, branch: int, token_ids: tuple[int, ...]) -> ForestNode:
+        check_ids("start.token_ids", token_ids, self.host.spec)
+        self.check_room("start.token_ids", len(token_ids))
+        root = Branch(self.host.spec, token_ids, self.origin, self.context, self.base)
+        root.tempering = self.tempering
         return ForestNode(branch, root, list(token_ids))
 
-    def fork(
-        self, job: ForestJob, node: ForestNode, branch: int, field: str, length: int | None
-    ) -> ForestNode:
+    def extend(self, branch: int, token_ids: tuple[int, ...]) -> ForestNode:
+        node = self.resting("append.branch", branch)
+        check_ids("append.token_ids", token_ids, self.host.spec)
+        self.check_room("append.token_ids", len(node.tokens) + len(token_ids))
+        node.append(token_ids)
+        return node
+
+    def fork(self, node: ForestNode, branch: int, field: str, length: int | None) -> ForestNode:
         """A node with the first ``length`` tokens. ``pending`` are those not computed, at least the last
         unless its logits are known."""
         length = len(node.tokens) if length is None else length
@@ -54,17 +104,17 @@ class ForestNodes:
                 f"{len(node.tokens)} tokens"
             )
         logits_V = node.logits_V if length == len(node.tokens) else None
-        seen = min(length if logits_V is not None else length - 1, node.branch.computed - job.origin)
+        seen = min(length if logits_V is not None else length - 1, node.branch.computed - self.origin)
         on = node.branch
-        while on.parent is not None and on.parent is not job.base and on.first >= job.origin + seen:
+        while on.parent is not None and on.parent is not self.base and on.first >= self.origin + seen:
             on = on.parent
-        forked = on.fork(self._spec, tuple(node.tokens[seen:length]), num_seen=job.origin + seen - on.first)
+        forked = on.fork(tuple(node.tokens[seen:length]), num_seen=self.origin + seen - on.first)
         num_exact = None if node.num_exact is None or length <= node.num_exact else node.num_exact
         return ForestNode(branch, forked, node.tokens[:length], logits_V, num_exact=num_exact)
 
-    def merge(self, job: ForestJob, command: Merge) -> ForestNode:
+    def merge(self, command: Merge) -> ForestNode:
         branch, sources, length = command.branch, command.sources, command.length
-        nodes = [self.find(job, f"merge.sources[{i}]", source) for i, source in enumerate(sources)]
+        nodes = [self.find(f"merge.sources[{i}]", source) for i, source in enumerate(sources)]
         if len(nodes) < 2:
             raise InvalidRequest("merge.sources: name at least 2 branches")
         if length is None:
@@ -81,60 +131,47 @@ class ForestNodes:
                     f"merge.sources[{i}]: branch {sources[i]} is not at rest; wait until it is"
                 )
         tails = [node.tokens[length:] for node in nodes[1:]]
-        self.check_room(job, "merge.sources", len(nodes[0].tokens) + sum(map(len, tails)))
-        merged = self.fork(job, nodes[0], branch, "merge.length", None)
+        self.check_room("merge.sources", len(nodes[0].tokens) + sum(map(len, tails)))
+        merged = self.fork(nodes[0], branch, "merge.length", None)
         if command.placed:
             if merged.num_exact is None:
                 merged.num_exact = len(merged.tokens)
             for node in nodes[1:]:
-                self._place(job, merged, node, length)
-            merged.branch.segment.length -= (
-                1  # the last token is computed again: it sees all the others, and its logits are wanted
-            )
+                self._place(merged, node, length)
+            # the last token is computed again: it sees all the others, and its logits are wanted
+            merged.branch.segment.length -= 1
             merged.branch.pending.append(merged.tokens[-1])
             merged.logits_V = None
         else:
             merged.append([token for tail in tails for token in tail])
         return merged
 
-    def _place(self, job: ForestJob, merged: ForestNode, node: ForestNode, length: int) -> None:
+    def _place(self, merged: ForestNode, node: ForestNode, length: int) -> None:
         """Moves a copy of the KV of ``node``'s tokens from ``length`` on behind those of ``merged``."""
-        distance = torch.tensor([len(merged.tokens) - length], device=self._spec.device)
-        angles = self._rotation.angles(distance)
+        rotation = self.host.rotation
+        angles = rotation.angles([len(merged.tokens) - length])
         target = merged.branch.segment
         target.reserve(len(node.tokens) - length)
         parts, child, end = [], node.branch, node.branch.end
-        while end > job.origin + length:
-            begin = max(child.first, job.origin + length)
+        while end > self.origin + length:
+            begin = max(child.first, self.origin + length)
             parts.append((child.segment, begin - child.first, end - child.first))
             end = child.first
             if child.parent is not None:
                 child = child.parent
         for segment, begin, end in reversed(parts):
             room = slice(target.length, target.length + end - begin)
-            for layer in range(self._spec.num_layers):
-                target.k_LKTD[layer][:, room] = self._rotation.rotate(
-                    segment.k_LKTD[layer][:, begin:end], angles
-                )
+            for layer in range(self.host.spec.num_layers):
+                target.k_LKTD[layer][:, room] = rotation.rotate(segment.k_LKTD[layer][:, begin:end], angles)
                 target.v_LKTD[layer][:, room] = segment.v_LKTD[layer][:, begin:end]
             target.length += end - begin
         merged.tokens += node.tokens[length:]
 
-    def check_ids(self, field: str, token_ids: tuple[int, ...]) -> None:
-        if not token_ids:
-            raise InvalidRequest(f"{field}: is empty")
-        for token_id in token_ids:
-            if not 0 <= token_id < self._spec.vocab_size:
-                raise InvalidRequest(
-                    f"{field}: token id {token_id} is outside the vocabulary (0 to "
-                    f"{self._spec.vocab_size - 1})"
-                )
-
-    def check_room(self, job: ForestJob, field: str, num_tokens: int) -> None:
-        most = min(self._spec.max_positions, self._spec.sliding_window or self._spec.max_positions)
-        if job.origin + num_tokens > most:
+    def check_room(self, field: str, num_tokens: int) -> None:
+        most = self.host.spec.sight
+        if self.origin + num_tokens > most:
             raise ContextTooLong(
-                f"{field}: the branch would need {job.origin + num_tokens} positions; the model has {most}"
+                f"{field}: the branch would need {self.origin + num_tokens} positions; the model has {most}"
             )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shared.generation.asked import SamplingParams
 
@@ -52,21 +53,20 @@ class Sampled:
     watched: tuple[float, ...] = ()
 
 
-def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     """``logits_BV``: raw logits in float32, a row for each draw.
 
     Log-probabilities are those of the raw logits, whatever temperature and truncation do to the choice.
     """
     logprobs_BV = torch.log_softmax(logits_BV, -1)
-    chosen = [0] * len(draws)
-    greedy = [b for b, draw in enumerate(draws) if draw.params.temperature == 0]
     drawn = [b for b, draw in enumerate(draws) if draw.params.temperature != 0]
-    if greedy:
-        for b, token_id in zip(greedy, _rows(logits_BV, greedy).argmax(-1).tolist(), strict=True):
-            chosen[b] = token_id
-    if drawn:
-        for b, token_id in zip(drawn, _draw(_rows(logits_BV, drawn), [draws[b] for b in drawn]), strict=True):
-            chosen[b] = token_id
+    if len(drawn) == len(draws):
+        chosen = _draw(logits_BV, draws)
+    else:
+        chosen = logits_BV.argmax(-1).tolist()
+        if drawn:
+            for b, token_id in zip(drawn, _draw(logits_BV[drawn], [draws[b] for b in drawn]), strict=True):
+                chosen[b] = token_id
     logprobs = logprobs_BV.gather(1, torch.tensor(chosen, device=logits_BV.device)[:, None])[:, 0].tolist()
     return [
         Sampled(token_id, logprob, top(row_V, draw.params.top_logprobs), _watched(row_V, draw.params))
@@ -74,7 +74,7 @@ def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     ]
 
 
-def truncate(logits_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+def truncate(logits_V: Tensor, top_k: int, top_p: float) -> Tensor:
     """Logits with all but the ``top_k`` most likely, and of those all but the smallest set that holds
     ``top_p``, at −∞. Of equally likely tokens the one with the smaller id is the more likely."""
     size = len(logits_V)
@@ -85,7 +85,7 @@ def truncate(logits_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     return torch.full_like(logits_V, float("-inf")).scatter_(0, kept, logits_V[kept])
 
 
-def top(logprobs_V: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
+def top(logprobs_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
     """The ``count`` best tokens with their log-probabilities, best first."""
     if not count:
         return ()
@@ -93,7 +93,7 @@ def top(logprobs_V: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
     return tuple(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-def _draw(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+def _draw(logits_BV: Tensor, draws: Sequence[Draw]) -> list[int]:
     temperatures = [[max(draw.params.temperature, _COLDEST)] for draw in draws]
     scaled_BV = logits_BV - logits_BV.amax(-1, keepdim=True)
     scaled_BV /= torch.tensor(temperatures, device=logits_BV.device)
@@ -115,7 +115,7 @@ def _draw(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     return [int(token_id) for token_id in first_B1[:, 0] + best_B]
 
 
-def _block_weights(scaled_BV: torch.Tensor) -> torch.Tensor:
+def _block_weights(scaled_BV: Tensor) -> Tensor:
     """[B, N]; the last block may be a short one."""
     whole = scaled_BV.shape[1] // BLOCK_LEN * BLOCK_LEN
     weights_BV = scaled_BV.exp()
@@ -135,7 +135,7 @@ def gumbel_noise(keys: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArr
     return noise
 
 
-def _best(logits_V: torch.Tensor, count: int) -> torch.Tensor:
+def _best(logits_V: Tensor, count: int) -> Tensor:
     """Ids of the ``count`` most likely tokens, best first."""
     least = logits_V.topk(count).values[-1]
     above = (logits_V > least).nonzero()[:, 0]
@@ -143,7 +143,7 @@ def _best(logits_V: torch.Tensor, count: int) -> torch.Tensor:
     return ids[logits_V[ids].sort(descending=True, stable=True).indices]
 
 
-def _nucleus(logits_V: torch.Tensor, count: int, top_p: float) -> torch.Tensor:
+def _nucleus(logits_V: Tensor, count: int, top_p: float) -> Tensor:
     """Ids of the smallest set that holds ``top_p`` of what the ``count`` most likely hold."""
     among = logits_V if count == len(logits_V) else logits_V[_best(logits_V, count)]
     total = among.double().logsumexp(0)
@@ -158,9 +158,5 @@ def _nucleus(logits_V: torch.Tensor, count: int, top_p: float) -> torch.Tensor:
         num = min(count, 8 * num)
 
 
-def _rows(logits_BV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    return logits_BV if len(rows) == len(logits_BV) else logits_BV[rows]
-
-
-def _watched(logprobs_V: torch.Tensor, params: SamplingParams) -> tuple[float, ...]:
+def _watched(logprobs_V: Tensor, params: SamplingParams) -> tuple[float, ...]:
     return tuple(logprobs_V[list(params.watch_ids)].tolist()) if params.watch_ids else ()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from shared.generation.asked import SamplingParams
+from shared.generation.told import FinishReason
 
 Decode = Callable[[Sequence[int]], str]
 _UNFINISHED = "\ufffd"
@@ -37,7 +41,7 @@ class TextStream:
         return self._release(text[len(known) :])
 
     def finish(self) -> str:
-        """What was held back, at the end of the branch; nothing after a stop string."""
+        """Returns what was held back, at the end of the branch; nothing after a stop string."""
         if self._decode is None or self.stopped:
             return ""
         known = self._decode(self._ids[self._start : self._read])
@@ -56,6 +60,31 @@ class TextStream:
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+@dataclass(slots=True)
+class Growth:
+    """The growth of a branch by sampling: the text of its tokens, and when it ends. ``eos_ids``: end marks;
+    empty when they are to be ignored."""
+
+    params: SamplingParams
+    text: TextStream
+    eos_ids: Collection[int]
+    num_tokens: int = 0
+
+    def add(self, token_id: int) -> tuple[str, FinishReason | None]:
+        """Text that became certain with this token, and why it is the last one, if it is."""
+        self.num_tokens += 1
+        # the end mark is no text, whatever the tokenizer makes of it
+        text = "" if token_id in self.eos_ids else self.text.push(token_id)
+        if token_id in self.eos_ids or self.text.stopped:
+            return text, FinishReason.STOP
+        return text, FinishReason.LENGTH if self.num_tokens >= self.params.limit else None
+
+    def finish(self, reason: FinishReason) -> tuple[str, FinishReason]:
+        """Text that was held back, and why the branch really ended: that may complete a stop string."""
+        rest = self.text.finish()
+        return rest, FinishReason.STOP if self.text.stopped else reason
 
 
 def _overlap(text: str, stop: str) -> int:

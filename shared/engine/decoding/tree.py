@@ -1,4 +1,4 @@
-"""Which branches of a forest are still seen, and by whom. Nobody counts references: what no leaf reaches is
+"""Finds the branches of a forest that are still seen, and frees the others. Nobody counts references: what no leaf reaches is
 garbage.
 
 ::

@@ -1,22 +1,32 @@
-"""A request of questions, and what answers them."""
+"""A request of questions, from the moment in which its chunks are placed: questions are computed, answers
+grow on them, and end.
+
+What a new token means depends on what was asked for: an answer of its own (``Answer``: samples, thoughts), or
+a candidate among those of all beams (``Beam``), which wait for each other.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
-from shared.engine.decoding.beams import BeamSearch
-from shared.engine.decoding.choice import Thought
-from shared.engine.decoding.sampling import Draw
-from shared.engine.decoding.text import TextStream
-from shared.engine.jobs.context import ContextJob, Grower
+from shared.engine.decoding.beams import BeamSearch, Continuation, Hypothesis
+from shared.engine.decoding.choice import Thought, choose
+from shared.engine.decoding.forest import plant, plant_on
+from shared.engine.decoding.sampling import Draw, Sampled, sample
+from shared.engine.decoding.text import Growth, TextStream
+from shared.engine.decoding.tree import compact
+from shared.engine.jobs.context import ContextJob, Grower, Question, Survey
 from shared.engine.jobs.job import Computed
 from shared.engine.kv.segment import Branch
-from shared.generation.asked import SamplingParams
+from shared.engine.modes.policy import prepare
+from shared.generation.told import BranchDoneEvent, FinishReason, TokenEvent
+
+_BEAM_CAPACITY = 16
+_ANSWER_CAPACITY = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -26,24 +36,17 @@ class Answer(Grower):
     question: int
     sample: int
     branch: Branch
-    text: TextStream
-    params: SamplingParams
+    growth: Growth
     whole_text: str = ""
-    num_generated: int = 0
     total_logprob: float = 0.0
 
     @property
     def score(self) -> float:
         """Mean log-probability of its tokens."""
-        return self.total_logprob / self.num_generated
+        return self.total_logprob / self.growth.num_tokens
 
     def draw(self) -> Draw:
-        return Draw(self.params, self.sample, self.num_generated)
-
-    def add(self, text: str, logprob: float) -> None:
-        self.whole_text += text
-        self.num_generated += 1
-        self.total_logprob += logprob
+        return Draw(self.growth.params, self.sample, self.growth.num_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,32 +68,134 @@ class BeamGroup:
     search: BeamSearch
 
 
-class Answers(Protocol):
-    """``shared.engine.decoding.answer_lifecycle``."""
-
-    def start(self, job: GenerateJob) -> None: ...
-    def on_computed(self, job: GenerateJob, owner: Grower, computed: Computed) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class GenerateJob(ContextJob):
     """``answers`` grow, ``thoughts`` are complete (question → sample → thought); ``num_open`` answers are to
     come."""
 
-    lead: Answers = field(kw_only=True)
     answers: list[Answer | Beam] = field(default_factory=list)
     thoughts: defaultdict[int, dict[int, Thought]] = field(default_factory=lambda: defaultdict(dict))
 
     def start(self) -> None:
-        self.lead.start(self)
+        policy = prepare(self)
+        self.num_open = len(self.request.questions) * self.request.sampling.n
+        if self.selected is not None or not self.request.reuse.recomputes:
+            plant(self)
+        elif (base := policy.survey(self)) is not None:
+            plant_on(self, base)
 
     def on_computed(self, owner: Grower, computed: Computed) -> None:
-        self.lead.on_computed(self, owner, computed)
+        logits_V = computed.logits_V
+        match owner:
+            case Survey():
+                self.questions.remove(owner)
+                owner.end(self)
+            case Question():
+                self.questions.remove(owner)  # who grows on it keeps it
+                if owner.index is not None and logits_V is not None:
+                    self._answer(owner.index, owner.branch, logits_V)
+            case Answer():
+                assert computed.chosen is not None
+                self._next_token(owner, computed.chosen)
+            case Beam():
+                assert logits_V is not None
+                owner.logprobs_V = torch.log_softmax(logits_V, -1)
+                self._advance(owner.group)
 
     @property
     def growing(self) -> Sequence[Answer | Beam]:
         return self.answers
 
-    def beams(self, group: BeamGroup) -> list[Beam]:
-        """In the order of ``group.search.running``."""
-        return [answer for answer in self.answers if isinstance(answer, Beam) and answer.group is group]
+    def _answer(self, index: int, parent: Branch, logits_V: torch.Tensor) -> None:
+        """The question's last token was just computed: answers are branches on it."""
+        self.clock.tick_first_token()
+        host, params, beams = self.host, self.request.sampling, self.request.beams
+        if beams is None:
+            capacity = min(params.limit, _ANSWER_CAPACITY)
+            answers = [
+                Answer(index, nth, parent.child(capacity), host.growth(params)) for nth in range(params.n)
+            ]
+            self.answers += answers
+            draws = [answer.draw() for answer in answers]
+            drawn = sample(logits_V.expand(len(draws), -1), draws)
+            for answer, chosen in zip(answers, drawn, strict=True):
+                self._next_token(answer, chosen)
+            return
+        search = BeamSearch(beams, params.limit, host.eos_ids(params), params.top_logprobs)
+        group = BeamGroup(index, search)
+        root = parent.child(_BEAM_CAPACITY)
+        self.answers.append(Beam(group, root, torch.log_softmax(logits_V, -1)))
+        self._advance(group)
+
+    # --- samples and thoughts ------------------------------------------------------------------------------
+
+    def _next_token(self, answer: Answer, chosen: Sampled) -> None:
+        text, reason = answer.growth.add(chosen.token_id)
+        answer.whole_text += text
+        answer.total_logprob += chosen.logprob
+        self.generated += 1
+        told = chosen.token_id, text, chosen.logprob, chosen.top_logprobs, chosen.watched
+        self.emit(TokenEvent(answer.question, answer.sample, *told))
+        if reason is None:
+            answer.branch.pending.append(chosen.token_id)
+        else:
+            self._end_answer(answer, reason)
+
+    def _end_answer(self, answer: Answer, reason: FinishReason) -> None:
+        question, choice, num_tokens = answer.question, self.request.choose, answer.growth.num_tokens
+        rest, reason = answer.growth.finish(reason)
+        self.emit(BranchDoneEvent(question, answer.sample, reason, rest, num_tokens, answer.score))
+        self.answers.remove(answer)
+        self.num_open -= 1
+        if choice is not None:
+            thoughts = self.thoughts[question]
+            thoughts[answer.sample] = Thought(answer.whole_text + rest, answer.score)
+            if len(thoughts) == self.request.sampling.n:
+                self.emit(choose(question, [thoughts[i] for i in range(len(thoughts))], choice))
+
+    # --- beams ---------------------------------------------------------------------------------------------
+
+    def _advance(self, group: BeamGroup) -> None:
+        """All beams of a question have their logits: the next ones grow on them, the others end, and with
+        them their KV."""
+        # in the order of group.search.running
+        beams = [answer for answer in self.answers if isinstance(answer, Beam) and answer.group is group]
+        logprobs = [beam.logprobs_V for beam in beams if beam.logprobs_V is not None]
+        if len(logprobs) < len(beams):
+            return
+        self.generated += len(beams)
+        running = group.search.advance(logprobs)
+        grown = self._grown(group, [beam.branch for beam in beams], running)
+        self.answers = [*(answer for answer in self.answers if answer not in beams), *grown]
+        compact(beam.branch for beam in grown)
+        if not running:
+            for rank, hypothesis in enumerate(group.search.hypotheses[: self.request.sampling.n]):
+                self._tell(group.question, rank, hypothesis)
+            self.num_open -= self.request.sampling.n
+
+    def _grown(
+        self, group: BeamGroup, branches: Sequence[Branch], running: Sequence[Continuation]
+    ) -> list[Beam]:
+        """The first to go on from a branch continues it; the others are forks that see it up to here."""
+        taken: set[int] = set()
+        beams = []
+        for one in running:
+            parent = branches[one.parent]
+            branch = parent.fork(capacity=_BEAM_CAPACITY) if one.parent in taken else parent
+            taken.add(one.parent)
+            beams.append(Beam(group, branch))
+        # after all forks, which end where nothing is pending yet
+        for beam, one in zip(beams, running, strict=True):
+            beam.branch.pending.append(one.steps[-1].token_id)
+        return beams
+
+    def _tell(self, question: int, rank: int, hypothesis: Hypothesis) -> None:
+        stream = TextStream(self.host.decode, ())
+        for index, step in enumerate(hypothesis.steps):
+            is_mark = hypothesis.ended and index == len(hypothesis.steps) - 1
+            text = "" if is_mark else stream.push(step.token_id)
+            self.emit(TokenEvent(question, rank, step.token_id, text, step.logprob, step.top_logprobs))
+        reason, num_tokens = FinishReason.LENGTH, len(hypothesis.steps)
+        if hypothesis.ended:
+            reason = FinishReason.STOP
+        self.emit(BranchDoneEvent(question, rank, reason, stream.finish(), num_tokens, hypothesis.score))

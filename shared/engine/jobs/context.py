@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_recompute
 from shared.engine.decoding.sampling import Draw
+from shared.engine.decoding.text import Decode, Growth, TextStream
 from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
-from shared.engine.jobs.usage import usage_of
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch, Tempering
+from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.token_selection import num_private
 from shared.engine.scheduler import Demand
+from shared.engine_config import EngineConfig
 from shared.errors import InvalidRequest
-from shared.generation.asked import GenerateRequest
+from shared.generation.asked import GenerateRequest, SamplingParams, total_len
 from shared.generation.forest import Command
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The engine, as far as requests over a context know it. ``decode``: see ``Engine``."""
+
+    spec: ModelSpec
+    config: EngineConfig
+    decode: Decode | None
+    rotation: Rotation
+
+    def eos_ids(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset() if params.ignore_eos else self.spec.eos_ids
+
+    def growth(self, params: SamplingParams) -> Growth:
+        return Growth(params, TextStream(self.decode, params.stop), self.eos_ids(params))
 
 
 class Grower(ABC):
@@ -29,6 +47,11 @@ class Grower(ABC):
 
     __slots__ = ()
     branch: Branch
+
+    @property
+    def own_pass(self) -> OwnPass | None:
+        """See ``BranchWork``."""
+        return None
 
     @property
     def needs_logits(self) -> bool:
@@ -56,7 +79,7 @@ class Question(Grower):
 @dataclass(slots=True, eq=False)
 class Survey(Grower):
     """A branch over the context from which a mode learns which tokens to compute anew
-    (``shared.engine.modes``). ``own_pass``: see ``BranchWork``."""
+    (``shared.engine.modes``)."""
 
     branch: Branch
 
@@ -64,12 +87,8 @@ class Survey(Grower):
     def needs_logits(self) -> bool:
         return False
 
-    @property
-    def own_pass(self) -> OwnPass | None:
-        return None
-
     @abstractmethod
-    def end(self, job: ContextJob, spec: ModelSpec) -> None:
+    def end(self, job: ContextJob) -> None:
         """Its branch is computed: tells what was chosen, and plants what waited for that."""
 
 
@@ -88,6 +107,7 @@ class ContextJob(Job):
     """
 
     request: GenerateRequest
+    host: Host = field(kw_only=True)
     entries: dict[str, Entry] = field(default_factory=dict)
     fetched: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
@@ -98,7 +118,6 @@ class ContextJob(Job):
     selected: tuple[int, ...] | None = None
     num_blended: int | None = None
     tempering: Tempering | None = None
-    kv_bytes_per_token: int = 0
 
     # --- what kinds of it do otherwise ---------------------------------------------------------------------
 
@@ -145,7 +164,7 @@ class ContextJob(Job):
 
     @property
     def remaining_s(self) -> float:
-        """How long the last layer will probably take to come."""
+        """Seconds that the last layer will probably take to come."""
         arrivals = (entry.segment.arrival for entry in self.held if entry.segment is not None)
         return max(
             (arrival.remaining_s for arrival in arrivals if arrival is not None and not arrival.whole),
@@ -156,7 +175,7 @@ class ContextJob(Job):
 
     @property
     def undecided(self) -> bool:
-        """What to compute anew is for its owner to say (``decide``). Until then it only loads."""
+        """Its owner has still to say what to compute anew (``decide``). Until then it only loads."""
         return self.request.reuse.deferred
 
     def decide(self, reuse: ReuseMode, recompute: Recompute) -> None:
@@ -189,22 +208,41 @@ class ContextJob(Job):
         count = self.request.num_branches
         if not self.started:
             private = sum(map(len, self.request.questions)) + num_private(self.request)
-            return Demand(count, private * self.kv_bytes_per_token)
+            return Demand(count, private * self.host.spec.kv_bytes_per_token)
         return Demand(count, sum(branch.segment.num_bytes for branch in self.branches()))
 
     def usage(self) -> Usage:
+        request, selected, num_blended = self.request, self.selected or (), self.num_blended
+        context, questions = total_len(request.chunks), sum(map(len, request.questions))
+        lost = _lost_tokens(request, self.lost)
+        if not request.reuse.row.stored:
+            recomputed = context
+        elif num_blended is not None:
+            recomputed = min(context, len(lost) + num_blended)
+        else:
+            recomputed = len(lost.union(selected))
+        prompt, recomputed = len(request.prefix_ids) + context + questions, recomputed + questions
         loaded = sum(len(self.entries[key].token_ids) for key in self.fetched - self.lost)
-        return usage_of(
-            self.request, self.selected or (), self.lost, loaded, self.generated, self.num_blended
-        )
+        chosen = len(selected) if num_blended is None else num_blended
+        return Usage(prompt, prompt - recomputed, recomputed, self.generated, loaded, chosen)
 
     def _work(self, owner: Grower) -> BranchWork:
-        own_pass = owner.own_pass if isinstance(owner, Survey) else None
         return BranchWork(
             owner.branch,
             lambda computed: self.on_computed(owner, computed),
             self,
             owner.needs_logits,
             owner.draw(),
-            own_pass,
+            owner.own_pass,
         )
+
+
+def _lost_tokens(request: GenerateRequest, lost: Collection[str]) -> set[int]:
+    """Tokens of the context that had to be recomputed because they were stored nowhere; a chunk's where it
+    stands first."""
+    places: dict[str, range] = {}
+    start = 0
+    for chunk in request.chunks:
+        places.setdefault(chunk.chunk_id, range(start, start + len(chunk.token_ids)))
+        start += len(chunk.token_ids)
+    return {token for chunk_id in lost for token in places[chunk_id]}

@@ -1,8 +1,9 @@
-"""What the loop asks of a request that is alive, whatever it is for."""
+"""A request that is alive, as the loop sees it: what it is for does not matter."""
 
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,13 +12,12 @@ import torch
 
 from shared.engine.attention import Backend
 from shared.engine.decoding.sampling import Draw, Sampled
-from shared.engine.jobs.clock import JobTimes
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import GenerateRequest, PrefillRequest
-from shared.generation.told import Event, Usage
+from shared.generation.told import Event, Timings, Usage
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,40 @@ class BranchWork:
     @property
     def whole(self) -> bool:
         return self.own_pass is not None
+
+
+@dataclass(slots=True)
+class JobTimes:
+    """Instants of ``time.monotonic()``; 0.0 where not reached."""
+
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    resident: float = 0.0
+    decided: float = 0.0
+    placed: float = 0.0
+    first_token: float = 0.0
+    last_first_token: float = 0.0
+
+    def tick_resident(self) -> None:
+        """All KV is there, and it is not decided yet what to compute anew."""
+        self.resident = self.resident or time.monotonic()
+
+    def tick_first_token(self) -> None:
+        self.last_first_token = time.monotonic()
+        self.first_token = self.first_token or self.last_first_token
+
+    def timings(self, now: float) -> Timings:
+        select_wait_s = self.decided - self.resident if self.resident else 0.0
+        return Timings(
+            queue_s=self.admitted - self.arrived,
+            load_s=self.placed - self.admitted - select_wait_s,
+            prefill_s=self.last_first_token - self.placed,
+            first_token_s=self.first_token - self.arrived,
+            decode_s=now - self.first_token,
+            total_s=now - self.arrived,
+            engine_ttft_s=self.first_token - self.placed,
+            select_wait_s=select_wait_s,
+        )
 
 
 @dataclass(slots=True, eq=False)

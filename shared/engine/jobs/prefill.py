@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.segment import Branch
-from shared.generation.asked import Chunk, PrefillRequest
+from shared.generation.asked import Chunk, PrefillRequest, total_len
 from shared.generation.told import Usage
 
 
@@ -23,19 +23,13 @@ class ChunkWork:
     branch: Branch | None = None
 
 
-class Prefills(Protocol):
-    """``shared.engine.prefilling``."""
-
-    def on_computed(self, job: PrefillJob, work: ChunkWork) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class PrefillJob(Job):
     """``to_compute`` waits for one of few places in flight, so that a large request holds little KV at a
-    time."""
+    time. ``on_computed`` stores a chunk."""
 
     request: PrefillRequest
-    lead: Prefills = field(kw_only=True)
+    on_computed: Callable[[PrefillJob, ChunkWork, Computed], None] = field(kw_only=True)
     works_by_id: dict[str, ChunkWork] = field(default_factory=dict)
     to_compute: deque[ChunkWork] = field(default_factory=deque)
     in_flight: dict[str, ChunkWork] = field(default_factory=dict)
@@ -50,15 +44,12 @@ class PrefillJob(Job):
 
     def works(self) -> list[BranchWork]:
         return [
-            BranchWork(work.branch, partial(self._on_computed, work), self)
+            BranchWork(work.branch, partial(self.on_computed, self, work), self)
             for work in self.in_flight.values()
             if work.branch and work.branch.pending
         ]
 
-    def _on_computed(self, work: ChunkWork, _: Computed) -> None:
-        self.lead.on_computed(self, work)
-
     def usage(self) -> Usage:
         """Its chunks' tokens, nothing generated."""
-        num_tokens = sum(len(chunk.token_ids) for chunk in self.request.chunks)
+        num_tokens = total_len(self.request.chunks)
         return Usage(num_tokens, 0, num_tokens, 0)

@@ -24,7 +24,7 @@ class GivenUp(Exception):
 
 
 class Patience:
-    """How long one pass may wait for layers, all in all, and what ends the wait at once."""
+    """The time for which one pass may wait for layers, all in all, and what ends the wait at once."""
 
     def __init__(self, interrupted: Callable[[], bool] = lambda: False, total_s: float = _PATIENCE_S) -> None:
         self._interrupted = interrupted
@@ -43,7 +43,7 @@ class Patience:
 
 
 class Arrival:
-    """Which layers of one segment are there. For any thread."""
+    """The layers of one segment that are there. For any thread."""
 
     def __init__(self, num_layers: int) -> None:
         self._began_s = time.monotonic()
@@ -58,13 +58,13 @@ class Arrival:
 
     @property
     def remaining_s(self) -> float:
-        """How long the missing layers will take if they come as the others did."""
+        """Seconds that the missing layers will take if they come as the others did."""
         num_missing, num_there = self._num_missing, len(self._there) - self._num_missing
         return (time.monotonic() - self._began_s) * num_missing / max(1, num_there)
 
     @property
     def failed(self) -> bool:
-        """What is missing will never come."""
+        """Says that what is missing will never come."""
         return self._failed
 
     def layer_arrived(self, layer: int) -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Arriving:
+class FirstLayer:
     """The first layer of ``segment`` is there, the others follow."""
 
     key: str
@@ -38,12 +38,27 @@ class Loaded:
     broken: bool
 
 
-class ChunkReading:
+def is_broken(key: str, error: Exception) -> bool:
+    """Says in the log why a stored chunk could not be read. True: it is not what was stored."""
+    if isinstance(error, CorruptData):
+        log.warning("stored KV of chunk %s is corrupt (%s); it is computed and replaced", key, error.detail)
+    elif isinstance(error, KvquiltError):
+        log.warning("stored KV of chunk %s cannot be had (%s); it is computed", key, error.detail)
+    else:
+        log.error("stored KV of chunk %s cannot be read; it is computed", key, exc_info=error)
+    return isinstance(error, CorruptData)
+
+
+class ChunkRead:
     """One stored chunk on its way into ``segment``. ``tell`` hears of it on whichever thread notices:
-    ``Arriving`` at most once, then ``Loaded`` exactly once."""
+    ``FirstLayer`` at most once, then ``Loaded`` exactly once."""
 
     def __init__(
-        self, key: str, stored: StoredSegment, segment: Segment, tell: Callable[[Arriving | Loaded], None]
+        self,
+        key: str,
+        stored: StoredSegment,
+        segment: Segment,
+        tell: Callable[[FirstLayer | Loaded], None],
     ) -> None:
         assert segment.arrival is not None
         self._key = key
@@ -60,19 +75,8 @@ class ChunkReading:
             if not self._arrival.failed:
                 self._stored.read_layer(layer, self._segment.k_LKTD[layer], self._segment.v_LKTD[layer])
                 self._arrived(layer)
-        except CorruptData as error:
-            log.warning(
-                "stored KV of chunk %s is corrupt (%s); it is recomputed and replaced",
-                self._key,
-                error.detail,
-            )
-            self._fail(broken=True)
-        except KvquiltError as error:
-            log.warning("stored KV of chunk %s cannot be had (%s); it is recomputed", self._key, error.detail)
-            self._fail(broken=False)
-        except Exception:
-            log.exception("stored KV of chunk %s cannot be read; it is recomputed", self._key)
-            self._fail(broken=False)
+        except Exception as error:
+            self._fail(is_broken(self._key, error))
         finally:
             self._passed()
 
@@ -89,7 +93,7 @@ class ChunkReading:
             if self._arrival.whole:
                 self._tell(Loaded(self._key, self._segment, broken=False))
             elif layer == 0:
-                self._tell(Arriving(self._key, self._segment))
+                self._tell(FirstLayer(self._key, self._segment))
 
     def _fail(self, broken: bool) -> None:
         with self._lock:
@@ -109,11 +113,11 @@ class ChunkReading:
             log.exception("the stored KV of chunk %s cannot be closed", self._key)
 
 
-class ReadingList:
+class ReadList:
     """Layers of chunks in the order in which they are read; threads take from it until it is empty."""
 
-    def __init__(self, readings: Sequence[ChunkReading], num_layers: int) -> None:
-        self._turns: queue.SimpleQueue[tuple[int, ChunkReading]] = queue.SimpleQueue()
+    def __init__(self, readings: Sequence[ChunkRead], num_layers: int) -> None:
+        self._turns: queue.SimpleQueue[tuple[int, ChunkRead]] = queue.SimpleQueue()
         for layer in range(num_layers):
             for reading in readings:
                 self._turns.put((layer, reading))

@@ -1,4 +1,4 @@
-"""How a layer's keys and values become what is kept of them, and back.
+"""Turns a layer's keys and values into what is kept of them, and back.
 
 ``exact`` keeps them as they are. ``int8`` and ``int4`` keep small integers: of keys *before* rotation, where
 a channel is alike over tokens (rotation mixes channel pairs by position), one range per channel; of values
@@ -19,34 +19,31 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from shared.engine.model.rope import Rotation
 from shared.kv_buffers import INT4_KEY_TOKENS, INT4_VALUE_CHANNELS
 
-Buffers = Mapping[str, torch.Tensor]
+Buffers = Mapping[str, Tensor]
 
 
 class Encoding(Protocol):
     """Tensors are on one device. KV must be finite."""
 
-    def encode(self, k_HTD: torch.Tensor, v_HTD: torch.Tensor, rotation: Rotation) -> Buffers:
+    def encode(self, k_HTD: Tensor, v_HTD: Tensor, rotation: Rotation) -> Buffers:
         """Contiguous, but perhaps the very tensors given."""
         ...
 
-    def decode(
-        self, buffers: Buffers, rotation: Rotation, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor
-    ) -> None:
+    def decode(self, buffers: Buffers, rotation: Rotation, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:
         """Fills both with what ``buffers`` stand for."""
         ...
 
 
 class Exact:
-    def encode(self, k_HTD: torch.Tensor, v_HTD: torch.Tensor, rotation: Rotation) -> Buffers:
+    def encode(self, k_HTD: Tensor, v_HTD: Tensor, rotation: Rotation) -> Buffers:
         return {"k": k_HTD.contiguous(), "v": v_HTD.contiguous()}
 
-    def decode(
-        self, buffers: Buffers, rotation: Rotation, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor
-    ) -> None:
+    def decode(self, buffers: Buffers, rotation: Rotation, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:
         k_out_HTD.copy_(buffers["k"])
         v_out_HTD.copy_(buffers["v"])
 
@@ -61,7 +58,7 @@ class Integers:
     value_channels: int = 0
     packed: bool = False
 
-    def encode(self, k_HTD: torch.Tensor, v_HTD: torch.Tensor, rotation: Rotation) -> Buffers:
+    def encode(self, k_HTD: Tensor, v_HTD: Tensor, rotation: Rotation) -> Buffers:
         cos, sin = _local_angles(rotation, k_HTD)
         unrotated_HTD = rotation.rotate(k_HTD.float(), (cos, -sin))
         k, k_scale, k_offset = self._reduced(unrotated_HTD, 1, self.key_tokens, k_HTD.dtype)
@@ -75,9 +72,7 @@ class Integers:
             "v_offset": v_offset,
         }
 
-    def decode(
-        self, buffers: Buffers, rotation: Rotation, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor
-    ) -> None:
+    def decode(self, buffers: Buffers, rotation: Rotation, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:
         unrotated_HTD = self._restored(buffers, "k", 1, self.key_tokens, k_out_HTD)
         k_out_HTD.copy_(
             _within(rotation.rotate(unrotated_HTD, _local_angles(rotation, k_out_HTD)), k_out_HTD.dtype)
@@ -87,8 +82,8 @@ class Integers:
         )
 
     def _reduced(
-        self, x_HTD: torch.Tensor, dim: int, group: int, range_type: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, x_HTD: Tensor, dim: int, group: int, range_type: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Numbers, steps and smallest values; these two without the dimension that they are taken over where
         it is one group."""
         grouped = _grouped(x_HTD, dim, group)
@@ -108,9 +103,7 @@ class Integers:
             offset.squeeze(dropped).contiguous(),
         )
 
-    def _restored(
-        self, buffers: Buffers, name: str, dim: int, group: int, like_HTD: torch.Tensor
-    ) -> torch.Tensor:
+    def _restored(self, buffers: Buffers, name: str, dim: int, group: int, like_HTD: Tensor) -> Tensor:
         numbers_HTD = self._unpack(buffers[name], like_HTD.shape[2]).float()
         scale, offset = (
             _spread(buffers[f"{name}_{part}"].float(), dim, group, like_HTD.shape)
@@ -118,14 +111,14 @@ class Integers:
         )
         return numbers_HTD.mul_(scale).add_(offset)
 
-    def _pack(self, numbers_HTD: torch.Tensor) -> torch.Tensor:
+    def _pack(self, numbers_HTD: Tensor) -> Tensor:
         """Even channels in the low half of a byte, odd ones in the high half."""
         if not self.packed:
             return numbers_HTD.contiguous()
         even = torch.nn.functional.pad(numbers_HTD, (0, numbers_HTD.shape[2] % 2))
         return even[..., 0::2] | even[..., 1::2] << 4
 
-    def _unpack(self, numbers: torch.Tensor, head_dim: int) -> torch.Tensor:
+    def _unpack(self, numbers: Tensor, head_dim: int) -> Tensor:
         if not self.packed:
             return numbers
         return torch.stack([numbers & 15, numbers >> 4], -1).flatten(2)[..., :head_dim]
@@ -144,11 +137,11 @@ def encoding_of(name: str) -> Encoding:
     return _ENCODINGS[name]
 
 
-def _local_angles(rotation: Rotation, k_HTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _local_angles(rotation: Rotation, k_HTD: Tensor) -> tuple[Tensor, Tensor]:
     return rotation.angles(torch.arange(k_HTD.shape[1], device=k_HTD.device))
 
 
-def _grouped(x_HTD: torch.Tensor, dim: int, group: int) -> torch.Tensor:
+def _grouped(x_HTD: Tensor, dim: int, group: int) -> Tensor:
     """``dim`` becomes (groups, members). A last group that is not full is filled with its last member, which
     changes no range."""
     length = x_HTD.shape[dim]
@@ -159,14 +152,14 @@ def _grouped(x_HTD: torch.Tensor, dim: int, group: int) -> torch.Tensor:
     return x_HTD.reshape(*x_HTD.shape[:dim], -1, size, *x_HTD.shape[dim + 1 :])
 
 
-def _spread(ranges: torch.Tensor, dim: int, group: int, shape: torch.Size) -> torch.Tensor:
+def _spread(ranges: Tensor, dim: int, group: int, shape: torch.Size) -> Tensor:
     """One range per number, or something that broadcasts to that."""
     if not group:
         return ranges.unsqueeze(dim)
     return ranges.repeat_interleave(group, dim).narrow(dim, 0, shape[dim])
 
 
-def _rounded_down(low: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _rounded_down(low: Tensor, dtype: torch.dtype) -> Tensor:
     """In ``dtype`` and at most ``low``, so that a range begins with its smallest value (unless that is below
     all of ``dtype``)."""
     nearest = low.to(dtype)
@@ -174,7 +167,7 @@ def _rounded_down(low: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(nearest.float() > low, below, nearest).clamp_(min=torch.finfo(dtype).min)
 
 
-def _rounded_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _rounded_up(scale: Tensor, dtype: torch.dtype) -> Tensor:
     """In ``dtype`` and at least ``scale``, so that a range reaches its largest value; 0 stays 0."""
     nearest = scale.to(dtype)
     above = (scale * (1 + torch.finfo(dtype).eps) + _tiny(dtype)).to(dtype)
@@ -186,6 +179,6 @@ def _tiny(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
-def _within(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _within(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Half a step above the largest number of float16 would be infinite."""
     return x.clamp_(-torch.finfo(dtype).max, torch.finfo(dtype).max) if dtype == torch.float16 else x

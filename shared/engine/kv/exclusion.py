@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 _BITS = 32
 
@@ -19,10 +20,10 @@ class Excluded:
     set means that token ``t`` is not seen. int32, contiguous, on the device of the segment. Backends read a
     layer's words when they run that layer."""
 
-    words_LW: torch.Tensor
+    words_LW: Tensor
 
     @classmethod
-    def of(cls, hidden_LT: torch.Tensor) -> Excluded:
+    def of(cls, hidden_LT: Tensor) -> Excluded:
         """From booleans, True where a token is not seen."""
         num_layers, num_tokens = hidden_LT.shape
         padded_LT = torch.nn.functional.pad(hidden_LT, (0, -num_tokens % _BITS)).long()
@@ -34,11 +35,11 @@ class Excluded:
         """To be filled layer by layer, by ``set``."""
         return cls(torch.zeros(num_layers, -(-num_tokens // _BITS), dtype=torch.int32, device=device))
 
-    def set(self, layer: int, hidden_T: torch.Tensor) -> None:
+    def set(self, layer: int, hidden_T: Tensor) -> None:
         """Only while no step is planned or done that reads this layer."""
         self.words_LW[layer] = Excluded.of(hidden_T[None].to(self.words_LW.device)).words_LW[0]
 
-    def hidden(self, layer: int, begin: int, end: int) -> torch.Tensor:
+    def hidden(self, layer: int, begin: int, end: int) -> Tensor:
         """Booleans [end - begin] of tokens [begin, end), True where a token is not seen."""
         words_W = self.words_LW[layer, begin // _BITS : -(-end // _BITS)]
         bits_T = (words_W[:, None] >> torch.arange(_BITS, device=words_W.device)).bitwise_and_(1).view(-1)

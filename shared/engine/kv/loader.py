@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.kv.chunk_reads import Arriving, ChunkReading, Loaded, ReadingList
+from shared.engine.kv.chunk_reads import ChunkRead, FirstLayer, Loaded, ReadList, is_broken
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
-from shared.errors import CorruptData, InternalError, KvquiltError
+from shared.errors import InternalError, KvquiltError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,19 @@ class Checked:
     key: str
     intact: bool
     broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedChunk:
+    """A complete segment that is to be stored; see ``SegmentSource.save``."""
+
+    key: str
+    prefix_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    segment: Segment
+    replace: bool
+    write_back: bool
+    encoding: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +66,9 @@ class Loader:
         self._scout = ThreadPoolExecutor(1, thread_name_prefix="kv-prefetch")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
 
-    def load(self, chunk_lens: Mapping[str, int], tell: Callable[[Arriving | Loaded], None]) -> None:
+    def load(self, chunk_lens: Mapping[str, int], tell: Callable[[FirstLayer | Loaded], None]) -> None:
         """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk,
-        before that perhaps with ``Arriving``."""
+        before that perhaps with ``FirstLayer``."""
         self._readers.submit(self._load, chunk_lens, tell)
 
     def verify(
@@ -74,22 +87,9 @@ class Loader:
         with contextlib.suppress(RuntimeError):  # closed meanwhile
             self._scout.submit(self._prefetch, chunk_ids)
 
-    def save(
-        self,
-        key: str,
-        prefix_ids: tuple[int, ...],
-        token_ids: tuple[int, ...],
-        segment: Segment,
-        replace: bool,
-        write_back: bool,
-        encoding: str = "",
-        done: Callable[[Saved], None] | None = None,
-    ) -> None:
-        """Makes a complete segment durable. Without ``done`` a failure is only logged: the answer does not
-        depend on it."""
-        self._writer.submit(
-            self._save, key, prefix_ids, token_ids, segment, replace, write_back, encoding, done
-        )
+    def save(self, chunk: ComputedChunk, done: Callable[[Saved], None] | None = None) -> None:
+        """Makes it durable. Without ``done`` a failure is only logged: the answer does not depend on it."""
+        self._writer.submit(self._save, chunk, done)
 
     def close(self) -> None:
         """Waits for what is being stored; what is being read is given up."""
@@ -98,20 +98,23 @@ class Loader:
             pool.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)
 
-    def _load(self, chunk_lens: Mapping[str, int], tell: Callable[[Arriving | Loaded], None]) -> None:
+    def _load(self, chunk_lens: Mapping[str, int], tell: Callable[[FirstLayer | Loaded], None]) -> None:
         stored = self._open(chunk_lens)
         for key in chunk_lens.keys() - stored.keys():
             tell(Loaded(key, None, broken=False))
-        readings = [
-            ChunkReading(key, stored[key], Segment.arriving(self._spec, num_tokens), tell)
-            for key, num_tokens in chunk_lens.items()
-            if key in stored
-        ]
-        reading_list = ReadingList(readings, self._spec.num_layers)
+        reads = []
+        for key, num_tokens in chunk_lens.items():
+            if key in stored:
+                try:
+                    reads.append(ChunkRead(key, stored[key], Segment.arriving(self._spec, num_tokens), tell))
+                except torch.OutOfMemoryError:  # whoever computes it instead makes room, or fails
+                    stored[key].close()
+                    tell(Loaded(key, None, broken=False))
+        read_list = ReadList(reads, self._spec.num_layers)
         with contextlib.suppress(RuntimeError):  # closing: this thread clears the list alone
             for _ in range(self._num_threads - 1):
-                self._readers.submit(reading_list.work, self._closing)
-        reading_list.work(self._closing)
+                self._readers.submit(read_list.work, self._closing)
+        read_list.work(self._closing)
 
     def _open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
         try:
@@ -145,15 +148,8 @@ class Loader:
             for layer in range(spec.num_layers):
                 stored.read_layer(layer, k_KTD, v_KTD)
             intact = True
-        except CorruptData as error:
-            log.warning(
-                "stored KV of chunk %s is corrupt (%s); it is computed and replaced", key, error.detail
-            )
-            broken = True
-        except KvquiltError as error:
-            log.warning("stored KV of chunk %s cannot be had (%s); it is computed", key, error.detail)
-        except Exception:
-            log.exception("stored KV of chunk %s cannot be read; it is computed", key)
+        except Exception as error:
+            broken = is_broken(key, error)
         finally:
             stored.close()
         done(Checked(key, intact, broken))
@@ -164,21 +160,19 @@ class Loader:
         except Exception:
             log.exception("%d chunks could not be asked for in advance", len(chunk_ids))
 
-    def _save(
-        self,
-        key: str,
-        prefix_ids: tuple[int, ...],
-        token_ids: tuple[int, ...],
-        segment: Segment,
-        replace: bool,
-        write_back: bool,
-        encoding: str,
-        done: Callable[[Saved], None] | None,
-    ) -> None:
+    def _save(self, chunk: ComputedChunk, done: Callable[[Saved], None] | None) -> None:
+        key, segment = chunk.key, chunk.segment
         error: KvquiltError | None = None
         try:
             self._source.save(
-                key, prefix_ids, token_ids, segment.k_LKTD, segment.v_LKTD, replace, write_back, encoding
+                key,
+                chunk.prefix_ids,
+                chunk.token_ids,
+                segment.k_LKTD,
+                segment.v_LKTD,
+                chunk.replace,
+                chunk.write_back,
+                chunk.encoding,
             )
         except KvquiltError as failure:
             log.warning("KV of chunk %s could not be stored: %s", key, failure.detail)

@@ -1,4 +1,4 @@
-"""How much memory a device has left, and what of it the pool of chunk segments may take."""
+"""Measures the memory that a device has left, and decides what of it the pool of chunk segments may take."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DeviceMemory:
 
 
 def pool_bytes(config: EngineConfig, device: torch.device, memory: Memory) -> int:
-    """What the setting says or, unset, what is free, less the room for private KV."""
+    """Returns what the setting says or, unset, what is free, less the room for private KV."""
     if config.resident_bytes is not None:
         return config.resident_bytes
     free = memory.free_bytes()

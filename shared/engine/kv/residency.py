@@ -103,7 +103,7 @@ class Pool:
         self._evict()
 
     def broke(self, entry: Entry) -> None:
-        """What was arriving will never be whole."""
+        """Forgets what was arriving and will never be whole."""
         if entry.segment is not None:
             self.num_bytes -= entry.segment.num_bytes
         entry.state, entry.segment = State.LOADING, None

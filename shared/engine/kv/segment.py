@@ -6,13 +6,14 @@ segment serves every request that placed it anywhere. Shapes: L layers, K kv hea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shared.engine.kv.arrival import Arrival
 from shared.engine.kv.exclusion import Excluded
@@ -46,24 +47,20 @@ class Segment:
         self.length = 0
         self.capacity = capacity
         self.arrival: Arrival | None = None
-        self.k_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
-        self.v_LKTD = [self._buffer(capacity) for _ in range(spec.num_layers)]
+        self.k_LKTD, self.v_LKTD = ([self._buffer(capacity) for _ in range(spec.num_layers)] for _ in "kv")
         self._addresses: NDArray[np.int64] | None = None
 
     @classmethod
     def arriving(cls, spec: ModelSpec, num_tokens: int) -> Segment:
         """Of ``num_tokens`` whose keys and values are about to be read from storage."""
-        segment = cls(spec, 0)
-        segment.length = segment.capacity = num_tokens
-        segment.arrival = Arrival(spec.num_layers)
-        shape = (spec.num_kv_heads, num_tokens, spec.head_dim)
-        if spec.device.type == "cpu":
+        on_host = spec.device.type == "cpu"
+        segment = cls(spec, 0 if on_host else num_tokens)
+        if on_host:
+            shape = (spec.num_kv_heads, num_tokens, spec.head_dim)
             tensors = host_tensors(2 * spec.num_layers, shape, spec.dtype)
             segment.k_LKTD, segment.v_LKTD = tensors[::2], tensors[1::2]
-        else:
-            segment.k_LKTD, segment.v_LKTD = (
-                [segment._buffer(num_tokens) for _ in range(spec.num_layers)] for _ in "kv"
-            )
+        segment.length = segment.capacity = num_tokens
+        segment.arrival = Arrival(spec.num_layers)
         return segment
 
     @property
@@ -87,7 +84,7 @@ class Segment:
         return self.start + token if self._places is None else int(self._places[token])
 
     def num_before(self, place: int) -> int:
-        """How many of its tokens, computed or not, stand in front of a local position."""
+        """The number of its tokens, computed or not, that stand in front of a local position."""
         return place - self.start if self._places is None else int(np.searchsorted(self._places[:-1], place))
 
     def reserve(self, num_tokens: int) -> None:
@@ -116,30 +113,31 @@ class Segment:
 
     def move(self, device: torch.device) -> None:
         """To host memory when its request is paused, and back."""
-        self.k_LKTD = [k.to(device) for k in self.k_LKTD]
-        self.v_LKTD = [v.to(device) for v in self.v_LKTD]
-        self._addresses = None
+        self._replace(lambda x_KTD: x_KTD.to(device))
 
     def addresses(self) -> NDArray[np.int64]:
-        """Where in memory each layer's keys and then each layer's values begin, [2 · L]; until other buffers
-        take their place."""
+        """The places in memory where each layer's keys and then each layer's values begin, [2 · L]; until
+        other buffers take their place."""
         if self._addresses is None:
             self._addresses = np.array([x.data_ptr() for x in (*self.k_LKTD, *self.v_LKTD)], dtype=np.int64)
         return self._addresses
 
-    def _buffer(self, capacity: int) -> torch.Tensor:
+    def _buffer(self, capacity: int) -> Tensor:
         spec = self._spec
         return torch.empty(spec.num_kv_heads, capacity, spec.head_dim, dtype=spec.dtype, device=spec.device)
 
     def _resize(self, capacity: int) -> None:
-        def resized(old_KTD: torch.Tensor) -> torch.Tensor:
+        def resized(old_KTD: Tensor) -> Tensor:
             new_KTD = self._buffer(capacity)
             new_KTD[:, : self.length] = old_KTD[:, : self.length]
             return new_KTD
 
+        self._replace(resized)
         self.capacity = capacity
-        self.k_LKTD = [resized(k) for k in self.k_LKTD]
-        self.v_LKTD = [resized(v) for v in self.v_LKTD]
+
+    def _replace(self, new: Callable[[Tensor], Tensor]) -> None:
+        """All buffers, or none if there is no room for one."""
+        self.k_LKTD, self.v_LKTD = ([new(x_KTD) for x_KTD in kv] for kv in (self.k_LKTD, self.v_LKTD))
         self._addresses = None
 
 
@@ -161,8 +159,9 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Tempering:
-    """How a branch weighs ``num_chunks`` of its placements from ``first_chunk`` on (mode ``ape``). For a row,
-    c over all these together and o over the rest, with Z_c = Σ exp(q·k / (T·√d)) and Z_o at T = 1::
+    """The weighing by a branch of ``num_chunks`` of its placements from ``first_chunk`` on (mode ``ape``).
+    For a row, c over all these together and o over the rest, with Z_c = Σ exp(q·k / (T·√d)) and Z_o
+    at T = 1::
 
         out = (Z_c^(S·T) · out_c + Z_o · out_o) / (Z_c^(S·T) + Z_o)
 
@@ -187,7 +186,7 @@ class Tempering:
 class Probe(Protocol):
     """Watches what the rows of a branch attend to."""
 
-    def look(self, branch: Branch, num_rows: int, layer: int, q_HSD: torch.Tensor, scale: float) -> None:
+    def look(self, branch: Branch, num_rows: int, layer: int, q_HSD: Tensor, scale: float) -> None:
         """Unrotated queries of the branch's next ``num_rows`` tokens, whose keys are in its segment already,
         but not counted yet."""
         ...
@@ -216,6 +215,7 @@ class Branch:
         capacity: int = 0,
         start: int = 0,
     ) -> None:
+        self._spec = spec
         self.parent = parent
         self.context: tuple[Placement, ...] = parent.context if parent else context
         self.offset = offset
@@ -274,13 +274,15 @@ class Branch:
             child, node = node, node.parent
         return [p for p in (*self.context, *reversed(ancestors)) if p.num_tokens]
 
-    def fork(
-        self, spec: ModelSpec, pending: tuple[int, ...] = (), num_seen: int | None = None, capacity: int = 0
-    ) -> Branch:
+    def fork(self, pending: tuple[int, ...] = (), num_seen: int | None = None, capacity: int = 0) -> Branch:
         """A branch on the first ``num_seen`` computed tokens of this one (None: on all). Nothing is
         copied."""
         start = self.segment.start + (self.segment.length if num_seen is None else num_seen)
-        return Branch(spec, pending, self.offset, parent=self, capacity=capacity, start=start)
+        return Branch(self._spec, pending, self.offset, parent=self, capacity=capacity, start=start)
+
+    def child(self, capacity: int) -> Branch:
+        """An empty branch behind all of this one."""
+        return Branch(self._spec, (), self.end, parent=self, capacity=capacity)
 
     def absorb_parent(self) -> None:
         """Becomes one with a parent by ``fork`` that nobody else sees any more: the few tokens of its own

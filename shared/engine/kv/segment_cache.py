@@ -1,4 +1,4 @@
-"""Where the KV of a request's context comes from: resident, else loaded, else computed and written back."""
+"""Provides the KV of a request's context: resident, else loaded, else computed and written back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 from shared.engine.decoding.forest import chunk_branch
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
-from shared.engine.kv.chunk_reads import Arriving, Loaded
-from shared.engine.kv.loader import Loader
+from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.loader import ComputedChunk, Loader
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Branch
 from shared.engine.model.spec import ModelSpec
@@ -41,13 +41,15 @@ class SegmentCache:
     def acquire_prefix(self, job: Job) -> None:
         prefix_ids = job.request.prefix_ids
         if prefix_ids:
-            job.prefix, new = self._pool.acquire(_PREFIX + ids_hash(prefix_ids), prefix_ids)
-            if new:
-                self._pool.compute(job.prefix, Branch(self._spec, prefix_ids, 0))
+            key = _PREFIX + ids_hash(prefix_ids)
+            branch = None if self._pool.get(key) else Branch(self._spec, prefix_ids, 0)
+            job.prefix, _ = self._pool.acquire(key, prefix_ids)
+            if branch is not None:
+                self._pool.compute(job.prefix, branch)
 
-    def acquire_chunks(self, job: ContextJob, tell: Callable[[Arriving | Loaded], None]) -> None:
+    def acquire_chunks(self, job: ContextJob, tell: Callable[[FirstLayer | Loaded], None]) -> None:
         """References to all chunks of the context; ``tell`` is called, on a loader's thread, for those that
-        had to be looked for: with ``Loaded`` once each, before that perhaps with ``Arriving``.
+        had to be looked for: with ``Loaded`` once each, before that perhaps with ``FirstLayer``.
 
         Raises:
             InvalidRequest: one identity stands for two runs of tokens.
@@ -67,7 +69,7 @@ class SegmentCache:
         for entry in job.held:
             self._pool.release(entry)
 
-    def on_arriving(self, arriving: Arriving) -> None:
+    def on_arriving(self, arriving: FirstLayer) -> None:
         entry = self._pool.get(arriving.key)
         if entry is not None and entry.state is State.LOADING:
             self._pool.stream(entry, arriving.segment)
@@ -87,18 +89,21 @@ class SegmentCache:
             self._missing.append(entry)
             next(self._holders(entry)).lost.add(entry.key)
 
-    def start_missing(self) -> None:
-        """Chunks that are stored nowhere are computed, as soon as the prefix they stand behind is there."""
-        waiting, self._missing = self._missing, []
-        for entry in waiting:
+    def start_missing(self, with_room: Callable[[Job, Callable[[], None]], None]) -> None:
+        """Chunks that are stored nowhere are computed, as soon as the prefix they stand behind is there.
+        ``with_room``: see ``Endings``."""
+        for entry in list(self._missing):
             holder = next(self._holders(entry), None)
             if holder is None:
+                self._missing.remove(entry)
                 self._pool.discard(entry)
-            elif holder.prefix is not None and holder.prefix.state is not State.READY:
-                self._missing.append(entry)
-            else:
-                entry.prefix_ids = holder.request.prefix_ids
-                self._pool.compute(entry, chunk_branch(self._spec, holder.prefix, entry.token_ids))
+            elif holder.prefix is None or holder.prefix.ready:
+                with_room(holder, partial(self._compute, entry, holder))
+
+    def _compute(self, entry: Entry, holder: ContextJob) -> None:
+        self._pool.compute(entry, chunk_branch(self._spec, holder.prefix, entry.token_ids))
+        entry.prefix_ids = holder.request.prefix_ids
+        self._missing.remove(entry)
 
     def works(self) -> list[BranchWork]:
         return [
@@ -117,7 +122,14 @@ class SegmentCache:
         self._pool.fill(entry, segment)
         if is_chunk:
             self._loader.save(
-                entry.key, entry.prefix_ids, entry.token_ids, segment, entry.broken, write_back=True
+                ComputedChunk(
+                    entry.key,
+                    entry.prefix_ids,
+                    entry.token_ids,
+                    segment,
+                    replace=entry.broken,
+                    write_back=True,
+                )
             )
 
     def evict_unused(self) -> int:

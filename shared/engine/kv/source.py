@@ -1,17 +1,17 @@
-"""Where stored KV comes from and where computed KV goes: the engine's only view of the outside."""
+"""The source of stored KV, to which computed KV goes: the engine's only view of the outside."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
 
 class StoredSegment(Protocol):
     """KV of one chunk, readable layer by layer, by several threads at once. Closed by the engine."""
 
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+    def read_layer(self, layer: int, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:
         """Fills both tensors ([kv_heads, tokens, head_dim], contiguous, the model's dtype) with verified
         bytes.
 
@@ -39,7 +39,7 @@ class SegmentSource(Protocol):
         """
         ...
 
-    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor]) -> None:
         """Gives just computed KV, in place, the values that it will be read with once ``save`` has stored
         these very tensors.
 
@@ -56,8 +56,8 @@ class SegmentSource(Protocol):
         chunk_id: str,
         prefix_ids: Sequence[int],
         token_ids: Sequence[int],
-        k_LHTD: Sequence[torch.Tensor],
-        v_LHTD: Sequence[torch.Tensor],
+        k_LHTD: Sequence[Tensor],
+        v_LHTD: Sequence[Tensor],
         replace: bool,
         write_back: bool,
         encoding: str = "",
@@ -80,7 +80,7 @@ class NoSource:
     def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
         return {}
 
-    def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
+    def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor]) -> None:
         pass
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
@@ -91,8 +91,8 @@ class NoSource:
         chunk_id: str,
         prefix_ids: Sequence[int],
         token_ids: Sequence[int],
-        k_LHTD: Sequence[torch.Tensor],
-        v_LHTD: Sequence[torch.Tensor],
+        k_LHTD: Sequence[Tensor],
+        v_LHTD: Sequence[Tensor],
         replace: bool,
         write_back: bool,
         encoding: str = "",

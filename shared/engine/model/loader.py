@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -25,7 +26,7 @@ from shared.errors import ConfigError, InvalidRequest, ModelUnsupported
 
 ATTENTION = "kvquilt"
 # what reading weights raises when files are missing, truncated or of another shape
-BROKEN_WEIGHTS = (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
+_BROKEN_WEIGHTS = (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _CHANGES_ATTENTION = ("softcap", "s_aux")
 _EXACT_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -42,11 +43,20 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     check_device(torch.device(device))
     config = _read_config(path)
     _check_config(config)
-    try:
-        hf_model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
-    except BROKEN_WEIGHTS as error:
-        raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
+    hf_model = read_weights(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
     return wrap_model(hf_model.to(device))
+
+
+def read_weights(path: str, **options: Any) -> Any:
+    """A causal LM of ``transformers``.
+
+    Raises:
+        InvalidRequest: they cannot be loaded.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, **options)
+    except _BROKEN_WEIGHTS as error:
+        raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
 
 
 def check_device(device: torch.device) -> None:
@@ -95,18 +105,18 @@ def wrap_model(hf_model: Any) -> LoadedModel:
 
 def _attend(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     kvquilt_step: StepPlan | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """The registered attention function: query [1, H, R, D], key and value [1, K, R, D], all unrotated."""
     if kvquilt_step is None:
-        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
@@ -119,9 +129,7 @@ def _attend(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _run_step(
-    step: StepPlan, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> torch.Tensor:
+def _run_step(step: StepPlan, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     out_HRD = step.run(module.layer_idx, query[0], key[0], value[0], scale)
     return out_HRD.transpose(0, 1)[None]
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shared.engine.attention import StepPlan
 from shared.engine.model.packing import can_pack, pack_linears
@@ -35,7 +37,11 @@ class LoadedModel:
         self.spec = spec
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
-        self._zero = torch.zeros(1, 1, dtype=torch.long, device=spec.device)
+        # rotation by nothing, for every layer
+        self._unrotated: Angles = self._decoder.rotary_emb(
+            torch.zeros(1, dtype=spec.dtype, device=spec.device),
+            position_ids=torch.zeros(1, 1, dtype=torch.long, device=spec.device),
+        )
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -71,39 +77,34 @@ class LoadedModel:
             torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]
         ]
 
-    def forward(self, token_ids_R: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """Runs the rows through all layers; their KV is appended to their segments. Returns hidden states [R,
-        E]."""
-        hidden_RE = self.embed(token_ids_R)
-        cos_sin = self.unrotated(hidden_RE)
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
+        states [R, E]."""
+        hidden_RE = self.embed(plan.token_ids)
         for layer in range(self.spec.num_layers):
-            hidden_RE = self.run_layer(layer, hidden_RE, cos_sin, plan)
+            hidden_RE = self.run_layer(layer, hidden_RE, plan)
         return hidden_RE
 
-    def embed(self, token_ids_R: torch.Tensor) -> torch.Tensor:
-        """What goes into the first layer [R, E]."""
-        hidden_RE: torch.Tensor = self._decoder.embed_tokens(token_ids_R[None])[0]
+    def embed(self, token_ids: Sequence[int]) -> Tensor:
+        """Returns what goes into the first layer [R, E]."""
+        ids_1R = torch.tensor([token_ids], device=self.spec.device)
+        hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
         return hidden_RE
 
-    def unrotated(self, hidden_RE: torch.Tensor) -> Angles:
-        """Rotation by nothing, for every layer."""
-        cos_sin: Angles = self._decoder.rotary_emb(hidden_RE[None], position_ids=self._zero)
-        return cos_sin
-
-    def run_layer(self, layer: int, hidden_RE: torch.Tensor, cos_sin: Angles, plan: StepPlan) -> torch.Tensor:
+    def run_layer(self, layer: int, hidden_RE: Tensor, plan: StepPlan) -> Tensor:
         hidden = self._layers[layer](
             hidden_RE[None],
             attention_mask=None,
-            position_embeddings=cos_sin,
+            position_embeddings=self._unrotated,
             use_cache=False,
             kvquilt_step=plan,
         )
-        rows_RE: torch.Tensor = hidden[0][0] if isinstance(hidden, tuple) else hidden[0]
+        rows_RE: Tensor = hidden[0][0] if isinstance(hidden, tuple) else hidden[0]
         return rows_RE
 
-    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_RE: Tensor) -> Tensor:
         """Raw logits [R, V] in float32."""
-        logits_RV: torch.Tensor = self.hf_model.lm_head(self._decoder.norm(hidden_RE[None]))[0]
+        logits_RV: Tensor = self.hf_model.lm_head(self._decoder.norm(hidden_RE[None]))[0]
         return logits_RV.float()
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+
+from shared.engine.model.rounding import relative_error
 
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _TOLERANCE = 0.02  # relative, RMS over RMS: a few roundings to bfloat16
@@ -29,17 +32,15 @@ class PackedLinear(torch.nn.Module):
         """Of the weight."""
         return int(self._weight.numel() * self._weight.element_size())
 
-    def forward(self, x: torch.Tensor, activation: str = "none") -> torch.Tensor:
+    def forward(self, x: Tensor, activation: str = "none") -> Tensor:
         """``activation``: one that oneDNN knows, of the product."""
         return cast(
-            torch.Tensor, torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, activation, [], "")
+            Tensor, torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, activation, [], "")
         )
 
-    def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    def times(self, x: Tensor, factor: Tensor) -> Tensor:
         """The product with the weight, then elementwise with ``factor``."""
-        return cast(
-            torch.Tensor, torch.ops.mkldnn._linear_pointwise(x, factor, self._weight, self._bias, "mul")
-        )
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, factor, self._weight, self._bias, "mul"))
 
 
 class PackedGatedMlp(torch.nn.Module):
@@ -51,8 +52,8 @@ class PackedGatedMlp(torch.nn.Module):
             PackedLinear(linear) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        packed: torch.Tensor = self._down(self._up.times(x, self._gate(x, "swish")))
+    def forward(self, x: Tensor) -> Tensor:
+        packed: Tensor = self._down(self._up.times(x, self._gate(x, "swish")))
         return packed
 
 
@@ -98,5 +99,4 @@ def _same(mlp: Any, packed: PackedGatedMlp) -> bool:
     noise = torch.randn(4, mlp.gate_proj.in_features, generator=torch.Generator().manual_seed(0)).to(
         mlp.gate_proj.weight.dtype
     )
-    theirs, ours = mlp(noise).float(), packed(noise).float()
-    return bool((ours - theirs).pow(2).mean() <= _TOLERANCE**2 * theirs.pow(2).mean())
+    return relative_error(packed(noise), mlp(noise)) <= _TOLERANCE

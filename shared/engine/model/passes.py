@@ -49,8 +49,7 @@ class PassRunner:
                 ended.append((piece.work, Computed()))
         ended += self._continued(hidden_RE, wanted)
         for lane in lanes:  # when nothing can fail any more
-            lane.branch.segment.length += lane.num_rows
-            del lane.branch.pending[: lane.num_rows]
+            lane.advance()
         return ended
 
     def _continued(self, hidden_RE: torch.Tensor, wanted: Sequence[tuple[BranchWork, int]]) -> list[Ended]:
@@ -66,13 +65,10 @@ class PassRunner:
     def _forward(
         self, slices: Sequence[Slice[BranchWork]], patience: Patience
     ) -> tuple[torch.Tensor, list[Lane]]:
-        device = self._model.spec.device
         lanes: list[Lane] = []
-        ids: list[int] = []
+        num_rows = 0
         for piece in slices:
-            branch = piece.work.branch
-            branch.segment.reserve(piece.num_rows)
-            lanes.append(Lane(branch, len(ids), piece.num_rows))
-            ids += branch.pending[: piece.num_rows]
-        plan = StepPlan(lanes, self._backend, patience)
-        return self._model.forward(torch.tensor(ids, device=device), plan), lanes
+            piece.work.branch.segment.reserve(piece.num_rows)
+            lanes.append(Lane(piece.work.branch, num_rows, piece.num_rows))
+            num_rows += piece.num_rows
+        return self._model.forward(StepPlan(lanes, self._backend, patience)), lanes

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-Angles = tuple[torch.Tensor, torch.Tensor]
+Angles = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Rotation:
     def __init__(self, spec: RopeSpec, device: torch.device) -> None:
         self._inv_freq_F = torch.tensor(spec.inv_freq, dtype=torch.float64)
         self._half = len(spec.inv_freq)
-        self._device = device
+        self.device = device
         self._cos_PF = torch.empty(0, self._half, device=device)
         self._sin_PF = torch.empty(0, self._half, device=device)
 
@@ -41,14 +42,14 @@ class Rotation:
         self._grow(num_positions)
         return self._cos_PF, self._sin_PF
 
-    def angles(self, positions_R: Sequence[int] | torch.Tensor) -> Angles:
+    def angles(self, positions_R: Sequence[int] | Tensor) -> Angles:
         """cos and sin [R, F] of non-negative integer positions [R]."""
         index_R = torch.as_tensor(positions_R, dtype=torch.long)
         self._grow(int(index_R.max()) + 1)
-        index_R = index_R.to(self._device)
+        index_R = index_R.to(self.device)
         return self._cos_PF[index_R], self._sin_PF[index_R]
 
-    def rotate(self, x_HRD: torch.Tensor, angles: Angles) -> torch.Tensor:
+    def rotate(self, x_HRD: Tensor, angles: Angles) -> Tensor:
         """``x`` rotated row by row; one rounding to its own dtype at the end."""
         cos_RF, sin_RF = angles
         half = self._half
@@ -64,5 +65,5 @@ class Rotation:
             return
         size = max(1024, 1 << (num_positions - 1).bit_length())
         angles_PF = torch.arange(size, dtype=torch.float64)[:, None] * self._inv_freq_F
-        self._cos_PF = angles_PF.cos().float().to(self._device)
-        self._sin_PF = angles_PF.sin().float().to(self._device)
+        self._cos_PF = angles_PF.cos().float().to(self.device)
+        self._sin_PF = angles_PF.sin().float().to(self.device)

@@ -8,17 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends.reference import ReferenceBackend
 from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
+from shared.engine.model.rounding import TOLERANCE, relative_error
 from shared.errors import ModelUnsupported
 
 _ROWS = 8
-# Largest relative error (RMS over RMS) that rounding explains, by the width of the type.
-_TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 
 
 def check_model(model: LoadedModel) -> None:
@@ -28,24 +28,22 @@ def check_model(model: LoadedModel) -> None:
         how much.
     """
     spec = model.spec
-    rotation = Rotation(spec.rope, spec.device)
+    rotation = spec.rotation()
     last = min(spec.max_positions, 2000) - 1
     for layer in range(spec.num_layers):
         _check_rotation(model, layer, rotation, torch.linspace(0, last, _ROWS).long().to(spec.device))
-    _check_forward(model, rotation, distance=last // 2)
+    _check_forward(model, distance=last // 2)
 
 
 class _Capture:
     """Stands in for a step plan and keeps what a layer hands to attention."""
 
-    def run(
-        self, layer: int, q_HRD: torch.Tensor, k_KRD: torch.Tensor, v_KRD: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         self.q_HRD, self.k_KRD = q_HRD, k_KRD
         return torch.zeros_like(q_HRD)
 
 
-def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, positions_R: torch.Tensor) -> None:
+def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, positions_R: Tensor) -> None:
     """The layer's own q and k at these positions are our rotation of its q and k at position 0."""
     hf_model, spec = model.hf_model, model.spec
     generator = torch.Generator().manual_seed(layer)
@@ -58,8 +56,8 @@ def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, position
     )
     angles = rotation.angles(positions_R)
     for theirs, base in ((rotated.q_HRD, at_zero.q_HRD), (rotated.k_KRD, at_zero.k_KRD)):
-        error = _relative_error(rotation.rotate(base, angles), theirs)
-        if not error < _TOLERANCE[spec.dtype]:
+        error = relative_error(rotation.rotate(base, angles), theirs)
+        if not error < TOLERANCE[spec.dtype]:
             raise ModelUnsupported(
                 f"layer {layer} does not rotate its queries and keys as RoPE over halves does "
                 f"(relative error {error:.2g}): "
@@ -67,7 +65,7 @@ def _check_rotation(model: LoadedModel, layer: int, rotation: Rotation, position
             )
 
 
-def _captured(hf_model: Any, layer: int, hidden: torch.Tensor, position_ids: torch.Tensor) -> _Capture:
+def _captured(hf_model: Any, layer: int, hidden: Tensor, position_ids: Tensor) -> _Capture:
     capture = _Capture()
     cos_sin = hf_model.model.rotary_emb(hidden, position_ids=position_ids)
     hf_model.model.layers[layer](
@@ -81,7 +79,7 @@ def _captured(hf_model: Any, layer: int, hidden: torch.Tensor, position_ids: tor
     return capture
 
 
-def _check_forward(model: LoadedModel, rotation: Rotation, distance: int) -> None:
+def _check_forward(model: LoadedModel, distance: int) -> None:
     """Logits of a short run of tokens, the second half of them ``distance`` positions further on."""
     spec = model.spec
     ids_R = torch.randint(spec.vocab_size, (2 * _ROWS,), generator=torch.Generator().manual_seed(0)).to(
@@ -97,12 +95,12 @@ def _check_forward(model: LoadedModel, rotation: Rotation, distance: int) -> Non
     )
 
     first = Branch(spec, tuple(ids_R[:_ROWS].tolist()), 0)
-    first_RV = _run(model, first, rotation)
+    first_RV = _run(model, first)
     second = Branch(
         spec, tuple(ids_R[_ROWS:].tolist()), int(positions_R[_ROWS]), (Placement(first.segment, 0),)
     )
-    error = _relative_error(torch.cat([first_RV, _run(model, second, rotation)]), theirs_RV)
-    if not error < _TOLERANCE[spec.dtype] * 2:
+    error = relative_error(torch.cat([first_RV, _run(model, second)]), theirs_RV)
+    if not error < TOLERANCE[spec.dtype] * 2:
         raise ModelUnsupported(
             f"the engine's logits differ from the model's own (relative error {error:.2g}): its layers "
             "do something around "
@@ -110,16 +108,9 @@ def _check_forward(model: LoadedModel, rotation: Rotation, distance: int) -> Non
         )
 
 
-def _run(model: LoadedModel, branch: Branch, rotation: Rotation) -> torch.Tensor:
-    rows = len(branch.pending)
-    plan = StepPlan([Lane(branch, 0, rows)], ReferenceBackend(rotation, model.spec.device))
-    logits_RV: torch.Tensor = model.logits(
-        model.forward(torch.tensor(branch.pending, device=model.spec.device), plan)
-    )
-    branch.segment.length += rows
+def _run(model: LoadedModel, branch: Branch) -> Tensor:
+    lane = Lane(branch, 0, len(branch.pending))
+    plan = StepPlan([lane], ReferenceBackend(model.spec))
+    logits_RV = model.logits(model.forward(plan))
+    lane.advance()
     return logits_RV
-
-
-def _relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    scale = theirs.float().pow(2).mean().sqrt()
-    return float((ours.float() - theirs.float()).pow(2).mean().sqrt() / scale.clamp_min(1e-12))

@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model."""
+"""The facts of a model that the engine goes by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.model.rope import RopeSpec
+from shared.engine.model.rope import RopeSpec, Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,15 @@ class ModelSpec:
     @property
     def kv_bytes_per_token(self) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def rotation(self) -> Rotation:
+        """A new one, with tables of its own."""
+        return Rotation(self.rope, self.device)
+
+    @property
+    def sight(self) -> int:
+        """Most positions of one request: all that the model has, or its sliding window."""
+        return min(self.max_positions, self.sliding_window or self.max_positions)
 
     @property
     def dtype_name(self) -> str:

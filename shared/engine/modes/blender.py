@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shared.engine.attention import Backend, Lane, StepPlan
 from shared.engine.kv.arrival import Patience
@@ -36,102 +37,84 @@ class Blend:
         return (2 * sum(self.layers) + len(self.layers)) // (2 * len(self.layers))
 
 
+@dataclass(frozen=True, slots=True)
 class Blender:
-    def __init__(self, model: LoadedModel, backend: Backend) -> None:
-        self._model = model
-        self._backend = backend
-        self._rotation = Rotation(model.spec.rope, model.spec.device)
+    """``branch`` holds the context's tokens; ``placed`` are its chunks as they are stored."""
 
-    def run(
-        self, branch: Branch, placed: Sequence[Placement], ratio: float | None, patience: Patience
-    ) -> Blend:
-        """Computes the whole of ``branch``, which holds the context's tokens; ``placed`` are its chunks as
-        they are stored.
+    model: LoadedModel
+    backend: Backend
+    rotation: Rotation
+    branch: Branch
+    placed: Sequence[Placement]
+    patience: Patience
+
+    def run(self, ratio: float | None) -> Blend:
+        """Computes the whole of the branch.
 
         Raises:
             GivenUp: a layer of a chunk that is still arriving was not there in time. The branch is as it was.
         """
-        spec, num_tokens = self._model.spec, len(branch.pending)
-        counts = blend_counts(ratio, num_tokens, spec.num_layers)
+        branch, spec = self.branch, self.model.spec
+        counts = blend_counts(ratio, len(branch.pending), spec.num_layers)
         first: list[tuple[int, ...]] = []
         deviations: tuple[float, ...] = ()
-        rows_R = torch.arange(num_tokens, device=spec.device)
-        hidden_RE = self._model.embed(torch.tensor(branch.pending, device=spec.device))
-        cos_sin = self._model.unrotated(hidden_RE)
+        rows_R = torch.arange(len(branch.pending), device=spec.device)
+        hidden_RE = self.model.embed(branch.pending)
         for layer, count in enumerate(counts):
             if count < len(rows_R):
-                by_row = self._deviations(branch, placed, layer - 1, rows_R)
+                by_row = self._deviations(layer - 1, rows_R)
                 kept = torch.tensor(best(by_row, count), dtype=torch.long, device=spec.device)
                 rows_R, hidden_RE = rows_R[kept], hidden_RE[kept]
                 deviations = deviations or tuple(by_row)
                 first = first or [tuple(rows_R.tolist())]
-            _exclude(branch, placed, layer, rows_R, num_tokens)
+            self._exclude(layer, rows_R)
             for kv in (branch.segment.k_LKTD, branch.segment.v_LKTD):
-                kv[
-                    layer
-                ].zero_()  # what nobody sees weighs 0, and 0 times whatever was there before must be 0
+                # what nobody sees weighs 0, and 0 times whatever was there before must be 0
+                kv[layer].zero_()
             if len(rows_R):
-                hidden_RE = self._layer(branch, layer, rows_R, hidden_RE, cos_sin, patience)
-        branch.segment.length = num_tokens
+                hidden_RE = self._layer(layer, rows_R, hidden_RE)
+        chosen = first[0] if first else tuple(range(len(branch.pending)))
+        branch.segment.length = len(branch.pending)
         branch.pending.clear()
-        return Blend(first[0] if first else tuple(range(num_tokens)), tuple(counts), deviations)
+        return Blend(chosen, tuple(counts), deviations)
 
-    def _layer(
-        self,
-        branch: Branch,
-        layer: int,
-        rows_R: torch.Tensor,
-        hidden_RE: torch.Tensor,
-        cos_sin: tuple[torch.Tensor, torch.Tensor],
-        patience: Patience,
-    ) -> torch.Tensor:
+    def _layer(self, layer: int, rows_R: Tensor, hidden_RE: Tensor) -> Tensor:
         """As a branch that has these tokens alone; then its keys and values move to their places among
         all."""
-        spec, num_tokens = self._model.spec, len(branch.pending)
+        branch, spec = self.branch, self.model.spec
         view = Branch(spec, (), branch.offset, branch.context)
-        places = np.append(rows_R.cpu().numpy(), num_tokens)
+        places = np.append(rows_R.cpu().numpy(), len(branch.pending))
         view.segment = Segment(spec, len(rows_R), places=places)
-        plan = StepPlan([Lane(view, 0, len(rows_R))], self._backend, patience)
-        hidden_RE = self._model.run_layer(layer, hidden_RE, cos_sin, plan)
-        for to_KTD, from_KTD in (
-            (branch.segment.k_LKTD, view.segment.k_LKTD),
-            (branch.segment.v_LKTD, view.segment.v_LKTD),
-        ):
-            to_KTD[layer][:, rows_R] = from_KTD[layer]
+        plan = StepPlan([Lane(view, 0, len(rows_R))], self.backend, self.patience)
+        hidden_RE = self.model.run_layer(layer, hidden_RE, plan)
+        branch.segment.k_LKTD[layer][:, rows_R] = view.segment.k_LKTD[layer]
+        branch.segment.v_LKTD[layer][:, rows_R] = view.segment.v_LKTD[layer]
         return hidden_RE
 
-    def _deviations(
-        self, branch: Branch, placed: Sequence[Placement], layer: int, rows_R: torch.Tensor
-    ) -> list[float]:
+    def _deviations(self, layer: int, rows_R: Tensor) -> list[float]:
         """Squared distance of fresh to stored keys and values of each row, over all heads."""
-        fresh_k, fresh_v = (
-            x[layer][:, rows_R].float() for x in (branch.segment.k_LKTD, branch.segment.v_LKTD)
-        )
+        segment = self.branch.segment
+        fresh_k, fresh_v = (x[layer][:, rows_R].float() for x in (segment.k_LKTD, segment.v_LKTD))
         stored_k, stored_v = (
             torch.cat(parts, 1)[:, rows_R]
-            for parts in zip(
-                *(self._stored(placement, branch.offset, layer) for placement in placed), strict=True
-            )
+            for parts in zip(*(self._stored(p, layer) for p in self.placed), strict=True)
         )
         return ((fresh_k - stored_k).square() + (fresh_v - stored_v).square()).sum((0, 2)).tolist()
 
-    def _stored(self, placement: Placement, origin: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _stored(self, placement: Placement, layer: int) -> tuple[Tensor, Tensor]:
         """Keys, moved to their places, and values [K, T, D] of a chunk, in float32."""
         segment, num_tokens = placement.segment, placement.num_tokens
         k_KTD, v_KTD = (x[layer][:, :num_tokens].float() for x in (segment.k_LKTD, segment.v_LKTD))
-        angles = self._rotation.angles([placement.offset - origin])
-        return self._rotation.rotate(k_KTD, angles), v_KTD
+        angles = self.rotation.angles([placement.offset - self.branch.offset])
+        return self.rotation.rotate(k_KTD, angles), v_KTD
 
-
-def _exclude(
-    branch: Branch, placed: Sequence[Placement], layer: int, rows_R: torch.Tensor, num_tokens: int
-) -> None:
-    """What is computed in a layer is not seen where it is stored, the rest not among what is computed."""
-    computed_N = torch.zeros(num_tokens, dtype=torch.bool, device=rows_R.device)
-    computed_N[rows_R] = True
-    assert branch.excluded is not None
-    branch.excluded.set(layer, ~computed_N)
-    for placement in placed:
-        first = placement.offset - branch.offset
-        assert placement.excluded is not None
-        placement.excluded.set(layer, computed_N[first : first + placement.num_tokens])
+    def _exclude(self, layer: int, rows_R: Tensor) -> None:
+        """Hides what is computed in a layer where it is stored, the rest among what is computed."""
+        computed_N = torch.zeros(len(self.branch.pending), dtype=torch.bool, device=rows_R.device)
+        computed_N[rows_R] = True
+        assert self.branch.excluded is not None
+        self.branch.excluded.set(layer, ~computed_N)
+        for placement in self.placed:
+            first = placement.offset - self.branch.offset
+            assert placement.excluded is not None
+            placement.excluded.set(layer, computed_N[first : first + placement.num_tokens])

@@ -13,8 +13,6 @@ from shared.engine.kv.arrival import Patience
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.rope import Rotation
-from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.blender import Blend, Blender
 from shared.engine.modes.policy import Policy
 from shared.engine.modes.token_selection import num_selected
@@ -23,7 +21,7 @@ from shared.generation.told import SelectedEvent
 
 
 @dataclass(slots=True, eq=False)
-class Blending(Survey):
+class BlendSurvey(Survey):
     """All tokens of the context, of which fewer and fewer are computed from layer to layer. ``placed``: where
     each chunk is stored; what is computed of it is excluded there, the rest in the branch. ``blend``: what
     became of it."""
@@ -37,9 +35,11 @@ class Blending(Survey):
         return self._run
 
     def _run(self, model: LoadedModel, backend: Backend, patience: Patience) -> None:
-        self.blend = Blender(model, backend).run(self.branch, self.placed, self.ratio, patience)
+        rotation = model.spec.rotation()
+        blender = Blender(model, backend, rotation, self.branch, self.placed, patience)
+        self.blend = blender.run(self.ratio)
 
-    def end(self, job: ContextJob, spec: ModelSpec) -> None:
+    def end(self, job: ContextJob) -> None:
         assert self.blend is not None
         job.num_blended, job.selected = self.blend.num_tokens, self.blend.tokens
         job.emit(SelectedEvent(job.selected, scores=self.blend.deviations, layers=self.blend.layers))
@@ -47,15 +47,15 @@ class Blending(Survey):
 
 class Blended(Policy):
     def choose(self, request: GenerateRequest, num_layers: int) -> tuple[int, ...] | None:
-        num_tokens = total_len([chunk.token_ids for chunk in request.chunks])
+        num_tokens = total_len(request.chunks)
         count = num_selected(request.recompute.ratio, num_tokens)
         if count in (0, num_tokens):
             return tuple(range(count))
         return tuple(range(num_tokens)) if num_layers <= 2 else None  # it computes all of them in two
 
-    def survey(self, job: ContextJob, spec: ModelSpec, rotation: Rotation) -> Branch:
+    def survey(self, job: ContextJob) -> Branch:
         """The whole context as a branch of its own, behind what is stored of it."""
-        base, start = placed_context(job, ()), len(job.request.prefix_ids)
+        spec, base, start = job.host.spec, placed_context(job, ()), len(job.request.prefix_ids)
         ids = tuple(t for chunk in job.request.chunks for t in chunk.token_ids)
         num_before = len(base.placements) - len(job.request.chunks)
         placed = tuple(
@@ -64,7 +64,7 @@ class Blended(Policy):
         )
         branch = Branch(spec, ids, start, (*base.placements[:num_before], *placed))
         branch.excluded = Excluded.none(spec.num_layers, len(ids), spec.device)
-        job.questions.append(Blending(branch, placed, job.request.recompute.ratio))
+        job.questions.append(BlendSurvey(branch, placed, job.request.recompute.ratio))
         return branch
 
 

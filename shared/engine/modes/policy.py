@@ -1,4 +1,5 @@
-"""What the engine does by a mode beyond placing what is stored: the policy, a module of the mode's name."""
+"""Finds and applies the policy of a mode: what it does beyond placing what is stored, in a module of its
+name."""
 
 from __future__ import annotations
 
@@ -7,8 +8,6 @@ import importlib
 
 from shared.engine.jobs.context import ContextJob
 from shared.engine.kv.segment import Branch, Tempering
-from shared.engine.model.rope import Rotation
-from shared.engine.model.spec import ModelSpec
 from shared.generation.asked import GenerateRequest
 from shared.generation.modes import ReuseMode
 from shared.generation.told import SelectedEvent
@@ -18,17 +17,17 @@ class Policy:
     """As it stands, that of a mode that only places; a mode's own has in ``POLICY`` one that differs."""
 
     def choose(self, request: GenerateRequest, num_layers: int) -> tuple[int, ...] | None:
-        """Which tokens of the context are computed anew, in ascending order, if that is known without looking
-        at anything; None: ``survey`` looks."""
+        """Returns the tokens of the context that are computed anew, in ascending order, if that is known
+        without looking at anything; None: ``survey`` looks."""
         return ()
 
-    def survey(self, job: ContextJob, spec: ModelSpec, rotation: Rotation) -> Branch | None:
+    def survey(self, job: ContextJob) -> Branch | None:
         """Plants what looks (``Survey``). Returns the branch on which all else grows; None: the survey plants
         a branch for its question when it ends."""
         raise NotImplementedError
 
     def tempering(self, request: GenerateRequest) -> Tempering | None:
-        """How what hangs on the context weighs its chunks, if not by ordinary attention."""
+        """Says how what hangs on the context weighs its chunks, if not by ordinary attention."""
         return None
 
 
@@ -40,13 +39,13 @@ def policy_of(mode: ReuseMode) -> Policy:
     return policy
 
 
-def prepare(job: ContextJob, num_layers: int) -> Policy:
+def prepare(job: ContextJob) -> Policy:
     """Lets the mode say what it knows before anything is computed, once."""
     request = job.request
     policy = policy_of(request.reuse)
     job.tempering = policy.tempering(request)
     if request.reuse.recomputes and job.selected is None:
-        job.selected = policy.choose(request, num_layers)
+        job.selected = policy.choose(request, job.host.spec.num_layers)
         if job.selected is not None:
             _tell(job, job.selected)
     return policy

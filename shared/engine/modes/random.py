@@ -11,7 +11,7 @@ from shared.generation.asked import GenerateRequest, total_len
 
 class AtRandom(Policy):
     def choose(self, request: GenerateRequest, num_layers: int) -> tuple[int, ...]:
-        num_tokens = total_len([chunk.token_ids for chunk in request.chunks])
+        num_tokens = total_len(request.chunks)
         return at_random(
             num_tokens, num_selected(request.recompute.ratio, num_tokens), request.recompute.seed
         )

@@ -1,5 +1,5 @@
-"""Which tokens of a context are computed anew. Plain numbers: tokens are counted from 0 over all chunks in
-order.
+"""Counts and picks the tokens of a context that are computed anew. Plain numbers: tokens are counted from 0
+over all chunks in order.
 
 A ratio names a number of tokens, the same for every mode; which tokens these are is the mode's idea. 0
 selects none, 1 all.
@@ -40,8 +40,8 @@ def best(scores: Sequence[float], count: int) -> tuple[int, ...]:
 
 
 def num_private(request: GenerateRequest) -> int:
-    """How many tokens of its context a request computes for itself alone, at most."""
-    row, num_tokens = request.reuse.row, total_len([chunk.token_ids for chunk in request.chunks])
+    """The number of tokens of its context that a request computes for itself alone, at most."""
+    row, num_tokens = request.reuse.row, total_len(request.chunks)
     if not row.stored or row.surveys_all:
         return num_tokens
     match row.goes_by:

@@ -27,10 +27,8 @@ from shared.engine.backends.native import LEVELS, NativeBackend, best_level, fit
 from shared.engine.backends.piecewise import PiecewiseBackend
 from shared.engine.backends.tables import FIXED, Tiling, build_tables, choose_tiling
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.model.rope import Rotation
 from shared.errors import ConfigError
 from tests.attention_steps import (
-    CPU,
     BranchCase,
     Case,
     PlacementCase,
@@ -60,8 +58,7 @@ def reference(shape: Shape) -> Backend:
 
 
 def piecewise(shape: Shape, kernel: Any) -> Backend:
-    spec = spec_of(shape)
-    return PiecewiseBackend(Rotation(spec.rope, CPU), kernel, CPU)
+    return PiecewiseBackend(spec_of(shape), kernel)
 
 
 def flash_attn_func(

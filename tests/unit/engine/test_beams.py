@@ -303,12 +303,12 @@ class TestMemory:
 
         root = Branch(spec, (), 10)
         grow(root, 50)
-        a = root.fork(spec, num_seen=20)
-        b = root.fork(spec)
+        a = root.fork(num_seen=20)
+        b = root.fork()
         grow(root, 100)  # behind both: nobody sees it once the root's owner is gone
         grow(a, 3)
         grow(b, 4)
-        c = b.fork(spec, num_seen=2)
+        c = b.fork(num_seen=2)
         grow(c, 5)
         before = [history(a), history(c)]
         assert [p.num_tokens for p in c.seen()] == [50, 2]

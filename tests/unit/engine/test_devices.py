@@ -49,10 +49,10 @@ class Scarce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, ids_R: torch.Tensor, plan: Any) -> torch.Tensor:
-        if self._too_much(len(ids_R)):
+    def forward(self, plan: Any) -> torch.Tensor:
+        if self._too_much(plan.num_rows):
             raise torch.OutOfMemoryError("no room")
-        return self._model.forward(ids_R, plan)
+        return self._model.forward(plan)
 
 
 def scarce_engine(too_much: Callable[[int], bool], memory: Memory | None = None) -> Engine:

@@ -221,9 +221,9 @@ class Forests(RuleBasedStateMachine):
             return
         (job,) = jobs_of(self.engine)
         assert isinstance(job, ForestJob)
-        bases = 0 if job.base is None else 1
+        bases = 0 if job.nodes.base is None else 1
         assert len(job.branches()) - bases < 2 * len(self.branches)
-        assert {i: node.tokens for i, node in job.nodes.items()} == self.branches
+        assert {i: node.tokens for i, node in job.nodes.by_id.items()} == self.branches
 
     def teardown(self) -> None:
         if hasattr(self, "forest"):
@@ -537,7 +537,7 @@ class TestMemory:
         with forest:
             forest.do(*(Start(i, (30 + i,)) for i in range(4)))
             (job,) = jobs_of(engine)
-            for node in job.nodes.values():  # type: ignore[attr-defined]
+            for node in job.nodes.by_id.values():  # type: ignore[attr-defined]
                 assert node.logits_V.untyped_storage().nbytes() == 4 * engine.model.spec.vocab_size
 
 

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from shared.engine.admission_control import Admitting
-from shared.engine.jobs.context import ContextJob, Grower
+from shared.engine.admission_control import AdmissionControl
+from shared.engine.endings import Endings
+from shared.engine.jobs.context import ContextJob, Grower, Host
 from shared.engine.jobs.job import Computed
 from shared.engine.jobs.prefill import PrefillJob
 from shared.engine.kv.segment import Branch
@@ -18,6 +19,8 @@ from shared.engine.request_queue import RequestQueue
 from shared.engine.scheduler import Demand, Scheduler
 from shared.engine_config import EngineConfig
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest
+
+NOBODY = cast(Host, None)  # whoever needs what it is told to asks no engine
 
 
 @dataclass(slots=True, eq=False)
@@ -47,17 +50,14 @@ class Wanting(ContextJob):
         return Demand(1, self.private_bytes)
 
 
-class Nobody:
-    def on_computed(self, job: PrefillJob, work: object) -> None: ...
-
-
 def wanting(name: str, private_bytes: int = 10, rests: bool = False) -> Wanting:
     request = GenerateRequest(name, (), (), ((1,),))
-    return Wanting(request, lambda _: None, private_bytes=private_bytes, rests=rests)
+    return Wanting(request, lambda _: None, private_bytes=private_bytes, rests=rests, host=NOBODY)
 
 
 def prefill(name: str) -> PrefillJob:
-    return PrefillJob(PrefillRequest(name, (), (Chunk("c", (1,)),)), lambda _: None, lead=Nobody())
+    request = PrefillRequest(name, (), (Chunk("c", (1,)),))
+    return PrefillJob(request, lambda _: None, on_computed=lambda *_: None)
 
 
 @pytest.fixture
@@ -152,18 +152,19 @@ def test_kv_of_a_paused_request_waits_in_host_memory(requests: RequestQueue) -> 
     segment = SimpleNamespace(move=lambda device: moved.append(device.type))
     young.grown = [cast(Any, SimpleNamespace(segment=segment))]
     nothing = cast(Any, None)
-    admitting = Admitting(torch.device("cuda"), requests, nothing, nothing, nothing, nothing)
+    endings = Endings(requests, nothing, nothing)
+    admission = AdmissionControl(torch.device("cuda"), requests, nothing, nothing, endings, nothing)
     old.private_bytes = 25
-    admitting.balance()
+    admission.balance()
     assert moved == ["cpu"]
     old.private_bytes = 10
-    admitting.balance()
+    admission.balance()
     assert moved == ["cpu", "cuda"]
 
 
 def test_few_prefills_run_at_once_and_questions_do_not_wait_for_them(requests: RequestQueue) -> None:
     for number in range(6):
-        requests.add_prefill(prefill(f"p{number}"))
+        requests.add(prefill(f"p{number}"))
     added(requests, wanting("a"))
     assert admit_all(requests) == ["a"]
     running = []
@@ -190,9 +191,9 @@ def test_removed_from_wherever_it_is(requests: RequestQueue) -> None:
 
 def test_a_request_over_a_context_is_found_in_every_place(requests: RequestQueue) -> None:
     jobs = added(requests, wanting("a"), wanting("b"), wanting("c", 100))
-    requests.add_prefill(prefill("p"))
+    requests.add(prefill("p"))
     admit_all(requests)
     jobs[0].private_bytes = 25
     requests.pause_overgrown()
-    assert [requests.question(name) for name in "abcp"] == [*jobs, None]
+    assert [requests.get(name) for name in "abc"] == [*jobs]
     assert requests.get("p") is not None

@@ -80,6 +80,13 @@ def test_the_truth_replaces_a_copy_and_a_copy_never_the_truth(tmp_path: Path) ->
     tier.check_invariants()
 
 
+def test_where_nothing_is_evicted_there_are_primary_copies_only(tmp_path: Path) -> None:
+    tier = tier_in(tmp_path)
+    keep(tier, A, truth=True)
+    keep(tier, B)
+    assert [tier.primary_blobs.stat(blob_of(c)) is not None for c in (A, B)] == [True, False]
+
+
 def test_what_is_demoted_is_a_copy_unless_it_was_replaced_meanwhile(tmp_path: Path) -> None:
     tier = tier_in(tmp_path)
     for chunk_id in (A, B):

@@ -167,10 +167,10 @@ class TestSelect:
         grouped = group(
             stock_scores(selector, pair[0], chunks), [len(c.auxiliary) for c in chunks], ratio, grouping
         )
-        for chosen, expected in zip(selection.chosen, mapped(grouped.chosen_T, chunks), strict=True):
+        for chosen, expected in zip(selection.chosen, mapped(grouped, chunks), strict=True):
             assert (chosen == expected).all()
-        assert selection.num_grouped == grouped.num_chosen > 0
-        assert selection.num_picked == grouped.num_picked
+        assert selection.num_grouped == grouped.sum() > 0
+        assert selection.num_picked == num_asked(ratio, sum(len(c.auxiliary) for c in chunks))
 
     @pytest.mark.parametrize("pair", PAIRS[:2], ids=" to ".join)
     def test_a_budget_takes_windows_one_by_one_until_enough_of_the_primarys_tokens_are_mapped(
