@@ -138,11 +138,20 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 
 
 def check_least(config: object, least: float, *names: str) -> None:
-    """For ``__post_init__``.
+    """For ``__post_init__``. A setting that is None passes.
 
     Raises:
         ValueError: a setting is less; names it.
     """
     for name in names:
-        if getattr(config, name) < least:
-            raise ValueError(f"{name}: must be at least {least}, got {getattr(config, name)}")
+        value = getattr(config, name)
+        if value is not None and not value >= least:  # True for NaN
+            wanted = f"be at least {least}" if least else "not be negative"
+            raise ValueError(f"{name}: must {wanted}, got {value}")
+
+
+def check_above_zero(config: object, *names: str) -> None:
+    """As ``check_least``, for settings that may be as small as one likes, but not 0."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name}: must be above 0, got {getattr(config, name)}")

@@ -41,8 +41,7 @@ class DeploymentConfig:
                 f"max_replicas: must be 0 or at least num_replicas ({self.num_replicas}), got "
                 f"{self.max_replicas}"
             )
-        if min(self.num_cpus, self.num_gpus) < 0:
-            raise ValueError("num_cpus, num_gpus: must not be negative")
+        check_least(self, 0, "num_cpus", "num_gpus")
 
     def serve_options(self) -> dict[str, Any]:
         """Keyword arguments of ``ray.serve.deployment``."""

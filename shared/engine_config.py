@@ -71,14 +71,10 @@ class EngineConfig:
             "max_waiting",
             "private_bytes",
             "loader_threads",
+            "resident_bytes",
         )
-        if self.resident_bytes is not None:
-            check_least(self, 1, "resident_bytes")
+        check_least(self, 0, "num_threads", "overlap_from_s")
         if self.compile and self.batch_invariant:
             raise ValueError(
                 "compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant"
             )
-        if self.num_threads < 0:
-            raise ValueError(f"num_threads: must not be negative, got {self.num_threads}")
-        if not self.overlap_from_s >= 0:
-            raise ValueError(f"overlap_from_s: must not be negative, got {self.overlap_from_s}")

@@ -42,18 +42,16 @@ class LogConfig:
     format: LogFormat = "text"
 
 
-def configure(
-    service: str, level: str = "INFO", format: LogFormat = "json", stream: TextIO | None = None
-) -> None:
+def configure(service: str, config: LogConfig, stream: TextIO | None = None) -> None:
     """Sends every logger of this process to ``stream`` (stderr). Calling it again replaces what the first
     call set up."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter(service) if format == "json" else TextFormatter(service))
+    handler.setFormatter(JsonFormatter(service) if config.format == "json" else TextFormatter(service))
     root = logging.getLogger()
     for old in [h for h in root.handlers if isinstance(h.formatter, _Formatter)]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(level)
+    root.setLevel(config.level)
     for name in _NOISY:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
 

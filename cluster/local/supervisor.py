@@ -47,7 +47,7 @@ HEALTH_TIMEOUT_S = 40.0  # models are loaded by then; what is wrong now stays wr
 def main() -> int:
     run = RunDirectory(Path(sys.argv[1]))
     config = load(QuiltConfig, json.loads(run.config_path.read_text(encoding="utf-8")))
-    logs.configure("supervisor", config.log.level, config.log.format)
+    logs.configure("supervisor", config.log)
     with run.lock():
         return Supervisor(config, run, threading.Event()).run()
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ray import serve
-
 from services.gateway.config import GatewayConfig
 from services.gateway.handlers import GatewayHandlers
 from services.gateway.pipeline import Pipeline
@@ -16,7 +12,7 @@ from shared.clients.generation import GenerationClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
 from shared.clients.service import ServiceClient
-from shared.config import load, to_dict
+from shared.serving import builder_of
 
 OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
 
@@ -25,9 +21,8 @@ class Gateway(GatewayHandlers):
     """One replica. Handles to the other applications of its cluster are looked up at the first call:
     applications start in any order."""
 
-    def __init__(self, args: dict[str, Any]) -> None:
-        config = load(GatewayConfig, args)
-        log.configure(self.application, config.deployment.log.level, config.deployment.log.format)
+    def __init__(self, config: GatewayConfig) -> None:
+        log.configure(self.application, config.deployment.log)
         others = (*OTHERS, *filter(None, [config.selector]))
         transports = {name: transport_to(name, config.addresses) for name in others}
         store = config.kv_store
@@ -42,9 +37,4 @@ class Gateway(GatewayHandlers):
         super().__init__(pipeline, health, config.status_timeout_s, config.addresses)
 
 
-def build(args: dict[str, Any]) -> serve.Application:
-    """``args``: a ``GatewayConfig`` as plain values."""
-    config = load(GatewayConfig, args)
-    return serve.deployment(name="gateway", **config.deployment.serve_options())(Gateway).bind(
-        to_dict(config)
-    )
+build = builder_of(Gateway, GatewayConfig)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.config import check_least
+from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
@@ -37,8 +37,7 @@ class GatewayConfig:
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "k", "max_k", "max_questions")
+        check_least(self, 1, "k", "max_k", "max_questions", "rrf_constant")
+        check_above_zero(self, "status_timeout_s")
         if self.k > self.max_k:
             raise ValueError(f"k: {self.k} is above max_k ({self.max_k})")
-        if self.rrf_constant < 1 or self.status_timeout_s <= 0:
-            raise ValueError("rrf_constant, status_timeout_s: must be positive")

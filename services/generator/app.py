@@ -6,11 +6,9 @@ import asyncio
 import logging
 import os
 import sys
-from typing import Any
 
 import ray
 import torch
-from ray import serve
 
 from services.generator.config import GeneratorConfig
 from services.generator.handlers import GenerationServicer
@@ -19,8 +17,8 @@ from shared import log as logs
 from shared.clients.agent_actor import own_node
 from shared.clients.selection import SelectionClient
 from shared.clients.serve_transport import ServeTransport
-from shared.config import load
 from shared.errors import KvquiltError
+from shared.serving import builder_of
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ class GenerationApp(GenerationServicer):
     what is wrong."""
 
     def __init__(self, config: GeneratorConfig) -> None:
-        logs.configure("generator", config.deployment.log.level, config.deployment.log.format)
+        logs.configure(self.application, config.deployment.log)
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1: right for a hundred actors, wrong
         # for an engine.
         torch.set_num_threads(config.engine.num_threads or len(os.sched_getaffinity(0)))
@@ -55,6 +53,4 @@ class GenerationApp(GenerationServicer):
         self.raise_if_dead()
 
 
-def build(args: dict[str, Any]) -> serve.Application:
-    config = load(GeneratorConfig, args)
-    return serve.deployment(name="generator", **config.deployment.serve_options())(GenerationApp).bind(config)
+build = builder_of(GenerationApp, GeneratorConfig)

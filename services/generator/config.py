@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from shared.config import check_least
+from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.engine_config import EngineConfig
 from shared.generation.modes import Chooser, ReuseMode
@@ -38,8 +38,7 @@ class SelectionConfig:
     def __post_init__(self) -> None:
         if not 0 < self.deadline_share <= 1:  # True for NaN
             raise ValueError(f"deadline_share: must be above 0 and at most 1, got {self.deadline_share}")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s: must be above 0, got {self.timeout_s}")
+        check_above_zero(self, "timeout_s")
 
 
 @dataclass(frozen=True, slots=True)

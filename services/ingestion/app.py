@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
-
-from ray import serve
 
 from services.ingestion.calls import CallPolicy
 from services.ingestion.config import IngestionConfig
@@ -17,9 +14,9 @@ from shared import log as logs
 from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.applications import transport_to
 from shared.clients.transport import Transport
-from shared.config import load, to_dict
 from shared.errors import KvquiltError
 from shared.prompt import PromptTokenizer
+from shared.serving import builder_of
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +24,8 @@ log = logging.getLogger(__name__)
 class Ingestion(IngestHandlers):
     """One replica: the model's tokenizer, and clients of generator, kv_store and retrieval."""
 
-    def __init__(self, args: dict[str, Any]) -> None:
-        config = load(IngestionConfig, args)
-        logs.configure("ingestion", config.deployment.log.level, config.deployment.log.format)
+    def __init__(self, config: IngestionConfig) -> None:
+        logs.configure(self.application, config.deployment.log)
         super().__init__(build_service(config), config.run_deadline_s)
 
     def __del__(self) -> None:
@@ -63,8 +59,4 @@ def _recipe(config: IngestionConfig) -> Recipe | KvquiltError | None:
     return None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens)
 
 
-def build(args: dict[str, Any]) -> serve.Application:
-    config = load(IngestionConfig, args)
-    return serve.deployment(name="ingestion", **config.deployment.serve_options())(Ingestion).bind(
-        to_dict(config)
-    )
+build = builder_of(Ingestion, IngestionConfig)

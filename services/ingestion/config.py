@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.config import check_least
+from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 
 
@@ -40,6 +40,4 @@ class IngestionConfig:
                 f"{self.chunk_tokens}"
             )
         check_least(self, 1, "prefill_batch", "parallel_documents", "max_document_bytes")
-        for name in ("run_deadline_s", "step_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}: must be positive, got {getattr(self, name)}")
+        check_above_zero(self, "run_deadline_s", "step_timeout_s")

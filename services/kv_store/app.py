@@ -15,7 +15,6 @@ from typing import Any
 
 import grpc
 import ray
-from ray import serve
 from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -32,10 +31,10 @@ from shared import log as logs
 from shared.clients.agent_actor import NAMESPACE, actor_name
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient
-from shared.config import load, to_dict
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.locks import Locks
 from shared.request import RequestContext
+from shared.serving import builder_of
 
 log = logging.getLogger(__name__)
 
@@ -49,24 +48,12 @@ FindAgent = Callable[[str], Any]
 """Handle of the agent actor of a node. Raises ``ValueError`` or ``RayError`` when there is none."""
 
 
-def build(args: dict[str, Any]) -> serve.Application:
-    """
-    Raises:
-        ConfigError: names the setting.
-    """
-    config = load(KvStoreConfig, args)
-    return serve.deployment(name="kv_store", **config.deployment.serve_options())(KvStoreFront).bind(
-        to_dict(config)
-    )
-
-
 class KvStoreFront(StoreHandlers, FileHandlers):
     """The Serve ingress. It owns the agents: they end with the replica that started them, and another
     replica's next look at the nodes starts them again. What they hold is on disk or in the object store."""
 
-    def __init__(self, args: dict[str, Any]) -> None:
-        config = load(KvStoreConfig, args)
-        logs.configure("kv_store", config.deployment.log.level, config.deployment.log.format)
+    def __init__(self, config: KvStoreConfig) -> None:
+        logs.configure(self.application, config.deployment.log)
         self._nodes = RayNodes(lambda node_id: _start_agent(config, node_id))
         store = ClusterStore(self._nodes, ray.get_runtime_context().get_node_id())
         StoreHandlers.__init__(self, store)
@@ -88,9 +75,9 @@ class AgentActor:
     """Owns one node's directory and serves it over gRPC. Ray starts it again on its node when its process
     dies."""
 
-    def __init__(self, args: dict[str, Any], node_id: str) -> None:
-        self._config, self._node_id = load(KvStoreConfig, args), node_id
-        logs.configure("kv_store", self._config.deployment.log.level, self._config.deployment.log.format)
+    def __init__(self, config: KvStoreConfig, node_id: str) -> None:
+        self._config, self._node_id = config, node_id
+        logs.configure("kv_store", config.deployment.log)
         self._lock = asyncio.Lock()
         self._address = ""
 
@@ -245,5 +232,8 @@ def _start_agent(config: KvStoreConfig, node_id: str) -> Any:
             max_restarts=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
         )
-        .remote(to_dict(config), node_id)
+        .remote(config, node_id)
     )
+
+
+build = builder_of(KvStoreFront, KvStoreConfig)

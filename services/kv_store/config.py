@@ -9,6 +9,7 @@ from services.kv_store.documents.quotas import QuotaConfig
 from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.memory_directory import memory_directory
+from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 
 
@@ -27,8 +28,7 @@ class MemoryConfig:
     def __post_init__(self) -> None:
         if self.directory and not Path(self.directory).is_absolute():
             raise ValueError(f"directory: must be an absolute path, got {self.directory!r}")
-        if self.capacity_bytes is not None and self.capacity_bytes < 0:
-            raise ValueError(f"capacity_bytes: must not be negative, got {self.capacity_bytes}")
+        check_least(self, 0, "capacity_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,7 @@ class GarbageConfig:
     grace_s: float = 24 * 3600.0
 
     def __post_init__(self) -> None:
-        for name in ("period_s", "grace_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+        check_least(self, 0, "period_s", "grace_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,5 @@ class KvStoreConfig:
     def __post_init__(self) -> None:
         if not Path(self.directory).is_absolute():
             raise ValueError(f"directory: must be an absolute path, got {self.directory!r}")
-        if self.reconcile_s <= 0:
-            raise ValueError(f"reconcile_s: must be above 0, got {self.reconcile_s}")
-        for name in ("disk_capacity_bytes", "lease_s", "stale_staging_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must not be negative, got {getattr(self, name)}")
+        check_above_zero(self, "reconcile_s")
+        check_least(self, 0, "disk_capacity_bytes", "lease_s", "stale_staging_s")

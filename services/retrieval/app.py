@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
-
-from ray import serve
 
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.handlers import RetrievalHandlers
@@ -15,8 +12,8 @@ from services.retrieval.milvus import connect
 from services.retrieval.service import RetrievalService
 from services.retrieval.transformer_embedder import load_embedder
 from shared import log as logs
-from shared.config import load, to_dict
 from shared.errors import KvquiltError
+from shared.serving import builder_of
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +25,8 @@ class Retrieval(RetrievalHandlers):
     goes on trying.
     """
 
-    def __init__(self, args: dict[str, Any]) -> None:
-        config = load(RetrievalConfig, args)
-        logs.configure("retrieval", config.deployment.log.level, config.deployment.log.format)
+    def __init__(self, config: RetrievalConfig) -> None:
+        logs.configure(self.application, config.deployment.log)
         super().__init__(_try_to_build(config))
         self._opening = asyncio.get_running_loop().create_task(self._keep_opening(config))
 
@@ -59,8 +55,4 @@ def build_service(config: RetrievalConfig) -> RetrievalService:
     return RetrievalService(embedder, MilvusIndex(milvus, embedder.identity, embedder.dim), config.default_k)
 
 
-def build(args: dict[str, Any]) -> serve.Application:
-    config = load(RetrievalConfig, args)
-    return serve.deployment(name="retrieval", **config.deployment.serve_options())(Retrieval).bind(
-        to_dict(config)
-    )
+build = builder_of(Retrieval, RetrievalConfig)

@@ -33,8 +33,7 @@ class RetrievalConfig:
         if not self.milvus_uri:
             raise ValueError("milvus_uri: must be a directory or an http(s) address")
         check_least(self, 1, "default_k")
-        if self.embedder_threads < 0:
-            raise ValueError(f"embedder_threads: must not be negative, got {self.embedder_threads}")
+        check_least(self, 0, "embedder_threads")
         if self.embedded and max(self.deployment.num_replicas, self.deployment.max_replicas) > 1:
             raise ValueError(
                 "deployment.num_replicas: the embedded Milvus has one owner; use 1, or a Milvus server "

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import Any
 
 import ray
 import torch
-from ray import serve
 
 from services.selector.config import SelectorConfig
 from services.selector.handlers import SelectionServicer
 from services.selector.loading import load_selector
 from shared import log as logs
 from shared.clients.agent_actor import own_node
-from shared.config import load, to_dict
 from shared.errors import KvquiltError
+from shared.serving import builder_of
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +24,8 @@ class SelectionApp(SelectionServicer):
     """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says
     what is wrong."""
 
-    def __init__(self, args: dict[str, Any]) -> None:
-        config = load(SelectorConfig, args)
-        logs.configure(self.application, config.deployment.log.level, config.deployment.log.format)
+    def __init__(self, config: SelectorConfig) -> None:
+        logs.configure(self.application, config.deployment.log)
         # Ray sets OMP_NUM_THREADS to the CPUs that it reserves, at least 1.
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         node_id = ray.get_runtime_context().get_node_id()
@@ -40,8 +37,4 @@ class SelectionApp(SelectionServicer):
             super().__init__(error)
 
 
-def build(args: dict[str, Any]) -> serve.Application:
-    config = load(SelectorConfig, args)
-    return serve.deployment(name="selector", **config.deployment.serve_options())(SelectionApp).bind(
-        to_dict(config)
-    )
+build = builder_of(SelectionApp, SelectorConfig)

@@ -41,5 +41,4 @@ class SelectorConfig:
 
     def __post_init__(self) -> None:
         check_least(self, 1, "resident_bytes", "loader_threads", "max_chunks", "max_questions", "max_waiting")
-        if self.threads < 0:
-            raise ValueError(f"threads: must not be negative, got {self.threads}")
+        check_least(self, 0, "threads")

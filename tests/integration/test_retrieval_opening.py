@@ -11,11 +11,12 @@ from milvus_lite.adapter.grpc.server import start_server_in_thread
 
 from protos.kvquilt.v1 import common_pb2, retrieval_pb2
 from services.retrieval.app import Retrieval
+from services.retrieval.config import RetrievalConfig
 from shared.errors import ConfigError, Unavailable
 
 
-def args(uri: str) -> dict[str, object]:
-    return {"milvus_uri": uri, "startup_timeout_s": 0.5, "embedder_threads": 1}
+def config(uri: str) -> RetrievalConfig:
+    return RetrievalConfig(uri, startup_timeout_s=0.5, embedder_threads=1)
 
 
 async def health(replica: Retrieval) -> tuple[bool, str]:
@@ -27,7 +28,7 @@ async def test_it_starts_to_work_when_its_milvus_does(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    replica = Retrieval(args(f"http://127.0.0.1:{port}"))
+    replica = Retrieval(config(f"http://127.0.0.1:{port}"))
     assert await health(replica) == (
         False,
         "the Milvus server at milvus_uri does not answer, or refuses milvus_token",
@@ -51,7 +52,7 @@ async def test_it_starts_to_work_when_its_milvus_does(tmp_path: Path) -> None:
 
 async def test_a_setting_that_stays_wrong_is_told_without_trying_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    replica = Retrieval(args(str(tmp_path / "file" / "index")))
+    replica = Retrieval(config(str(tmp_path / "file" / "index")))
     ready, detail = await health(replica)
     assert not ready
     assert detail.startswith("milvus_uri: cannot keep an index there")

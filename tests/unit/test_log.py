@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared import log
+from shared.log import LogConfig
 from shared.request import RequestContext
 
 
@@ -23,7 +24,7 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_a_json_line_names_service_request_tenant_and_extras(stream: io.StringIO) -> None:
-    log.configure("gateway", "INFO", "json", stream)
+    log.configure("gateway", LogConfig("INFO", "json"), stream)
     log.bind(RequestContext.create("r-7", "acme"))
     logging.getLogger("here").info("searched %d", 3, extra={"took_ms": 1.5})
     line = json.loads(stream.getvalue())
@@ -33,7 +34,7 @@ def test_a_json_line_names_service_request_tenant_and_extras(stream: io.StringIO
 
 
 def test_an_exception_stays_within_one_json_line(stream: io.StringIO) -> None:
-    log.configure("gateway", "INFO", "json", stream)
+    log.configure("gateway", LogConfig("INFO", "json"), stream)
     try:
         raise ValueError("broken")
     except ValueError:
@@ -43,15 +44,15 @@ def test_an_exception_stays_within_one_json_line(stream: io.StringIO) -> None:
 
 
 def test_text_has_the_same_for_eyes(stream: io.StringIO) -> None:
-    log.configure("kv_store", "DEBUG", "text", stream)
+    log.configure("kv_store", LogConfig("DEBUG", "text"), stream)
     logging.getLogger("here").debug("opened", extra={"chunks": 2})
     assert "DEBUG   kv_store: opened" in stream.getvalue()
     assert stream.getvalue().rstrip().endswith("chunks=2")
 
 
 def test_configuring_again_replaces_the_first_setup(stream: io.StringIO) -> None:
-    log.configure("a", "INFO", "text", stream)
-    log.configure("b", "WARNING", "text", stream)
+    log.configure("a", LogConfig("INFO", "text"), stream)
+    log.configure("b", LogConfig("WARNING", "text"), stream)
     logging.getLogger("here").info("quiet")
     logging.getLogger("here").warning("loud")
     assert [line.split()[2] for line in stream.getvalue().splitlines()] == ["b:"]

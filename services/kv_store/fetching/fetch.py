@@ -27,6 +27,7 @@ from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import Source
 from services.kv_store.fetching.verification import ArrivingPart, parts_of, sections_of
 from services.kv_store.tiers.local import LocalTier
+from shared.config import check_above_zero, check_least
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound
 from shared.kv_format import ChunkSummary, Frame, reading_frame
 from shared.kv_format.progress import ProgressWriter
@@ -48,11 +49,8 @@ class FetchConfig:
     timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "part_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        if self.timeout_s <= 0:
-            raise ValueError(f"timeout_s: must be above 0, got {self.timeout_s}")
+        check_least(self, 1, "concurrency", "part_bytes")
+        check_above_zero(self, "timeout_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.config import check_above_zero, check_least
+
 _ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(:[0-9]{1,5})?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?)?")
@@ -66,12 +68,7 @@ class ObjectSettings:
         for name in ("ca_file", "credentials_file"):
             if getattr(self, name) and not Path(getattr(self, name)).is_absolute():
                 raise ValueError(f"{name}: must be an absolute path, got {getattr(self, name)!r}")
-        for name in ("connect_timeout_s", "read_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}: must be above 0, got {getattr(self, name)}")
-        if self.retry_s < 0:
-            raise ValueError(f"retry_s: must not be negative, got {self.retry_s}")
-        if self.connections < 1:
-            raise ValueError(f"connections: must be at least 1, got {self.connections}")
-        if self.part_bytes < _SMALLEST_PART:
-            raise ValueError(f"part_bytes: must be at least {_SMALLEST_PART}, got {self.part_bytes}")
+        check_above_zero(self, "connect_timeout_s", "read_timeout_s")
+        check_least(self, 0, "retry_s")
+        check_least(self, 1, "connections")
+        check_least(self, _SMALLEST_PART, "part_bytes")
