@@ -20,8 +20,14 @@ def chunk_identity(
     tenant: str, model_fingerprint: str, prefix_ids: Sequence[int], token_ids: Sequence[int]
 ) -> str:
     """Identity of the KV of ``token_ids`` behind ``prefix_ids``: 40 hex digits."""
-    h = hashlib.blake2b(digest_size=20, person=b"kvquilt-chunk")
-    for part in (tenant.encode(), model_fingerprint.encode(), _ids_bytes(prefix_ids), _ids_bytes(token_ids)):
+    made_of = (tenant.encode(), model_fingerprint.encode(), _ids_bytes(prefix_ids), _ids_bytes(token_ids))
+    return digest(*made_of, size=20, person=b"kvquilt-chunk")
+
+
+def digest(*parts: bytes, size: int = 16, person: bytes = b"") -> str:
+    """Hash of ``parts`` and of where each ends: twice ``size`` hex digits."""
+    h = hashlib.blake2b(digest_size=size, person=person)
+    for part in parts:
         h.update(len(part).to_bytes(8, "little"))
         h.update(part)
     return h.hexdigest()

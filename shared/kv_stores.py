@@ -28,7 +28,28 @@ from shared.kv_types import (
 from shared.request import RequestContext
 
 
-class Store(Protocol):
+class ManifestStore(Protocol):
+    """The documents of a ``Store``."""
+
+    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
+        """Chunks of the manifest it replaces that nothing refers to any more: removed.
+
+        ``FailedPrecondition``: a chunk of KV that it names is not stored."""
+        ...
+
+    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
+    async def manifest_page(
+        self,
+        ctx: RequestContext,
+        collection: str = "",
+        start_after: str = "",
+        limit: int = 0,
+        summary: bool = False,
+    ) -> ManifestPage: ...
+    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
+
+
+class Store(ManifestStore, Protocol):
     """The whole cluster's, one node's part of it, or a client of either."""
 
     async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
@@ -46,20 +67,6 @@ class Store(Protocol):
     ) -> AsyncGenerator[bytes, None]: ...
     async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks: ...
     async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage: ...
-    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        """Chunks of the manifest it replaces that nothing refers to any more: removed."""
-        ...
-
-    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
-    async def manifest_page(
-        self,
-        ctx: RequestContext,
-        collection: str = "",
-        start_after: str = "",
-        limit: int = 0,
-        summary: bool = False,
-    ) -> ManifestPage: ...
-    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to ``node_id`` (empty: to every node on which chunks were opened
         lately) and returns at once."""

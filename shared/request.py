@@ -3,9 +3,12 @@ when."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from shared.errors import DeadlineExceeded, InvalidRequest
@@ -63,6 +66,22 @@ class RequestContext:
             DeadlineExceeded: the time is over; ``doing`` says at what.
         """
         if self.remaining_s <= 0:
-            raise DeadlineExceeded(
-                f"deadline passed while {doing}; ask for less or set meta.deadline_ms higher"
-            )
+            raise _late(doing)
+
+    @asynccontextmanager
+    async def until_deadline(self, doing: str) -> AsyncGenerator[None, None]:
+        """Gives up what is going on in it when the deadline passes.
+
+        Raises:
+            DeadlineExceeded: as ``check_deadline``.
+        """
+        self.check_deadline(doing)
+        try:
+            async with asyncio.timeout(self.remaining_s):
+                yield
+        except TimeoutError:
+            raise _late(doing) from None
+
+
+def _late(doing: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"deadline passed while {doing}; ask for less or set meta.deadline_ms higher")

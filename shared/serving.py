@@ -1,14 +1,19 @@
-"""Makes a Ray Serve application of a service."""
+"""Makes a Ray Serve application of a service, and what its replicas serve."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ray import serve
 
 from shared.config import load
+from shared.errors import KvquiltError
 from shared.rpc import HealthServicer
+
+log = logging.getLogger(__name__)
+LoadedT = TypeVar("LoadedT")
 
 
 def builder_of(service: type[HealthServicer], schema: Any) -> Callable[[dict[str, Any]], serve.Application]:
@@ -25,3 +30,13 @@ def builder_of(service: type[HealthServicer], schema: Any) -> Callable[[dict[str
         return deployment(service).bind(config)
 
     return build
+
+
+def load_or_error(load: Callable[[], LoadedT], otherwise: str) -> LoadedT | KvquiltError:
+    """What ``load`` returns, or why it fails; the log then says ``otherwise``. It is no reason to crash again
+    and again: the replica stays, and Health says what is wrong."""
+    try:
+        return load()
+    except KvquiltError as error:
+        log.error("%s: %s", otherwise, error.detail)
+        return error

@@ -4,7 +4,7 @@ another."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,29 +22,13 @@ from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import verify_chunk
 from shared.kv_format.renaming import rename_chunk
-from shared.kv_types import PIECE_BYTES, ChunkStat, Manifest
+from shared.kv_stores import Store
+from shared.kv_types import PIECE_BYTES, Manifest
 from shared.request import RequestContext, check_name
 
 
-class ArchiveStore(Protocol):
+class ArchiveStore(Store, Protocol):
     def list_manifests(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[Manifest, None]: ...
-
-    def get(
-        self, ctx: RequestContext, chunk_id: str, offset: int = 0, length: int | None = None
-    ) -> AsyncGenerator[bytes, None]: ...
-
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
-
-    async def put(
-        self,
-        ctx: RequestContext,
-        chunk_id: str,
-        size_bytes: int,
-        pieces: AsyncIterator[bytes],
-        replace: bool = False,
-    ) -> bool: ...
-
-    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)

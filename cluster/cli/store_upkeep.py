@@ -3,41 +3,23 @@ progress."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.cli.ingest_command import Summary, follow_all
-from shared.documents import DocumentInfo, UpsertProgress
-from shared.kv_types import ChunkStat, DamagedCopy, StoreStats, VerifyProgress
+from shared.clients.ingest import IngestClient
+from shared.kv_stores import Store
+from shared.kv_types import DamagedCopy
 from shared.request import RequestContext
 
 _IDS_PER_CALL = 1000
 
 Contexts = Callable[[str], RequestContext]
 """A context of a tenant (empty: of the one that was chosen)."""
-
-
-class UpkeepStore(Protocol):
-    async def stats(self, ctx: RequestContext) -> StoreStats: ...
-
-    async def stat(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[ChunkStat]: ...
-
-    def verify(self, ctx: RequestContext, repair: bool = False) -> AsyncGenerator[VerifyProgress, None]: ...
-
-
-class Ingest(Protocol):
-    def list(self, ctx: RequestContext, collection: str = "") -> AsyncGenerator[DocumentInfo, None]: ...
-
-    def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]: ...
-
-    def refresh(
-        self, ctx: RequestContext, collection: str = "", chunk_ids: Sequence[str] = (), encoding: str = ""
-    ) -> AsyncGenerator[UpsertProgress, None]: ...
 
 
 @dataclass(slots=True)
@@ -65,7 +47,7 @@ class ScrubFindings:
             console.print(f"{chunk_id}  no durable good copy is left", style="red")
 
 
-async def verify(console: Console, store: UpkeepStore, ctx: RequestContext, repair: bool) -> ScrubFindings:
+async def verify(console: Console, store: Store, ctx: RequestContext, repair: bool) -> ScrubFindings:
     findings = ScrubFindings()
     stats = await store.stats(ctx)
     tiers = [t for node in stats.nodes for t in node.tiers] + ([stats.objects] if stats.objects else [])
@@ -86,8 +68,8 @@ async def verify(console: Console, store: UpkeepStore, ctx: RequestContext, repa
 async def repair(
     out: Console,
     console: Console,
-    store: UpkeepStore,
-    ingest: Ingest,
+    store: Store,
+    ingest: IngestClient,
     contexts: Contexts,
     tenant: str,
     findings: ScrubFindings,
@@ -113,7 +95,7 @@ async def repair(
 
 
 async def migrate(
-    out: Console, console: Console, ingest: Ingest, contexts: Contexts, collection: str, encoding: str
+    out: Console, console: Console, ingest: IngestClient, contexts: Contexts, collection: str, encoding: str
 ) -> Summary:
     """Documents of another model are made anew for the one that is served; then all KV is brought into
     ``encoding``."""
@@ -131,7 +113,7 @@ def scrub_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-async def _absent(store: UpkeepStore, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
+async def _absent(store: Store, ctx: RequestContext, chunk_ids: Sequence[str]) -> list[str]:
     stats = [
         s
         for begin in range(0, len(chunk_ids), _IDS_PER_CALL)

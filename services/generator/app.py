@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 
@@ -17,10 +16,7 @@ from shared import log as logs
 from shared.clients.agent_actor import own_node
 from shared.clients.selection import SelectionClient
 from shared.clients.serve_transport import ServeTransport
-from shared.errors import KvquiltError
-from shared.serving import builder_of
-
-log = logging.getLogger(__name__)
+from shared.serving import builder_of, load_or_error
 
 # The engine's thread lets go of the interpreter for microseconds at a time and is back before the event loop
 # has woken up, so that every token waits at each of its hops until the interpreter is taken from the engine
@@ -29,8 +25,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 class GenerationApp(GenerationServicer):
-    """A model that cannot be served is no reason to crash again and again: the replica stays, and Health says
-    what is wrong."""
+    """One replica: the model and its engine."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         logs.configure(self.application, config.deployment.log)
@@ -42,11 +37,13 @@ class GenerationApp(GenerationServicer):
         selector = SelectionClient(ServeTransport(chooser)) if chooser else None
         node_id = ray.get_runtime_context().get_node_id()
         store = own_node(config.kv_store, node_id) if config.kv_store else None
-        try:
-            super().__init__(load_generator(config, store, node_id, asyncio.get_running_loop(), selector))
-        except KvquiltError as error:
-            log.error("model %s cannot be served: %s", config.model, error.detail)
-            super().__init__(error)
+        loop = asyncio.get_running_loop()
+        super().__init__(
+            load_or_error(
+                lambda: load_generator(config, store, node_id, loop, selector),
+                f"model {config.model} cannot be served",
+            )
+        )
 
     def check_health(self) -> None:
         """Called by Serve, which replaces the replica when this raises."""

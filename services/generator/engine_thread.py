@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from services.generator.selection import Decision
-from shared.errors import DeadlineExceeded, InternalError, KvquiltError, Unavailable
+from shared.errors import InternalError, KvquiltError, Unavailable
 from shared.generation.asked import GenerateRequest, PrefillRequest
 from shared.generation.forest import Close, Command, ForestRequest
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import DoneEvent, Event, FailedEvent
 from shared.request import RequestContext
+from shared.threads import call_on
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class EngineThread:
         )
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        sink = functools.partial(_deliver, loop, events)
+        sink = functools.partial(call_on, loop, events.put_nowait)
         self._register(request.request_id, sink)
         ended = False
         giving: asyncio.Task[None] | None = None
@@ -165,17 +166,8 @@ async def _next(events: asyncio.Queue[Event], ctx: RequestContext) -> Event:
     """The engine enforces deadlines between its steps; this one also holds while a step is long."""
     if not events.empty():
         return events.get_nowait()
-    try:
-        return await asyncio.wait_for(events.get(), ctx.remaining_s)
-    except TimeoutError:
-        raise DeadlineExceeded(
-            "deadline passed while generating; ask for less or set meta.deadline_ms higher"
-        ) from None
-
-
-def _deliver(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens any more
-        loop.call_soon_threadsafe(events.put_nowait, event)
+    async with ctx.until_deadline("generating"):
+        return await events.get()
 
 
 def _gone() -> KvquiltError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from services.ingestion.calls import CallPolicy
 from services.ingestion.config import IngestionConfig
 from services.ingestion.handlers import IngestHandlers
@@ -14,11 +12,8 @@ from shared import log as logs
 from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.applications import transport_to
 from shared.clients.transport import Transport
-from shared.errors import KvquiltError
 from shared.prompt import PromptTokenizer
-from shared.serving import builder_of
-
-log = logging.getLogger(__name__)
+from shared.serving import builder_of, load_or_error
 
 
 class Ingestion(IngestHandlers):
@@ -45,17 +40,13 @@ def build_service(config: IngestionConfig) -> IngestionService:
         prefill_batch=config.prefill_batch,
         selector=selection.SelectionClient(to(config.selector)) if config.selector else None,
     )
-    return IngestionService(config, _recipe(config), store)
+    recipe = load_or_error(lambda: _recipe(config), f"documents cannot be cut for model {config.model}")
+    return IngestionService(config, recipe, store)
 
 
-def _recipe(config: IngestionConfig) -> Recipe | KvquiltError | None:
-    """None: the model has no tokenizer. A model that is not there is no reason to crash again and again:
-    Health says it."""
-    try:
-        tokenizer = PromptTokenizer.of_model(config.model)
-    except KvquiltError as error:
-        log.error("documents cannot be cut for model %s: %s", config.model, error.detail)
-        return error
+def _recipe(config: IngestionConfig) -> Recipe | None:
+    """None: the model has no tokenizer."""
+    tokenizer = PromptTokenizer.of_model(config.model)
     return None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens)
 
 

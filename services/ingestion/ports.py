@@ -1,5 +1,5 @@
-"""Declares what ingestion needs of the other services: the clients in ``shared/clients``, or fakes. All raise
-``shared.errors``."""
+"""Declares what ingestion needs of the other services, beside ``shared.kv_stores.ManifestStore``: the clients
+in ``shared/clients``, or fakes. All raise ``shared.errors``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Protocol
 from shared.generation.described import ModelDescription, PrefilledChunk
 from shared.generation.pieces import Piece
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
-from shared.kv_types import Manifest, ManifestPage
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
 
@@ -33,25 +32,6 @@ class EncoderPort(Protocol):
     ) -> AsyncGenerator[EncodedChunk, None]:
         """One value per chunk, in order, each once its auxiliary KV is durable."""
         ...
-
-
-class ManifestPort(Protocol):
-    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        """``FailedPrecondition``: a chunk of KV that it names is not stored."""
-        ...
-
-    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
-
-    async def manifest_page(
-        self,
-        ctx: RequestContext,
-        collection: str = "",
-        start_after: str = "",
-        limit: int = 0,
-        summary: bool = False,
-    ) -> ManifestPage: ...
-
-    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
 
 
 class Index(Protocol):

@@ -3,7 +3,6 @@ this has changed."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +12,7 @@ from services.ingestion.formats.parse import PARSERS_VERSION, media_type_of, par
 from shared.documents import SourceDocument
 from shared.errors import ModelMismatch
 from shared.generation.described import ModelDescription
+from shared.identity import digest
 from shared.kv_types import Manifest
 from shared.prompt import PromptTemplate
 
@@ -51,7 +51,7 @@ class Recipe:
         self._chunker = Chunker(tokenizer, chunk_tokens)
         template = tokenizer.template
         settings = [PARSERS_VERSION, CHUNKER_VERSION, chunk_tokens, tokenizer.hash, template.chunk]
-        self._settings_hash = _digest(json.dumps(settings).encode())
+        self._settings_hash = digest(json.dumps(settings).encode())
 
     def source_hash(self, source: SourceDocument) -> str:
         """
@@ -59,7 +59,7 @@ class Recipe:
             UnreadableDocument: the format is not known.
         """
         described = json.dumps([media_type_of(source), sorted(source.metadata.items())]).encode()
-        return f"{_digest(described, source.content)}-{self._settings_hash}"
+        return f"{digest(described, source.content)}-{self._settings_hash}"
 
     def cut(self, source: SourceDocument) -> Draft:
         """
@@ -108,11 +108,3 @@ class Recipe:
 def is_current(stored: Manifest, model: ModelDescription) -> bool:
     """Whether the stored KV is what ``model`` would compute."""
     return stored.model_fingerprint == model.fingerprint and stored.prefix_ids == model.prefix_ids
-
-
-def _digest(*parts: bytes) -> str:
-    h = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        h.update(len(part).to_bytes(8, "little"))
-        h.update(part)
-    return h.hexdigest()

@@ -21,12 +21,13 @@ from functools import partial
 
 from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
-from services.ingestion.ports import EncoderPort, Index, ManifestPort, PrefillPort
+from services.ingestion.ports import EncoderPort, Index, PrefillPort
 from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
 from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
 from shared.identity import chunk_identity
+from shared.kv_stores import ManifestStore
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
 from shared.search import IndexedChunk, IndexedDocument
@@ -42,7 +43,7 @@ class DocumentStore:
     """The services behind a document, and how they are called. ``selector`` None: there is none."""
 
     generator: PrefillPort
-    manifests: ManifestPort
+    manifests: ManifestStore
     index: Index
     policy: CallPolicy
     prefill_batch: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.handlers import RetrievalHandlers
@@ -13,16 +12,13 @@ from services.retrieval.service import RetrievalService
 from services.retrieval.transformer_embedder import load_embedder
 from shared import log as logs
 from shared.errors import KvquiltError
-from shared.serving import builder_of
-
-log = logging.getLogger(__name__)
+from shared.serving import builder_of, load_or_error
 
 
 class Retrieval(RetrievalHandlers):
     """One replica: its own embedder, its connection to Milvus.
 
-    A Milvus that does not answer is no reason to crash again and again: the replica says what is wrong, and
-    goes on trying.
+    While Milvus does not answer it says so, and goes on trying.
     """
 
     def __init__(self, config: RetrievalConfig) -> None:
@@ -42,11 +38,7 @@ class Retrieval(RetrievalHandlers):
 
 
 def _try_to_build(config: RetrievalConfig) -> RetrievalService | KvquiltError:
-    try:
-        return build_service(config)
-    except KvquiltError as error:
-        log.error("no index: %s", error.detail)
-        return error
+    return load_or_error(lambda: build_service(config), "no index")
 
 
 def build_service(config: RetrievalConfig) -> RetrievalService:

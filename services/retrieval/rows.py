@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from array import array
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from services.retrieval.filters import TERMS_FIELD, encode_terms
 from shared.errors import InvalidRequest
+from shared.identity import digest
 from shared.search import IndexedChunk, IndexedDocument, SearchHit
 
 # Milvus' limit for a text field, in UTF-8 bytes.
@@ -143,9 +143,4 @@ def _check_bytes(field: str, text: str) -> None:
 
 
 def _digest(*parts: str) -> str:
-    h = hashlib.blake2b(digest_size=KEY_LEN // 2)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
-        h.update(len(data).to_bytes(8, "little"))
-        h.update(data)
-    return h.hexdigest()
+    return digest(*(part.encode("utf-8", "surrogatepass") for part in parts), size=KEY_LEN // 2)

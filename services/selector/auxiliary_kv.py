@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 from services.selector.worker_thread import Turn, WorkerThread
 from shared.engine.kv.chunk_reads import Loaded
@@ -19,8 +17,10 @@ from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
 from shared.errors import ContextTooLong
 from shared.identity import chunk_identity
+from shared.locks import Locks
 from shared.request import RequestContext
 from shared.selection.scoring import Scorer
+from shared.threads import call_on
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class AuxiliaryKv:
     ) -> None:
         self._scorer, self._prefix_ids, self._thread = scorer, prefix_ids, model_thread
         self._loader = Loader(source, scorer.spec, loader_threads)
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = Locks()
         self._write_back_bytes = 0  # of write-backs that are not durable yet
         self.resident = Resident(resident_bytes)
         self.counts = Counts()
@@ -123,7 +123,7 @@ class AuxiliaryKv:
                 for (
                     key
                 ) in missing:  # in order, so that two who want the same chunks never wait for each other
-                    await held.enter_async_context(self._lock(key))
+                    await held.enter_async_context(self._locks.hold(key))
                 found |= self._at_hand(missing)
                 began = time.monotonic()
                 loaded = await self._load({key: len(ids_of[key]) for key in missing if key not in found})
@@ -152,7 +152,7 @@ class AuxiliaryKv:
         key = self.identity(ctx.tenant, token_ids)
         if not key:
             return True
-        async with self._lock(key):
+        async with self._locks.hold(key):
             (checked,) = await _told(
                 lambda tell: self._loader.verify({key: len(token_ids)}, tell), 1, Checked
             )
@@ -185,9 +185,6 @@ class AuxiliaryKv:
 
     def _at_hand(self, keys: Iterable[str]) -> dict[str, Segment]:
         return {key: segment for key in keys if (segment := self.resident.get(key)) is not None}
-
-    def _lock(self, key: str) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
 
     async def _load(self, chunk_lens: dict[str, int]) -> list[Loaded]:
         """One answer per chunk."""
@@ -227,7 +224,7 @@ class AuxiliaryKv:
             ComputedChunk(
                 lost.key, self._prefix_ids, token_ids, segment, replace=lost.broken, write_back=True
             ),
-            lambda saved: _tell(loop, written, saved),
+            lambda saved: call_on(loop, written, saved),
         )
 
 
@@ -239,12 +236,7 @@ async def _told(
 
     def tell(event: object) -> None:
         if isinstance(event, kind):
-            _tell(loop, events.put_nowait, event)
+            call_on(loop, events.put_nowait, event)
 
     start(tell)
     return [await events.get() for _ in range(num_events)]
-
-
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[EventT], None], event: EventT) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens any more
-        loop.call_soon_threadsafe(call, event)

@@ -3,11 +3,9 @@ primary's tokens."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 
@@ -15,7 +13,7 @@ from services.selector.auxiliary_kv import AuxiliaryKv
 from services.selector.config import SelectorConfig
 from services.selector.worker_thread import Turn, WorkerThread
 from shared.engine.kv.source import SegmentSource
-from shared.errors import DeadlineExceeded, InvalidRequest
+from shared.errors import InvalidRequest
 from shared.generation.selection import (
     AuxiliaryDescription,
     EncodedChunk,
@@ -60,7 +58,7 @@ class SelectorService:
         """See ``shared.clients.selection.SelectionClient.select``."""
         began = time.monotonic()
         self._check(order.chunks, order.questions, order.ratio)
-        async with _until_deadline(ctx, "selecting tokens"):
+        async with ctx.until_deadline("selecting tokens"):
             paired = await self._tokenizers.run(
                 ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in order.chunks]
             )
@@ -70,9 +68,12 @@ class SelectorService:
             selections = await self._model.run(
                 ctx,
                 Turn.QUESTION,
-                lambda: self._selector.select_each(
-                    paired, found.segments, order.questions, order.ratio, order.grouping, order.reading
-                ),
+                lambda: [
+                    self._selector.select(
+                        paired, found.segments, question, order.ratio, order.grouping, order.reading
+                    )
+                    for question in order.questions
+                ],
             )
         ended = time.monotonic()
         timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
@@ -84,7 +85,7 @@ class SelectorService:
         """One value per chunk, in order, each once its KV is durable."""
         self._check_number("chunks", len(chunks), self._config.max_chunks)
         for index, chunk in enumerate(chunks):
-            async with _until_deadline(ctx, "encoding chunks"):
+            async with ctx.until_deadline("encoding chunks"):
                 paired = await self._tokenizers.run(ctx, Turn.INGESTION, functools.partial(self._pair, chunk))
                 token_ids = paired.auxiliary.token_ids
                 existed = await self.kv.keep(ctx, token_ids, index)
@@ -147,19 +148,6 @@ class SelectorService:
     def _check_number(self, field: str, number: int, most: int) -> None:
         if number > most:
             raise InvalidRequest(f"{field}: {number} are more than the {most} allowed in one request")
-
-
-@asynccontextmanager
-async def _until_deadline(ctx: RequestContext, doing: str) -> AsyncIterator[None]:
-    """Gives up what is going on in it when the deadline passes."""
-    ctx.check_deadline(doing)
-    try:
-        async with asyncio.timeout(ctx.remaining_s):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded(
-            f"deadline passed while {doing}; ask for less or set meta.deadline_ms higher"
-        ) from None
 
 
 def _selected(selection: Selection, timings: SelectionTimings) -> SelectedTokens:

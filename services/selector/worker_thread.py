@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import heapq
 import itertools
@@ -13,6 +12,7 @@ from typing import TypeVar
 
 from shared.errors import Overloaded, Unavailable
 from shared.request import RequestContext
+from shared.threads import call_on
 
 ResultT = TypeVar("ResultT")
 
@@ -56,7 +56,7 @@ class WorkerThread:
         except BaseException:
             self._next()
             raise
-        work.add_done_callback(lambda _: _tell(loop, self._next))
+        work.add_done_callback(lambda _: call_on(loop, self._next))
         return await asyncio.wrap_future(work)
 
     async def close(self) -> None:
@@ -106,8 +106,3 @@ class WorkerThread:
 
 def _gone() -> Unavailable:
     return Unavailable("the selector is shutting down; retry")
-
-
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-        loop.call_soon_threadsafe(call)

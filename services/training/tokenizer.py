@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -82,7 +81,3 @@ def _train_unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     with_bytes.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     with_bytes.add_special_tokens([END])
     return with_bytes
-
-
-def save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    tokenizer.save_pretrained(directory)

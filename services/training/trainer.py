@@ -19,7 +19,7 @@ from services.training.names import Split
 from services.training.optimizers import Optimizers
 from services.training.recipe import TEMPLATE, TrainingRecipe, build_model, draw_batch, sample_texts
 from services.training.rows import Batch, RowMaker, collate
-from services.training.tokenizer import save_tokenizer, train_tokenizer
+from services.training.tokenizer import train_tokenizer
 from shared.errors import ConfigError
 from shared.prompt import TEMPLATE_FILE, PromptTokenizer
 
@@ -76,10 +76,11 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizers": self.optimizers.state_dict(),
             "step": self.step,
+            "recipe": asdict(self.recipe),
         }
-        state["recipe"] = asdict(self.recipe)
-        torch.save(state, self.out / (CHECKPOINT + ".new"))
-        (self.out / (CHECKPOINT + ".new")).replace(self.out / CHECKPOINT)
+        written = self.out / (CHECKPOINT + ".new")
+        torch.save(state, written)
+        written.replace(self.out / CHECKPOINT)
 
     def train_step(self) -> float:
         loss = loss_of(self.model, draw_batch(self.recipe, self.maker, self.step))
@@ -105,10 +106,7 @@ class Trainer:
 
 
 def loss_of(model: Any, batch: Batch) -> torch.Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        logits_BTV = model(
-            batch.ids_BT, position_ids=batch.positions_BT, attention_mask=batch.bias_B1TT, use_cache=False
-        ).logits
+    logits_BTV = _logits(model, batch)
     chosen = batch.weights_BT > 0
     losses = F.cross_entropy(logits_BTV[chosen].float(), batch.targets_BT[chosen], reduction="none")
     weights = batch.weights_BT[chosen]
@@ -126,16 +124,20 @@ def exact_share(
     right = asked = 0
     for first in range(0, num_rows, 6):
         batch = collate([maker.of_context(context, independent) for context in contexts[first : first + 6]])
-        with torch.autocast("cpu", torch.bfloat16):
-            logits_BTV = model(
-                batch.ids_BT, position_ids=batch.positions_BT, attention_mask=batch.bias_B1TT, use_cache=False
-            ).logits
-        wrong_BT = (logits_BTV.argmax(-1) != batch.targets_BT) & (batch.weights_BT == 1.0)
+        wrong_BT = (_logits(model, batch).argmax(-1) != batch.targets_BT) & (batch.weights_BT == 1.0)
         for wrong_T, segments_T, weights_T in zip(wrong_BT, batch.segments_BT, batch.weights_BT, strict=True):
             for segment in segments_T[weights_T == 1.0].unique():
                 asked += 1
                 right += not wrong_T[segments_T == segment].any()
     return right / asked
+
+
+def _logits(model: Any, batch: Batch) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits_BTV: torch.Tensor = model(
+            batch.ids_BT, position_ids=batch.positions_BT, attention_mask=batch.bias_B1TT, use_cache=False
+        ).logits
+    return logits_BTV
 
 
 def save_model(model: Any, tokenizer: Any, directory: Path, settings: str) -> None:
@@ -149,7 +151,7 @@ def save_model(model: Any, tokenizer: Any, directory: Path, settings: str) -> No
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id
     )
     stored.save_pretrained(directory)
-    save_tokenizer(tokenizer, directory)
+    tokenizer.save_pretrained(directory)
     (directory / TEMPLATE_FILE).write_text(json.dumps(asdict(TEMPLATE), indent=2) + "\n", encoding="utf-8")
     if settings:
         (directory / "quilt.yaml").write_text(settings, encoding="utf-8")

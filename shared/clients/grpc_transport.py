@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -50,13 +51,11 @@ class GrpcTransport:
     async def unary(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
     ) -> ResponseT:
-        call = self._channel.unary_unary(
-            self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
-        )
+        call = self._callable(self._channel.unary_unary, method, response_type)
         pauses = self._pauses(method, timeout_s)
         while True:
             try:
-                response: ResponseT = await call(request, metadata=self._metadata, timeout=pauses.remaining_s)
+                response: ResponseT = await call(request, timeout=pauses.remaining_s)
                 return response
             except grpc.aio.AioRpcError as failure:
                 error = error_of(failure)
@@ -79,9 +78,7 @@ class GrpcTransport:
     async def _stream(
         self, method: str, request: Message, response_type: type[ResponseT], timeout_s: float
     ) -> AsyncGenerator[ResponseT, None]:
-        call = self._channel.unary_stream(
-            self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
-        )(request, metadata=self._metadata, timeout=timeout_s)
+        call = self._callable(self._channel.unary_stream, method, response_type)(request, timeout=timeout_s)
         try:
             async for response in call:
                 yield response
@@ -93,57 +90,33 @@ class GrpcTransport:
     async def client_stream(
         self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
     ) -> ResponseT:
-        call = self._channel.stream_unary(
-            self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
-        )
-        failures: list[Exception] = []
-        try:
-            response: ResponseT = await call(
-                _noting_failure(requests, failures), metadata=self._metadata, timeout=timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            raise failures[0] if failures else error_of(error) from None
-        except asyncio.CancelledError:
-            # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of
-            # them is sent.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise (
-                failures[0] if failures else errors.Unavailable("the connection broke while sending; retry")
-            ) from None
+        call = self._callable(self._channel.stream_unary, method, response_type)
+        with _sending(requests) as sent:
+            response: ResponseT = await call(sent, timeout=timeout_s)
         return response
 
     async def both_streams(
         self, method: str, requests: AsyncIterator[Message], response_type: type[ResponseT], timeout_s: float
     ) -> AsyncGenerator[ResponseT, None]:
-        call = self._channel.stream_stream(
-            self._path(method), request_serializer=_serialize, response_deserializer=response_type.FromString
-        )
-        failures: list[Exception] = []
-        stream = call(_noting_failure(requests, failures), metadata=self._metadata, timeout=timeout_s)
-        try:
-            async for response in stream:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise failures[0] if failures else error_of(error) from None
-        except asyncio.CancelledError:
-            # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of
-            # them is sent.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise (
-                failures[0] if failures else errors.Unavailable("the connection broke while sending; retry")
-            ) from None
-        finally:
-            stream.cancel()
+        call = self._callable(self._channel.stream_stream, method, response_type)
+        with _sending(requests) as sent:
+            stream = call(sent, timeout=timeout_s)
+            try:
+                async for response in stream:
+                    yield response
+            finally:
+                stream.cancel()
 
     def _pauses(self, method: str, timeout_s: float) -> RetryPauses:
         return RetryPauses(timeout_s, f"calling {method}", patience_s=self._patience_s)
 
-    def _path(self, method: str) -> str:
-        return f"/{self._service}/{method}"
+    def _callable(self, kind: Callable[..., Any], method: str, response_type: type[Message]) -> Any:
+        call = kind(
+            f"/{self._service}/{method}",
+            request_serializer=_serialize,
+            response_deserializer=response_type.FromString,
+        )
+        return partial(call, metadata=self._metadata)
 
 
 def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
@@ -157,15 +130,32 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.KvquiltError:
     return from_status(error.code().name, text, details)
 
 
-async def _noting_failure(
-    requests: AsyncIterator[Message], failures: list[Exception]
-) -> AsyncIterator[Message]:
+@contextmanager
+def _sending(requests: AsyncIterator[Message]) -> Iterator[AsyncIterator[Message]]:
+    """``requests`` for a call that is made inside, whose failure is that of ``requests`` if these raise."""
+    failures: list[Exception] = []
+
+    async def sent() -> AsyncIterator[Message]:
+        try:
+            async for request in requests:
+                yield request
+        except Exception as error:
+            failures.append(error)
+            raise
+
     try:
-        async for request in requests:
-            yield request
-    except Exception as error:
-        failures.append(error)
-        raise
+        yield sent()
+    except grpc.aio.AioRpcError as error:
+        raise failures[0] if failures else error_of(error) from None
+    except asyncio.CancelledError:
+        # gRPC cancels the call by itself when ``requests`` raises or the connection breaks while one of them
+        # is sent.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise (
+            failures[0] if failures else errors.Unavailable("the connection broke while sending; retry")
+        ) from None
 
 
 def _serialize(message: Message) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shared.config import check_least
 from shared.identity import ids_hash
 from shared.kv_buffers import DTYPES, ENCODINGS, BufferSpec, buffers_of
 from shared.kv_format.layout import FORMAT_VERSION, padded
@@ -45,9 +46,7 @@ class ChunkHeader:
     token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "num_tokens", "head_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "num_layers", "num_kv_heads", "num_tokens", "head_dim")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.encoding not in ENCODINGS:

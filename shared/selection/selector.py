@@ -143,18 +143,6 @@ class Selector:
             int(grouped_T.sum()),
         )
 
-    def select_each(
-        self,
-        chunks: Sequence[PairedChunk],
-        segments: Sequence[Segment],
-        questions: Sequence[str],
-        ratio: float,
-        grouping: Grouping = Grouping.BUDGET,
-        reading: Reading = Reading.STITCHED,
-    ) -> list[Selection]:
-        """``select`` for each question. See there for what it raises."""
-        return [self.select(chunks, segments, one, ratio, grouping, reading) for one in questions]
-
     def _unread(self, chunks: Sequence[PairedChunk], everything: bool, num_picked: int) -> Selection:
         chosen = tuple(np.full(len(chunk.primary), everything) for chunk in chunks)
         return Selection(

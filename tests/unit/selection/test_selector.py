@@ -84,9 +84,11 @@ class TestSeveralQuestions:
         selector = selector_of(*PAIRS[0])
         chunks = [selector.pair(text) for text in PASSAGES]
         segments = selector.encode(chunks)
-        together = selector.select_each(chunks, segments, self.QUESTIONS, 0.3, Grouping.PAPER)
-        for question, selection in zip(self.QUESTIONS, together, strict=True):
-            alone = selector.select(chunks, segments, question, 0.3, Grouping.PAPER)
+        together = [
+            selector.select(chunks, segments, question, 0.3, Grouping.PAPER) for question in self.QUESTIONS
+        ]
+        for question, selection in reversed(list(zip(self.QUESTIONS, together, strict=True))):
+            alone = selector.select(chunks, selector.encode(chunks), question, 0.3, Grouping.PAPER)
             assert all((a == b).all() for a, b in zip(selection.scores, alone.scores, strict=True))
             assert all((a == b).all() for a, b in zip(selection.chosen, alone.chosen, strict=True))
         chosen = {tuple(np.concatenate(selection.chosen).tolist()) for selection in together}
@@ -103,13 +105,14 @@ class TestSeveralQuestions:
             auxiliary_of(pair[0], max_position_embeddings=room), SpanTokenizer(tokenizer_of(pair[1]), pair[1])
         )
         chunks = [selector.pair(text) for text in PASSAGES]
-        read = selector.select_each(chunks, selector.encode(chunks), [short, long], 0.2)
+        segments = selector.encode(chunks)
+        read = [selector.select(chunks, segments, question, 0.2) for question in (short, long)]
         assert [selection.reading for selection in read] == [Reading.STITCHED, Reading.EACH]
 
     @pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0])
     def test_none_may_be_empty(self, ratio: float) -> None:
         with pytest.raises(InvalidRequest, match="question"):
-            selector_of(*PAIRS[0]).select_each([], [], ["who?", " "], ratio)
+            selector_of(*PAIRS[0]).select([], [], " ", ratio)
 
 
 class TestSelect:
