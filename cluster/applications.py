@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import load_quilt, under
@@ -32,25 +33,13 @@ def build(name: str, args: dict[str, Any]) -> serve.Application:
     return app
 
 
-def kv_store(args: dict[str, Any]) -> serve.Application:
-    return build("kv_store", args)
+def _built(name: str) -> Callable[[dict[str, Any]], serve.Application]:
+    return lambda args: build(name, args)
 
 
-def retrieval(args: dict[str, Any]) -> serve.Application:
-    return build("retrieval", args)
-
-
-def generator(args: dict[str, Any]) -> serve.Application:
-    return build("generator", args)
-
-
-def selector(args: dict[str, Any]) -> serve.Application:
-    return build("selector", args)
-
-
-def ingestion(args: dict[str, Any]) -> serve.Application:
-    return build("ingestion", args)
-
-
-def gateway(args: dict[str, Any]) -> serve.Application:
-    return build("gateway", args)
+kv_store = _built("kv_store")
+retrieval = _built("retrieval")
+generator = _built("generator")
+selector = _built("selector")
+ingestion = _built("ingestion")
+gateway = _built("gateway")

@@ -45,9 +45,5 @@ class GenerationApp(GenerationServicer):
             )
         )
 
-    def check_health(self) -> None:
-        """Called by Serve, which replaces the replica when this raises."""
-        self.raise_if_dead()
-
 
 build = builder_of(GenerationApp, GeneratorConfig)

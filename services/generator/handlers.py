@@ -63,8 +63,9 @@ class GenerationServicer(LoadedServicer[Generator]):
             raise Unavailable("the engine has stopped and is being replaced")
         return ServiceHealth(self.application, ready=True, facts=self._service.facts())
 
-    def raise_if_dead(self) -> None:
-        """
+    def check_health(self) -> None:
+        """Called by Serve, which replaces the replica when this raises.
+
         Raises:
             Unavailable: the engine has stopped. A model that could not be loaded is not dead: a new replica
             would not help.

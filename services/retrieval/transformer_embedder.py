@@ -51,16 +51,8 @@ class TransformerEmbedder:
             ) from None
         self._model = model.eval()
         self._window_len = _window_len(root, model.config)
-        self._dim = int(model.config.hidden_size)
-        self._identity = f"{name or root.name}-{_digest(root)}"
-
-    @property
-    def identity(self) -> str:
-        return self._identity
-
-    @property
-    def dim(self) -> int:
-        return self._dim
+        self.dim = int(model.config.hidden_size)
+        self.identity = f"{name or root.name}-{_digest(root)}"
 
     def embed_queries(self, texts: Sequence[str]) -> Vectors:
         return self._embed([self._prompts.get("query", "") + text for text in texts])
@@ -74,7 +66,7 @@ class TransformerEmbedder:
         torch.set_num_threads(self._num_threads)
         windows = self._windows(texts)
         windows.sort(key=lambda window: len(window[1]))  # little padding
-        sum_TD = torch.zeros(len(texts), self._dim)
+        sum_TD = torch.zeros(len(texts), self.dim)
         count_T = torch.zeros(len(texts), 1)
         for begin in range(0, len(windows), _WINDOWS_PER_STEP):
             step = windows[begin : begin + _WINDOWS_PER_STEP]

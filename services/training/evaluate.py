@@ -79,12 +79,9 @@ def draw_trials(
 def split_document(
     rng: random.Random, document: CorpusDocument, reader: Reader, chunk_tokens: int
 ) -> list[str]:
-    backend = reader.prompt.backend
-    if rng.random() < 0.5:
-        return MarkdownSplitter.from_huggingface_tokenizer(backend, chunk_tokens).chunks(
-            to_markdown(document).decode()
-        )
-    return TextSplitter.from_huggingface_tokenizer(backend, chunk_tokens).chunks(to_text(document).decode())
+    splitter, render = (MarkdownSplitter, to_markdown) if rng.random() < 0.5 else (TextSplitter, to_text)
+    cutting = splitter.from_huggingface_tokenizer(reader.prompt.backend, chunk_tokens)
+    return cutting.chunks(render(document).decode())
 
 
 def _telling(chunks: Sequence[str], document: CorpusDocument, fact: Fact) -> str | None:

@@ -14,16 +14,13 @@ def _prose(section: Section) -> str:
 
 
 def to_markdown(document: CorpusDocument) -> bytes:
-    parts = [f"# {document.title}"]
-    for section in document.sections:
-        parts += [f"## {section.heading}", _prose(section)]
-    return ("\n\n".join(parts) + "\n").encode()
+    return to_text(document, "# ", "## ")
 
 
-def to_text(document: CorpusDocument) -> bytes:
-    parts = [document.title]
+def to_text(document: CorpusDocument, title_mark: str = "", heading_mark: str = "") -> bytes:
+    parts = [title_mark + document.title]
     for section in document.sections:
-        parts += [section.heading, _prose(section)]
+        parts += [heading_mark + section.heading, _prose(section)]
     return ("\n\n".join(parts) + "\n").encode()
 
 

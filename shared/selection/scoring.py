@@ -91,20 +91,16 @@ class EngineScorer:
             InvalidRequest, ContextTooLong: the prefix is nothing that the model can read.
         """
         self.model = model
-        config, spec = config or EngineConfig(), model.spec
-        self._layer = spec.num_layers - 1 if layer is None else layer
-        self._limits = Limits(spec.vocab_size, spec.sight, len(prefix_ids))
+        config, self.spec = config or EngineConfig(), model.spec
+        self._layer = self.spec.num_layers - 1 if layer is None else layer
+        self._limits = Limits(self.spec.vocab_size, self.spec.sight, len(prefix_ids))
         self._limits.check_prefix(prefix_ids)
-        self._backend = backend_for(config, spec)
-        self._rotation = spec.rotation()
+        self._backend = backend_for(config, self.spec)
+        self._rotation = self.spec.rotation()
         self._max_rows = config.max_step_tokens
         self._prefix: tuple[Placement, ...] = ()
         if prefix_ids:
             self._prefix = (Placement(self._encode([prefix_ids])[0], 0),)
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.model.spec
 
     @property
     def fingerprint(self) -> str:

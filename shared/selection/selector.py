@@ -62,10 +62,6 @@ class Selection:
         """The number of tokens that are really recomputed."""
         return sum(int(mask.sum()) for mask in self.chosen)
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(mask) for mask in self.chosen)
-
 
 class Selector:
     """``primary``: the tokenizer of the model whose tokens are chosen. For one thread."""

@@ -46,14 +46,10 @@ class StockScorer:
         """
         self._name = type(hf_model).__name__
         self._model = hf_model.eval().requires_grad_(False)
-        self._spec = self._probed()
-        self._limits = Limits(self._spec.vocab_size, self._spec.sight, len(prefix_ids))
+        self.spec = self._probed()
+        self._limits = Limits(self.spec.vocab_size, self.spec.sight, len(prefix_ids))
         self._limits.check_prefix(prefix_ids)
-        self._prefix = self._encode(prefix_ids, Segment(self._spec, 0))
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
+        self._prefix = self._encode(prefix_ids, Segment(self.spec, 0))
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -78,7 +74,7 @@ class StockScorer:
 
     @torch.inference_mode()
     def _encode(self, token_ids: Sequence[int], prefix: Segment) -> Segment:
-        segment = Segment(self._spec, len(token_ids))
+        segment = Segment(self.spec, len(token_ids))
         if token_ids:
             cache = _cache_of(prefix)
             self._forward(token_ids, cache)

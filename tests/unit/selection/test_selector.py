@@ -134,13 +134,13 @@ class TestSelect:
             == [len(s) for s in selection.scores]
             == [len(c.primary) for c in chunks]
         )
-        assert selection.num_tokens == sum(len(c.primary) for c in chunks)
+        assert sum(map(len, selection.chosen)) == sum(len(c.primary) for c in chunks)
         assert selection.num_picked == num_asked(ratio, sum(len(c.auxiliary) for c in chunks))
         assert all(
             selector_of(*pair).pair(text, c.primary.token_ids)
             for text, c in zip(passages, chunks, strict=True)
         )
-        asked = num_asked(ratio, selection.num_tokens)
+        asked = num_asked(ratio, sum(map(len, selection.chosen)))
         reachable = sum(len(c.primary) for c in chunks if len(c.auxiliary))
         if grouping is Grouping.BUDGET and selection.reading is not None:
             assert min(asked, reachable) <= selection.num_chosen
@@ -148,7 +148,7 @@ class TestSelect:
     @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
     def test_a_budget_is_met_within_one_window_of_the_best(self, pair: tuple[str, str]) -> None:
         chunks, selection = select(selector_of(*pair), PASSAGES, 0.2)
-        asked = num_asked(0.2, selection.num_tokens)
+        asked = num_asked(0.2, sum(map(len, selection.chosen)))
         largest = max(
             int(carry_picks(np.arange(len(c.auxiliary)) // 8 == w, c.auxiliary, c.primary).sum())
             for c in chunks
@@ -183,7 +183,7 @@ class TestSelect:
         chunks, selection = select(selector, PASSAGES, 0.3)
         ranks_T = window_ranks(stock_scores(selector, pair[0], chunks), [len(c.auxiliary) for c in chunks])
         num_windows, expected = 0, mapped(ranks_T < 0, chunks)
-        while sum(int(m.sum()) for m in expected) < num_asked(0.3, selection.num_tokens):
+        while sum(int(m.sum()) for m in expected) < num_asked(0.3, sum(map(len, selection.chosen))):
             num_windows += 1
             expected = mapped(ranks_T < num_windows, chunks)
         assert all((ours == theirs).all() for ours, theirs in zip(selection.chosen, expected, strict=True))
