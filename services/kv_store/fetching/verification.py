@@ -25,7 +25,8 @@ Mark = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class FileSection:
-    """Bytes [start, end) of the file that have a checksum of their own. ``layer`` None: the head."""
+    """Bytes [start, end) of the file that have a checksum of their own. ``layer`` None: the head,
+    which Arrow's readers need and ours do not."""
 
     start: int
     end: int
