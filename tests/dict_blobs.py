@@ -4,7 +4,7 @@ particular."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import md5
 from pathlib import Path
 
@@ -34,9 +34,6 @@ def slice_of(data: bytes, byte_range: ByteRange) -> bytes:
             return data[max(0, len(data) - length) :]
 
 
-Fill = Callable[[Blobs, str, int, memoryview], None]
-
-
 class DictBlobs:
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
@@ -59,14 +56,6 @@ class DictBlobs:
             )
         check_whole(name, byte_range, len(found))
         return len(data)
-
-    def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
-        data, position = self._get(name), span.start
-        for buffer in buffers:
-            piece = data[position : position + len(buffer)]
-            check_whole(name, Span(0, len(buffer)), len(piece))
-            buffer[:] = piece
-            position += len(piece)
 
     def put(self, name: str, data: bytes) -> None:
         with self._lock:
@@ -99,9 +88,3 @@ def fill_by_sink(blobs: Blobs, name: str, start: int, out: memoryview) -> None:
         out[offset - start : offset - start + len(piece)] = piece
 
     blobs.read_to(name, Span(start, len(out)), fill)
-
-
-def fill_in_two(blobs: Blobs, name: str, start: int, out: memoryview) -> None:
-    """Fills ``out``, given as two buffers. Raises like ``Blobs.read_into``."""
-    half = len(out) // 2
-    blobs.read_into(name, Span(start, len(out)), iter([out[:half], out[half:]]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from services.kv_store.blobs.protocol import WHOLE, BlobPage, Blobs, BlobStat, ByteRange, Last, Sink, Span
@@ -32,10 +32,6 @@ class WrappedBlobs:
     def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
         self.before("read_to", name)
         return self.inner.read_to(name, byte_range, sink)
-
-    def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
-        self.before("read_into", name)
-        self.inner.read_into(name, span, buffers)
 
     def put(self, name: str, data: bytes) -> None:
         self.before("put", name)
@@ -123,12 +119,6 @@ class TruncatedBlobs(WrappedBlobs):
             return self.inner.read_to(name, byte_range, sink)
         self.inner.read_to(name, Span(byte_range.start, self.keep_bytes), sink)
         raise CorruptData(f"{name} ends early")
-
-    def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
-        if self.keep_bytes is None or span.length <= self.keep_bytes:
-            self.inner.read_into(name, span, buffers)
-        else:
-            raise CorruptData(f"{name} ends early")
 
 
 class HookedBlobs(WrappedBlobs):

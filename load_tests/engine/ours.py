@@ -25,7 +25,7 @@ class Ours:
             compile=case.compile and not batch_invariant,
             resident_bytes=64 * GIB,
         )
-        self._chunks = [Chunk(ids_hash(ids)[:40], ids) for ids in case.chunks()]
+        self._chunks = [Chunk(ids_hash(ids), ids) for ids in case.chunks()]
         self._names = itertools.count()
         self._ask(1, 1)  # computes the chunks' KV, once
 

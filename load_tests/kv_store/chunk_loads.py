@@ -7,17 +7,18 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+from load_tests.benchmark import in_turn
 from load_tests.kv_store.nodes import disk_node
-from load_tests.kv_store.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
+from load_tests.kv_store.stored_chunks import ChunkShape, preallocated, write_random_chunk
 from shared.kv_format import ChunkFile
 from shared.measuring.report import Measurement, measured
 from shared.request import RequestContext
 
 MS = 1000.0
 OPEN_CHUNKS, OPEN_RUNS, LOAD_RUNS = 8, 25, 25
-Buffers = Sequence[tuple[Array, Array]]
 
 
 def measure_open(directory: Path, shape: ChunkShape, runs: int = OPEN_RUNS) -> list[Measurement]:
@@ -44,8 +45,8 @@ async def _measure_open(directory: Path, shape: ChunkShape, runs: int) -> list[M
         many = [await open_ms(chunk_ids) for _ in range(runs + 1)][1:]
         single = [await open_ms(chunk_ids[:1]) for _ in range(runs + 1)][1:]
     return [
-        measured("open_29mb", many, "ms", better="lower"),
-        measured("open_29mb_single", single, "ms", better="lower"),
+        measured("open_29mb", many, "ms"),
+        measured("open_29mb_single", single, "ms"),
     ]
 
 
@@ -76,13 +77,11 @@ def _memory_load(name: str, path: Path, shape: ChunkShape, num_threads: int, run
                     == 2 * buffers[layer][0].nbytes
                 )
 
-            ours, baseline = [], []
-            for _ in range(runs + 1):  # in turn, so that whatever else the machine does meets both alike
-                ours.append(_rate(shape, threads, num_threads, verified))
-                baseline.append(_rate(shape, threads, num_threads, plain))
+            rate = partial(_rate, shape, threads, num_threads)
+            ours, baseline = in_turn((runs + 1, partial(rate, verified)), (runs + 1, partial(rate, plain)))
     finally:
         os.close(fd)
-    return measured(name, ours[1:], "byte/s", better="higher", baseline=sorted(baseline[1:])[runs // 2])
+    return measured(name, ours[1:], "byte/s", better="higher", baseline=baseline[1:])
 
 
 def _rate(

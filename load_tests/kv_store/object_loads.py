@@ -1,30 +1,31 @@
-"""Measures how fast chunks come out of an S3 server, verified and in tensors, against a bare client that asks
-as many times at once."""
+"""Measures how fast verified chunks come out of an S3 server, against a bare client that has as many requests
+open."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import urllib3
 from minio import Minio
 from minio.credentials.providers import EnvAWSProvider
 
+from load_tests.benchmark import in_turn
 from load_tests.kv_store.nodes import disk_node
 from load_tests.kv_store.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
 from load_tests.servers.s3 import S3Server
-from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.fetching.verification import verify_object
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.chunk_names import blob_of
-from services.kv_store.tiers.object_chunks import ObjectChunk
 from shared.errors import NotFound
 from shared.kv_format import ChunkFile
 from shared.kv_types import OpenedChunk
@@ -37,14 +38,14 @@ Buffers = Sequence[tuple[Array, Array]]
 
 
 def measure_object_loads(
-    directory: Path, shape: ChunkShape, endpoint: str = "", runs: int = RUNS
+    directory: Path, shape: ChunkShape, endpoint: str, runs: int = RUNS
 ) -> list[Measurement]:
     """``endpoint``: of a server that is there already, keys in the environment; empty: one is started.
 
     Three ways of getting the same chunks, several at once: what a generator's miss takes, by a node that has
     none of them, fetches them to its disk in parts, and has them read and verified layer by layer while they
-    come; what scrubbing takes, from the server straight into memory, verified on the way; and by a bare
-    client, which looks at nothing. Either of the first is measured in turn with the last, so that whatever
+    come; what scrubbing takes, which verifies them on the way and keeps nothing; and by a bare client, which
+    looks at nothing. Either of the first is measured in turn with the last, so that whatever
     else the machine does meets both, and apart from the other, whose files the system is still writing
     afterwards.
     """
@@ -57,36 +58,22 @@ def measure_object_loads(
             objects.put_file(blob_of(chunk_id), path)
         buffers = {chunk_id: preallocated(shape) for chunk_id in sizes}
 
-        def in_turn(name: str, load_s: Callable[[], float]) -> Measurement:
-            ours, bare = [], []
-            for _ in range(runs + 1):
-                ours.append(sum(sizes.values()) / load_s())
-                bare.append(sum(sizes.values()) / _bare_s(address, sizes))
-            return measured(name, ours[1:], "byte/s", better="higher", baseline=statistics.median(bare[1:]))
+        def compare(name: str, load_s: Callable[[], float]) -> Measurement:
+            seconds = in_turn((runs + 1, load_s), (runs + 1, lambda: _bare_s(address, sizes)))
+            ours, bare = ([sum(sizes.values()) / s for s in of_way[1:]] for of_way in seconds)
+            return measured(name, ours, "byte/s", better="higher", baseline=bare)
 
         def served_s() -> float:
             with TemporaryDirectory(dir=directory) as node:
                 return asyncio.run(_served_s(Path(node), objects, buffers))
 
         measurements = [
-            in_turn("load_29mb_object_store", served_s),
-            in_turn("scrub_29mb_object_store", lambda: _scrubbed_s(objects, buffers)),
+            compare("load_29mb_object_store", served_s),
+            compare("scrub_29mb_object_store", lambda: _together_s(partial(verify_object, objects), sizes)),
         ]
         for chunk_id in sizes:
             objects.delete(blob_of(chunk_id))
     return measurements
-
-
-def _scrubbed_s(objects: Blobs, buffers: Mapping[str, Buffers]) -> float:
-    """Seconds from knowing the ids to the last verified layer."""
-
-    def load(chunk_id: str) -> None:
-        ObjectChunk(objects, chunk_id).read_layers(0, buffers[chunk_id])
-
-    with ThreadPoolExecutor(CONCURRENCY) as threads:
-        started = time.perf_counter()
-        list(threads.map(load, buffers))
-        return time.perf_counter() - started
 
 
 async def _served_s(directory: Path, objects: ObjectBlobs, buffers: Mapping[str, Buffers]) -> float:
@@ -137,9 +124,14 @@ def _bare_s(endpoint: str, sizes: Mapping[str, int]) -> float:
             response.close()
             response.release_conn()
 
+    return _together_s(fetch, sizes)
+
+
+def _together_s(get: Callable[[str], object], chunk_ids: Iterable[str]) -> float:
+    """Seconds for all of them, several at once."""
     with ThreadPoolExecutor(CONCURRENCY) as threads:
         started = time.perf_counter()
-        list(threads.map(fetch, sizes))
+        list(threads.map(get, chunk_ids))
         return time.perf_counter() - started
 
 
@@ -148,12 +140,8 @@ def _server(directory: Path, endpoint: str) -> Iterator[str]:
     if endpoint:
         yield endpoint
         return
-    server = S3Server(directory / "s3")
-    before = {name: os.environ.get(name) for name in server.environment}
-    os.environ.update(server.environment)
-    try:
+    with (
+        closing(S3Server(directory / "s3")) as server,
+        mock.patch.dict(os.environ, server.environment),
+    ):
         yield server.endpoint
-    finally:
-        server.close()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import numpy as np
 import torch
 
 from shared.engine.kv.host_memory import host_tensors
-from shared.identity import ids_hash
+from shared.identity import chunk_identity, ids_hash
 from shared.kv_format import ChunkHeader, write_chunk
+from shared.measuring.asking import random_ids
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FINGERPRINT = "0" * 32
@@ -38,12 +38,12 @@ class ChunkShape:
 QWEN2_7B = ChunkShape()
 
 
-def write_random_chunk(directory: Path, shape: ChunkShape, seed: int) -> tuple[str, Path]:
-    """A chunk's id and its file, which lies in the page cache afterwards."""
-    noise = random.Random(seed)
-    token_ids = tuple(noise.randrange(150_000) for _ in range(shape.tokens))
+def write_random_chunk(directory: Path, shape: ChunkShape, seed: int, chunk_id: str = "") -> tuple[str, Path]:
+    """A chunk's id (by default one that goes by the seed) and its file, which lies in the page cache
+    afterwards."""
+    token_ids = random_ids(seed, shape.tokens, vocab=150_000)
     header = ChunkHeader(
-        chunk_id=ids_hash(token_ids)[:40].ljust(40, "0"),
+        chunk_id=chunk_id or chunk_identity("", FINGERPRINT, (), token_ids),
         model_fingerprint=FINGERPRINT,
         tokenizer_hash="",
         prefix_hash=ids_hash(()),

@@ -10,11 +10,10 @@ they hold opening and loading.
 from __future__ import annotations
 
 import asyncio
-import random
-import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,10 @@ from load_tests.kv_store.stored_chunks import drop_from_page_cache
 from shared.engine import Engine, EngineConfig
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
-from shared.generation.told import DoneEvent
 from shared.identity import ids_hash
+from shared.measuring.asking import random_ids, timings_of
 from shared.measuring.report import Measurement, measured
-from shared.measuring.shapes import QWEN2_05B, Shape, build_model
+from shared.measuring.shapes import Shape, build_model
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource
 
@@ -44,47 +43,30 @@ class Contexts:
     count: int = 3
 
     def requests(self, vocab: int) -> list[GenerateRequest]:
-        noise = random.Random(2)
+        prefix = random_ids("prefix", self.prefix_len, vocab)
+        question = random_ids("question", self.question_len, vocab)
 
-        def ids(length: int) -> tuple[int, ...]:
-            return tuple(noise.randrange(vocab) for _ in range(length))
+        def chunks(context: int) -> Iterator[Chunk]:
+            for i, length in enumerate(self.chunk_lens):
+                ids = random_ids(f"{context}/{i}", length, vocab)
+                yield Chunk(ids_hash(ids), ids)
 
-        prefix, question, sampling = (
-            ids(self.prefix_len),
-            ids(self.question_len),
-            SamplingParams(max_tokens=1, ignore_eos=True),
-        )
-        contexts = [[ids(length) for length in self.chunk_lens] for _ in range(self.count)]
+        sampling = SamplingParams(max_tokens=1, ignore_eos=True)
         return [
-            GenerateRequest(
-                f"context-{i}",
-                prefix,
-                tuple(Chunk(_chunk_id(c), c) for c in chunks),
-                (question,),
-                sampling=sampling,
-            )
-            for i, chunks in enumerate(contexts)
+            GenerateRequest(f"context-{i}", prefix, tuple(chunks(i)), (question,), sampling=sampling)
+            for i in range(self.count)
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Milliseconds: from the disk, and asked again right afterwards."""
-
-    stored: float
-    resident: float
 
 
 def measure_stored_ttft(
     directory: Path,
-    shape: Shape = QWEN2_05B,
-    contexts: Contexts | None = None,
+    shape: Shape,
+    contexts: Contexts,
     runs: int = 12,
     device: str = "cpu",
 ) -> list[Measurement]:
     """``ttft_disk_over_resident`` (page cache warm) and ``ttft_cold_over_resident``, each with its twin that
     does not pipeline."""
-    contexts = contexts or Contexts()
     model = build_model(shape, device)
     requests = contexts.requests(shape.vocab)
     tokens = contexts.prefix_len + sum(contexts.chunk_lens)
@@ -99,11 +81,10 @@ def measure_stored_ttft(
             for pipelined in (True, False)
         }
         for request in requests:
-            _ttft_ms(engines[True], request)  # computes the chunks and stores them
+            timings_of(engines[True], request)  # computes the chunks and stores them
         _wait_until(lambda: len(paths()) == contexts.count * len(contexts.chunk_lens))
-        pairs: dict[tuple[bool, bool], list[Pair]] = {
-            (pipelined, cold): [] for pipelined in engines for cold in (False, True)
-        }
+        stored = defaultdict[tuple[bool, bool], list[float]](list)  # milliseconds, by (pipelined, cold)
+        resident = defaultdict[tuple[bool, bool], list[float]](list)  # asked again right afterwards
         for run in range(2 * runs + 2):
             request, cold = requests[run % len(requests)], bool(run % 2)
             # whatever else the machine does meets both alike
@@ -111,42 +92,19 @@ def measure_stored_ttft(
             for pipelined, engine in in_turn:
                 for path in paths():
                     drop_from_page_cache(path) if cold else path.read_bytes()
-                pair = Pair(_ttft_ms(engine, request), _ttft_ms(engine, request))
-                if run > 1:  # the first ones warm up
-                    pairs[pipelined, cold].append(pair)
+                for found in (stored, resident):
+                    found[pipelined, cold].append(timings_of(engine, request).first_token_s * MS)
         for engine in engines.values():
             engine.shut_down()
-    return _measurements(pairs)
-
-
-def _measurements(pairs: Mapping[tuple[bool, bool], Sequence[Pair]]) -> list[Measurement]:
-    """``pairs``: by (pipelined, cold)."""
-
-    def ratio(name: str, pipelined: bool, cold: bool) -> Measurement:
-        ratios = [pair.stored / pair.resident for pair in pairs[pipelined, cold]]
-        return measured(name, ratios, "× resident", better="lower", baseline=1.0)
-
-    def times(name: str, cold: bool) -> Measurement:
-        resident = statistics.median(pair.resident for pair in pairs[True, cold])
-        return measured(
-            name, [pair.stored for pair in pairs[True, cold]], "ms", better="lower", baseline=resident
-        )
-
-    return [
-        ratio("ttft_disk_over_resident", True, cold=False),
-        ratio("ttft_disk_over_resident_unpipelined", False, cold=False),
-        ratio("ttft_cold_over_resident", True, cold=True),
-        ratio("ttft_cold_over_resident_unpipelined", False, cold=True),
-        times("ttft_disk", cold=False),
-        times("ttft_cold", cold=True),
-    ]
-
-
-def _ttft_ms(engine: Engine, request: GenerateRequest) -> float:
-    for event in engine.generate(request):
-        if isinstance(event, DoneEvent):
-            return event.timings.first_token_s * MS
-    raise AssertionError("the engine ended without an event that says so")
+    measurements = []
+    for name, cold in (("ttft_disk", False), ("ttft_cold", True)):
+        for ending, pipelined in (("", True), ("_unpipelined", False)):
+            pairs = zip(stored[pipelined, cold], resident[pipelined, cold], strict=True)
+            ratios = [from_disk / again for from_disk, again in pairs][1:]  # the first ones warm up
+            measurements.append(measured(f"{name}_over_resident{ending}", ratios, "× resident", baseline=1.0))
+        ours, baseline = stored[True, cold][1:], resident[True, cold][1:]
+        measurements.append(measured(name, ours, "ms", baseline=baseline))
+    return measurements
 
 
 @contextmanager
@@ -185,7 +143,3 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         if time.monotonic() > give_up:
             raise TimeoutError("the KV of the contexts was not stored; the log has the reason")
         pause.wait(0.05)
-
-
-def _chunk_id(token_ids: tuple[int, ...]) -> str:
-    return ids_hash(token_ids)[:40]

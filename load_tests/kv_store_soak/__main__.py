@@ -59,15 +59,16 @@ class Service:
         return self.directory.with_name("service.log")
 
     async def start(self) -> None:
-        command = (
-            f"-m load_tests.kv_store_soak.agent --memory-bytes {MEMORY_BYTES} --disk-bytes {self.disk_bytes}"
-        )
-        options = [f"--memory={self.memory}", f"--endpoint={self.endpoint}", str(self.directory)]
         with open(self.log_path, "ab") as log:
             self._process = await create_subprocess_exec(
                 sys.executable,
-                *command.split(),
-                *options,
+                "-m",
+                "load_tests.kv_store_soak.agent",
+                f"--memory={self.memory}",
+                f"--memory-bytes={MEMORY_BYTES}",
+                f"--disk-bytes={self.disk_bytes}",
+                f"--endpoint={self.endpoint}",
+                str(self.directory),
                 stdout=PIPE,
                 stderr=log,
                 env=os.environ | self.keys,

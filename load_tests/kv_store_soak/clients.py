@@ -11,17 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
+from load_tests.kv_store.stored_chunks import ChunkShape, write_random_chunk
 from shared.clients.kv_node import AgentClient
 from shared.errors import CorruptData, InternalError, KvquiltError, NotFound
-from shared.identity import ids_hash
-from shared.kv_format import ChunkHeader, write_chunk
 from shared.kv_types import PIECE_BYTES, Manifest, ManifestChunk
 from shared.request import RequestContext
 
 COLLECTION = "soak"
-_LAYERS, _HEADS, _HEAD_DIM = 2, 2, 32
 _MOST_CHUNKS = 24
 _ABSENT = ""
 
@@ -42,32 +38,6 @@ class ExpectedChunk:
     @property
     def must_be_there(self) -> bool:
         return _ABSENT not in self.allowed
-
-
-def make_chunk(path: Path, chunk_id: str, seed: int) -> bytes:
-    """The file of a chunk of 60 to 250 KB; the same for the same seed."""
-    rng = np.random.default_rng(seed)
-    tokens = int(rng.integers(120, 500))
-    token_ids = tuple(range(tokens))
-    header = ChunkHeader(
-        chunk_id=chunk_id,
-        model_fingerprint="soak",
-        tokenizer_hash="",
-        prefix_hash=ids_hash(()),
-        num_layers=_LAYERS,
-        num_kv_heads=_HEADS,
-        num_tokens=tokens,
-        head_dim=_HEAD_DIM,
-        dtype="bfloat16",
-        encoding="exact",
-        rope="",
-        ids_hash=ids_hash(token_ids),
-        token_ids=token_ids,
-    )
-    shape = (_HEADS, tokens, _HEAD_DIM)
-    k, v = ([rng.integers(0, 1 << 16, shape, np.uint16) for _ in range(_LAYERS)] for _ in "kv")
-    write_chunk(path, header, k, v)
-    return path.read_bytes()
 
 
 @dataclass(slots=True)
@@ -232,9 +202,12 @@ class SoakClient:
         return chunk
 
     async def _promised(self, chunk: ExpectedChunk) -> bytes:
-        """A file that the store may answer with from now on."""
-        path, seed = self.scratch / f"{self.number}.arrow", self.rng.randrange(2**32)
-        data = await asyncio.to_thread(make_chunk, path, chunk.chunk_id, seed)
+        """A file of 60 to 250 KB that the store may answer with from now on."""
+        shape = ChunkShape(layers=2, kv_heads=2, head_dim=32, tokens=self.rng.randrange(120, 500))
+        seed = self.rng.randrange(2**32)
+        _, path = await asyncio.to_thread(write_random_chunk, self.scratch, shape, seed, chunk.chunk_id)
+        data = await asyncio.to_thread(path.read_bytes)
+        path.unlink()
         chunk.allowed.add(_digest(data))
         return data
 

@@ -73,11 +73,11 @@ class Clipper:
         self._texts, self._question = texts, question
         self._loader = Loader(source, model.spec, _LOADER_THREADS)
         self.chunks = [self._selector.pair(text) for text in texts]
-        self._lens = {_chunk_id(chunk.auxiliary.token_ids): len(chunk.auxiliary) for chunk in self.chunks}
+        self._lens = {ids_hash(chunk.auxiliary.token_ids): len(chunk.auxiliary) for chunk in self.chunks}
         for chunk, segment in zip(self.chunks, self._selector.encode(self.chunks), strict=True):
             ids = chunk.auxiliary.token_ids
             source.save(
-                _chunk_id(ids),
+                ids_hash(ids),
                 prompts.prefix_ids,
                 ids,
                 segment.k_LKTD,
@@ -124,7 +124,3 @@ class Clipper:
                     )
                 found[event.key] = event.segment
         return [found[chunk_id] for chunk_id in self._lens]
-
-
-def _chunk_id(token_ids: tuple[int, ...]) -> str:
-    return ids_hash(token_ids)[:40]

@@ -27,9 +27,7 @@ Start reading at ``header``, then ``layout``, ``writer``, ``frame``, ``reader``;
 file has arrived.
 """
 
-from shared.kv_format.filling import hashed_pieces
 from shared.kv_format.frame import (
-    TAIL_GUESS_BYTES,
     Array,
     ChunkSummary,
     Frame,
@@ -37,14 +35,12 @@ from shared.kv_format.frame import (
     reading_frame,
 )
 from shared.kv_format.header import ChunkHeader
-from shared.kv_format.layout import FORMAT_VERSION, ShortTail
+from shared.kv_format.layout import ShortTail
 from shared.kv_format.progress import ProgressReader, ProgressWriter
 from shared.kv_format.reader import ChunkFile, inspect_chunk, verify_chunk
 from shared.kv_format.writer import storage_error, write_chunk
 
 __all__ = [
-    "FORMAT_VERSION",
-    "TAIL_GUESS_BYTES",
     "Array",
     "ChunkFile",
     "ChunkHeader",
@@ -53,7 +49,6 @@ __all__ = [
     "ProgressReader",
     "ProgressWriter",
     "ShortTail",
-    "hashed_pieces",
     "inspect_chunk",
     "read_frame",
     "reading_frame",

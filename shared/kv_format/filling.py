@@ -9,7 +9,7 @@ several layers at once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import xxhash
 
@@ -39,16 +39,6 @@ def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     for read in together:
         checksum.update(read)
     return checksum.intdigest()
-
-
-def hashed_pieces(buffers: Sequence[memoryview], on_hashed: Callable[[int], None]) -> Iterator[memoryview]:
-    """The buffers (of bytes) in pieces, for somebody who fills one before asking for the next; each is hashed
-    then. ``on_hashed`` is called with XXH3-64 of all of them after the last one."""
-    checksum = xxhash.xxh3_64()
-    for piece in _pieces(buffers):
-        yield piece
-        checksum.update(piece)
-    on_hashed(checksum.intdigest())
 
 
 def _pieces(buffers: Sequence[memoryview]) -> Sequence[memoryview]:

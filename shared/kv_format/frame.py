@@ -101,15 +101,6 @@ class Frame:
                 parts.append(memoryview(bytearray(room.num_padding)))
         return parts
 
-    def check_layer(self, layer: int, checksum: int, name: str) -> None:
-        """
-        Raises:
-            CorruptData: the bytes of the layer are not those that were written; ``name``: what the error
-            calls the chunk.
-        """
-        if checksum != self.seal.layer_checksums[layer]:
-            raise CorruptData(f"chunk {name}: layer {layer} fails its checksum")
-
     @cached_property
     def _rooms(self) -> list[_Room]:
         def room(spec: BufferSpec) -> _Room:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Self
 
 from shared.errors import Unavailable
 
@@ -92,9 +91,3 @@ class ProgressReader:
                 raise Unavailable("the chunk's KV stopped arriving")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_POLL_S)  # whoever waits takes time from those who bring it
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

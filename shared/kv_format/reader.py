@@ -88,7 +88,8 @@ class ChunkFile:
             checksum = fill_and_hash(self._fd, parts, layout.head_len + layer * layout.layer_len)
         except (OSError, EOFError) as error:
             raise CorruptData(f"chunk {self._name}: layer {layer} cannot be read: {error}") from None
-        self._frame.check_layer(layer, checksum, self._name)
+        if checksum != self._frame.seal.layer_checksums[layer]:
+            raise CorruptData(f"chunk {self._name}: layer {layer} fails its checksum")
 
     def empty_layer(self) -> list[Array]:
         """Arrays that ``read_layer`` can fill."""

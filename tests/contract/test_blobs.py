@@ -14,7 +14,7 @@ from services.kv_store.blobs.protocol import WHOLE, Blobs, ByteRange, From, Last
 from services.kv_store.s3.bucket import ObjectBlobs
 from shared.errors import CorruptData, KvquiltError, NotFound
 from tests.blob_keepers import KEEPERS, keeper
-from tests.dict_blobs import Fill, fill_by_sink, fill_in_two, slice_of
+from tests.dict_blobs import fill_by_sink, slice_of
 
 DATA = bytes(range(256)) * 20
 RANGES = [
@@ -72,28 +72,15 @@ def test_pieces_of_a_large_blob_come_one_by_one_and_reading_may_end_early(blobs:
     assert read(blobs, "a", Last(5)) == DATA[-5:]
 
 
-@pytest.mark.parametrize("fill", [fill_by_sink, fill_in_two])
-def test_bytes_are_read_into_the_callers_memory(blobs: Blobs, fill: Fill) -> None:
+def test_bytes_are_given_to_a_sink(blobs: Blobs) -> None:
     blobs.put("a", DATA * 1000)
     out = bytearray(b"-" * 1_000_020)
-    fill(blobs, "a", 5120 * 7 + 3, memoryview(out)[10:-10])
+    fill_by_sink(blobs, "a", 5120 * 7 + 3, memoryview(out)[10:-10])
     assert out == b"-" * 10 + (DATA * 1000)[5120 * 7 + 3 :][:1_000_000] + b"-" * 10
-    fill(blobs, "a", 5_120_000, memoryview(out)[:0])
+    fill_by_sink(blobs, "a", 5_120_000, memoryview(out)[:0])
     for start, length in ((5_119_999, 2), (5_120_000, 1), (9_999_999, 1)):
         with pytest.raises(CorruptData):
-            fill(blobs, "a", start, memoryview(out)[:length])
-
-
-def test_a_buffer_is_full_when_the_next_one_is_asked_for(blobs: Blobs) -> None:
-    blobs.put("a", DATA)
-    buffers = [bytearray(1000) for _ in range(3)]
-
-    def one_by_one() -> Iterator[memoryview]:
-        for i, buffer in enumerate(buffers):
-            yield memoryview(buffer)
-            assert buffer == DATA[20 + 1000 * i :][:1000]
-
-    blobs.read_into("a", Span(20, 3000), one_by_one())
+            fill_by_sink(blobs, "a", start, memoryview(out)[:length])
 
 
 def test_what_is_not_there_is_said_to_be_not_there(blobs: Blobs) -> None:
@@ -107,8 +94,6 @@ def test_what_is_not_there_is_said_to_be_not_there(blobs: Blobs) -> None:
         for length in (0, 1):
             with pytest.raises(NotFound):
                 fill_by_sink(blobs, name, 0, memoryview(bytearray(length)))
-            with pytest.raises(NotFound):
-                fill_in_two(blobs, name, 0, memoryview(bytearray(length)))
     assert read(blobs, "a/b") == b"x"
 
 

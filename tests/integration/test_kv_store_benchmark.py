@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.kv_store.__main__ import StorePlan, line, measure
+from load_tests.benchmark import line
+from load_tests.kv_store.__main__ import StorePlan, measure
 from load_tests.kv_store.stored_chunks import ChunkShape
 from load_tests.kv_store.stored_ttft import Contexts
 from shared.measuring.report import measured
@@ -31,7 +32,7 @@ def test_every_measurement_is_made_under_the_name_by_which_targets_go(
     assert {f"peer_{way}_{streams}" for way in ("grpc", "flight", "socket") for streams in (1, 4)} <= set(
         by_name
     )
-    for name in ("load_29mb_memory", "load_29mb_object_store"):
+    for name in ("load_29mb_memory", "load_29mb_object_store", "scrub_29mb_object_store"):
         assert by_name[name].baseline is not None
         assert by_name[name].ratio == pytest.approx(by_name[name].value / by_name[name].baseline)
     assert all(m.value > 0 and m.n == 2 for name, m in by_name.items() if not name.startswith("ttft"))
@@ -43,5 +44,5 @@ def test_every_measurement_is_made_under_the_name_by_which_targets_go(
 
 def test_rates_are_printed_in_gigabytes_per_second_with_their_ratio() -> None:
     printed = line(measured("load", [2e9, 3e9, 4e9], "byte/s", better="higher", baseline=2e9))
-    assert "3.000 GB/s" in printed
-    assert "ratio 1.50" in printed
+    assert "3 GB/s" in printed
+    assert "1.50 x 2" in printed

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -68,12 +68,6 @@ class DirectoryBlobs:
                 position, left = position + count, left - count
             check_whole(name, byte_range, position - begin)
             return os.fstat(file.fileno()).st_size
-
-    def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
-        with storing(), self._open(name) as file:
-            file.seek(span.start)
-            for buffer in buffers:
-                check_whole(name, Span(0, len(buffer)), file.readinto(buffer))
 
     def put(self, name: str, data: bytes) -> None:
         staged = self._staging.new()

@@ -1,13 +1,13 @@
 """Named, immutable byte strings, whatever keeps them: every tier is made of these.
 
-Shared memory and the local disk (``directory_blobs``) and an S3-compatible server (``object_blobs``) keep the
+Shared memory and the local disk (``blobs.directory``) and an S3-compatible server (``s3.bucket``) keep the
 same promises; the contract tests and a state machine against a plain dict hold all of them to it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -95,16 +95,6 @@ class Blobs(Protocol):
         Raises:
             NotFound: no such blob.
             CorruptData: it ends before the ``Span`` does.
-        """
-        ...
-
-    def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
-        """Fills the buffers, which are as long as the span together, one after the other: the bytes go there
-        directly. Each is full when the next one is asked for.
-
-        Raises:
-            NotFound: no such blob.
-            CorruptData: it ends before the span does.
         """
         ...
 

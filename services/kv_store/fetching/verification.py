@@ -14,15 +14,19 @@ from dataclasses import dataclass
 
 import xxhash
 
+from services.kv_store.blobs.protocol import Blobs, Span
+from services.kv_store.tiers.chunk_names import blob_of
+from services.kv_store.tiers.object_chunks import object_frame
 from shared.errors import CorruptData
-from shared.kv_format import Frame
+from shared.kv_format import ChunkSummary, Frame
 
 Mark = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class FileSection:
-    """Bytes [start, end) of the file that have a checksum of their own. ``layer`` None: the head."""
+    """Bytes [start, end) of the file that have a checksum of their own. ``layer`` None: the head,
+    which Arrow's readers need and ours do not."""
 
     start: int
     end: int
@@ -106,3 +110,17 @@ def parts_of(sections: Sequence[FileSection], part_bytes: int) -> Iterator[list[
         part.append(section)
     if part:
         yield part
+
+
+def verify_object(objects: Blobs, chunk_id: str) -> ChunkSummary:
+    """Reads every byte of a chunk in the object store: one request for the end, one for the rest.
+
+    Raises:
+        NotFound, CorruptData, NewerFormat: it is not a whole chunk file, or another chunk's.
+        Unavailable, FailedPrecondition, InternalError: as of ``Blobs``.
+    """
+    frame = object_frame(objects, chunk_id)
+    whole = ArrivingPart(sections_of(frame), chunk_id, mark=lambda layer: None)
+    objects.read_to(blob_of(chunk_id), Span(*whole.rest()), whole.arrived)
+    whole.check_whole()
+    return frame.summary

@@ -8,11 +8,12 @@ from functools import partial
 from itertools import chain
 
 from services.kv_store.fetching.sources import PeerSearch
+from services.kv_store.fetching.verification import verify_object
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.tiers.chunk_files import verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
-from services.kv_store.tiers.object_chunks import all_objects, verify_object
+from services.kv_store.tiers.object_chunks import all_objects
 from shared.errors import CorruptData, NewerFormat, NotFound
 
 

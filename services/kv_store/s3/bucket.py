@@ -1,7 +1,7 @@
 """Blobs in a bucket of an S3-compatible server (``services.kv_store.blobs.protocol.Blobs``), through the
 ``minio`` SDK.
 
-Retrying is ours alone (``retries``, ``object_reader``): urllib3 would repeat requests in ways of its own, and
+Retrying is ours alone (``retries``, ``reader``): urllib3 would repeat requests in ways of its own, and
 cannot go on with a body that broke off. The region is given, so that no request has to ask for it first.
 """
 
@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -98,17 +98,6 @@ class ObjectBlobs:
                 num_bytes += count
         check_whole(name, byte_range, num_bytes)
         return reader.size
-
-    def read_into(self, name: str, span: Span, buffers: Iterable[memoryview]) -> None:
-        if not span.length:
-            self._check_there(name)
-            return
-        with contextlib.closing(self._reader(name, span)) as reader:
-            for buffer in buffers:
-                num_bytes = 0
-                while num_bytes < len(buffer) and (count := reader.readinto(buffer[num_bytes:])):
-                    num_bytes += count
-                check_whole(name, Span(0, len(buffer)), num_bytes)
 
     def put(self, name: str, data: bytes) -> None:
         self._repeat(lambda: self._put(name, io.BytesIO(data), len(data)))

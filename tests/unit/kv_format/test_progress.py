@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_a_frame_that_never_comes_is_unavailable_and_leaves_nothing_open(arrival
 
 
 def test_a_store_that_died_is_noticed(arrival: Arrival) -> None:
-    with ProgressReader(arrival.progress_path, stalled_s=0.01) as reader:
+    with closing(ProgressReader(arrival.progress_path, stalled_s=0.01)) as reader:
         arrival.progress.layer_arrived(0)
         reader.wait_for_layer(0)
         with pytest.raises(Unavailable, match="stopped arriving"):

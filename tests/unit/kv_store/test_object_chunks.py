@@ -1,16 +1,16 @@
-"""Chunks read straight from the object store."""
+"""Chunks in the object store."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
+from services.kv_store.fetching.verification import verify_object
 from services.kv_store.tiers.chunk_names import blob_of
-from services.kv_store.tiers.object_chunks import ObjectChunk, is_newer_object, verify_object
+from services.kv_store.tiers.object_chunks import is_newer_object
 from shared.errors import CorruptData, NewerFormat, NotFound
 from tests.dict_blobs import DictBlobs
 from tests.faulty_blobs import TruncatedBlobs
-from tests.kv_chunks import chunk_bytes, chunk_id_of, header_of, kv_of, newer_chunk_bytes
+from tests.kv_chunks import chunk_bytes, chunk_id_of, newer_chunk_bytes
 
 A = chunk_id_of(1)
 DATA = chunk_bytes(A)
@@ -20,23 +20,6 @@ def stored(data: bytes = DATA) -> DictBlobs:
     blobs = DictBlobs()
     blobs.put(blob_of(A), data)
     return blobs
-
-
-def test_layers_are_filled_with_what_was_written() -> None:
-    chunk = ObjectChunk(stored(), A)
-    layers = [chunk.empty_layer() for _ in chunk.summary.layers]
-    chunk.read_layers(1, layers[1:])
-    chunk.read_layers(0, layers[:1])
-    k, v = kv_of(header_of(chunk_id=A))
-    for i, (found_k, found_v) in enumerate(layers):
-        assert np.array_equal(found_k, k[i])
-        assert np.array_equal(found_v, v[i])
-
-
-def test_arrays_of_another_shape_are_refused() -> None:
-    chunk = ObjectChunk(stored(), A)
-    with pytest.raises(ValueError, match="contiguous"):
-        chunk.read_layers(0, [[array[:1] for array in chunk.empty_layer()]])
 
 
 @pytest.mark.parametrize("position", range(0, len(DATA), 97))
@@ -59,11 +42,8 @@ def test_a_truncated_object_is_corrupt(length: int) -> None:
 
 
 def test_bodies_that_come_incomplete_are_noticed() -> None:
-    blobs = TruncatedBlobs(stored())
-    chunk = ObjectChunk(blobs, A)
-    blobs.keep_bytes = 10
     with pytest.raises(CorruptData):
-        chunk.read_layers(0, [chunk.empty_layer()])
+        verify_object(TruncatedBlobs(stored(), keep_bytes=10), A)
 
 
 def test_the_chunk_of_another_name_is_corrupt() -> None:
