@@ -130,8 +130,8 @@ def test_what_the_arguments_do_not_say_comes_from_the_node(
     args = application_args("retrieval", values, load_quilt(values, {}))
     assert "milvus_token" not in str(args)
     (given,) = applications.retrieval(args)._bound_deployment.init_args
-    assert given["milvus_token"] == "root:secret"
-    assert given["milvus_uri"] == f"{values['data_dir']}/index.db"
+    assert given.milvus_token == "root:secret"
+    assert given.milvus_uri == f"{values['data_dir']}/index.db"
 
 
 def test_every_service_of_the_protos_is_on_the_public_port_but_the_one_between_nodes() -> None:
