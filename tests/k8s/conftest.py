@@ -16,7 +16,7 @@ import pytest
 
 from shared.errors import KvquiltError
 from tests.k8s import images as image_store
-from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, answer, cli
+from tests.k8s.asking import ANSWER, COLLECTION, DOCUMENTS, Answered, answer, cli
 from tests.k8s.door import Door
 from tests.k8s.images import Images
 from tests.k8s.kubectl import Kubectl, cluster_objects
@@ -102,12 +102,14 @@ def begun_ready(request: pytest.FixtureRequest) -> None:
             wait_for(lambda running=running: answers(running), "answer to begin with", RECOVERY_S)
 
 
-def answers(trial: Trial) -> bool | None:
+def answers(trial: Trial) -> Answered | None:
+    """The right answer; None: there is none yet."""
     try:
-        return ANSWER in asyncio.run(answer(trial.door.target)).text or None
+        answered = asyncio.run(answer(trial.door.target))
     except KvquiltError as error:
         tell(f"no answer yet: {error.detail}")
         return None
+    return answered if ANSWER in answered.text else None
 
 
 @pytest.hookimpl(wrapper=True)
