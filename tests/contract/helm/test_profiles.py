@@ -65,9 +65,11 @@ def test_an_unknown_key_deep_in_a_rayservice_is_noticed(helm: Helm) -> None:
         jsonschema.Draft202012Validator(rayservice_schema()).validate(service)
 
 
-def test_ray_serve_accepts_the_serve_configuration(objects: list[dict[str, Any]]) -> None:
-    schema = ServeDeploySchema.model_validate(serve_config_of(objects))
-    assert [app.name for app in schema.applications] == [name for name in APPLICATIONS if name != "selector"]
+@pytest.mark.parametrize("name", PROFILES)
+def test_ray_serve_accepts_the_serve_configuration(name: str, helm: Helm) -> None:
+    schema = ServeDeploySchema.model_validate(serve_config_of(helm.render(profile(name))))
+    expected = [app for app in APPLICATIONS if app != "selector" or name == "dev-cpu"]
+    assert [app.name for app in schema.applications] == expected
     assert schema.grpc_options.port == 9000
 
 
