@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,13 @@ def test_an_answer_on_its_way_is_finished_before_the_services_end(tmp_path: Path
 def test_ctrl_c_while_starting_takes_everything_down_and_is_told_as_such(tmp_path: Path) -> None:
     data = tmp_path / "data"
     command = stacks.command(data, "up", *ports())
-    up = subprocess.Popen(command, env=stacks.environment(), stderr=subprocess.PIPE)
+    up = subprocess.Popen(
+        command,
+        env=stacks.environment(),
+        stderr=subprocess.PIPE,
+        # tests that run in the background of a shell ignore it, and so would what they start
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         state = wait_for(lambda: RunDirectory(data).running(), "supervisor")
         up.send_signal(signal.SIGINT)
