@@ -8,8 +8,10 @@ context: errors are raised as they are).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -23,6 +25,7 @@ from shared.request import RequestContext
 from shared.status import DETAILS_KEY, to_status, with_code
 
 log = logging.getLogger(__name__)
+_LINGER_S = 0.25
 
 
 class _Meta(Protocol):
@@ -82,8 +85,23 @@ def both_streams(
     handler: Callable[[SelfT, AsyncIterator[Any]], AsyncIterator[ResponseT]],
 ) -> Streaming[ResponseT]:
     """A stream of requests, a stream of responses. The context comes from the first request: the handler's to
-    build."""
-    return _streaming(handler, handler)
+    build. One that fails takes for a moment what its caller is still sending: a call that ends while its
+    client writes is told in gRPC's words instead of ours."""
+
+    async def lingering(self: SelfT, requests: AsyncIterator[Any]) -> AsyncGenerator[ResponseT, None]:
+        responses: Any = handler(self, requests)
+        try:
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    yield response
+        except Exception:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_LINGER_S):
+                    async for _ in requests:
+                        pass
+            raise
+
+    return _streaming(handler, lingering)
 
 
 def _answering(

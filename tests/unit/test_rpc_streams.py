@@ -80,6 +80,26 @@ async def test_so_does_one_that_follows_a_stream_of_requests() -> None:
     assert isinstance(from_status("INVALID_ARGUMENT", context.status["details"], None), ContextTooLong)
 
 
+async def test_one_that_refuses_its_caller_takes_what_that_is_still_sending() -> None:
+    class Refusing:
+        @both_streams
+        async def Follow(self, requests: AsyncIterator[common_pb2.HealthRequest]) -> AsyncIterator[int]:
+            await anext(aiter(requests))
+            raise StorageFull("no room")
+            yield
+
+    taken = []
+
+    async def requests() -> AsyncIterator[common_pb2.HealthRequest]:
+        for number in range(5):
+            taken.append(number)
+            yield common_pb2.HealthRequest()
+
+    with pytest.raises(StorageFull):
+        await anext(Refusing().Follow(requests()))
+    assert taken == [0, 1, 2, 3, 4]
+
+
 async def test_under_serve_an_unexpected_error_tells_nothing_of_itself() -> None:
     context = ServeContext()
     with pytest.raises(InternalError) as told:
