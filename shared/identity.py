@@ -1,7 +1,8 @@
 """Identity of a chunk's KV: what it was computed from, and nothing else.
 
-The encoding is not part of it (one text is stored once, and a store may hold mixed encodings), nor is the
-document.
+Chunks that are computed behind others of their document form a Merkle chain: a chunk's identity covers that
+of the chunk in front of it, and so everything it was computed behind. The encoding is not part of it (one
+text is stored once, and a store may hold mixed encodings), nor is the document's name.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ def ids_hash(token_ids: Sequence[int]) -> str:
 
 
 def chunk_identity(
-    tenant: str, model_fingerprint: str, prefix_ids: Sequence[int], token_ids: Sequence[int]
+    tenant: str,
+    model_fingerprint: str,
+    prefix_ids: Sequence[int],
+    token_ids: Sequence[int],
+    parent_id: str = "",
 ) -> str:
-    """Identity of the KV of ``token_ids`` behind ``prefix_ids``: 40 hex digits."""
-    made_of = (tenant.encode(), model_fingerprint.encode(), _ids_bytes(prefix_ids), _ids_bytes(token_ids))
+    """Identity of the KV of ``token_ids`` behind ``prefix_ids`` and the chain that ends with the chunk
+    ``parent_id`` (empty: behind the prefix alone): 40 hex digits."""
+    made_of = [tenant.encode(), model_fingerprint.encode(), _ids_bytes(prefix_ids), _ids_bytes(token_ids)]
+    if parent_id:
+        made_of.append(parent_id.encode())
     return digest(*made_of, size=20, person=b"kvquilt-chunk")
 
 

@@ -17,11 +17,11 @@ from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.jobs.context import ContextJob
 from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError
-from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
+from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams, chain_of
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.told import BranchDoneEvent, DoneEvent, Event, FailedEvent, TokenEvent
 from shared.identity import chunk_identity
-from tests.oracles import ORACLES, VOCAB, Generated, assert_same_generation, tiny_model
+from tests.oracles import ORACLES, VOCAB, Chained, Generated, assert_same_generation, tiny_model
 
 PATIENCE_S = 60.0
 
@@ -153,6 +153,15 @@ class Prompts:
     def chunk(self, prefix: tuple[int, ...], token_ids: tuple[int, ...]) -> Chunk:
         return Chunk(chunk_identity("test", self._fingerprint, prefix, token_ids), token_ids)
 
+    def document(self, prefix: tuple[int, ...], lens: Sequence[int]) -> list[Chunk]:
+        """Chunks of random ids, each behind all in front of it."""
+        chunks: list[Chunk] = []
+        for length in lens:
+            ids, parent_id = self.ids(length), chunks[-1].chunk_id if chunks else ""
+            of = ("test", self._fingerprint, prefix, ids)
+            chunks.append(Chunk(chunk_identity(*of, parent_id), ids, parent_id, chunk_identity(*of)))
+        return chunks
+
     def request(
         self,
         prefix: int | tuple[int, ...] = 7,
@@ -186,7 +195,12 @@ def assert_equals_oracle(one: Run, oracle_model: Any, tolerance: float = 1e-4) -
     """Every branch of the run against the oracle of the run's mode."""
     request = one.request
     assert isinstance(request, GenerateRequest)
-    chunks = [c.token_ids for c in request.chunks]
+    chunks = [
+        Chained.of(
+            c.token_ids, (link.token_ids for link in chain_of(c, (*request.links, *request.chunks)) or ())
+        )
+        for c in request.chunks
+    ]
     for (question, _), ours in one.branches().items():
         assert len(ours.token_ids) == request.sampling.max_tokens
         oracle_GV = ORACLES[request.reuse.value](
@@ -212,6 +226,7 @@ class Shelf:
         self.saves: list[tuple[str, bool]] = []
         self.prefetched: list[tuple[str, ...]] = []
         self.corrupt: set[str] = set()
+        self.chains: dict[str, Sequence[Chunk]] = {}
         self.failure: KvquiltError | None = None
         self.before_layer: Callable[[str, int], None] = lambda chunk_id, layer: None
         self.num_unclosed = 0
@@ -220,6 +235,9 @@ class Shelf:
         found = {i: _Book(self, i, *self.kv[i]) for i in chunk_lens if i in self.kv}
         self.num_unclosed += len(found)
         return found
+
+    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+        return self.chains.get(chunk.chunk_id)
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
         self.prefetched.append(tuple(chunk_ids))

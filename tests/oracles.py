@@ -102,6 +102,18 @@ def as_dtype(model: Any, dtype: torch.dtype) -> Any:
     return cast
 
 
+class Chained(tuple[int, ...]):
+    """The ids of a chunk that is computed behind ``chain``, the chunks in front of it in its document."""
+
+    chain: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of(cls, token_ids: Iterable[int], chain: Iterable[Sequence[int]]) -> Chained:
+        chunk = cls(token_ids)
+        chunk.chain = tuple(map(tuple, chain))
+        return chunk
+
+
 def full(
     model: Any,
     prefix: Sequence[int],
@@ -349,10 +361,7 @@ def ape(
     with torch.no_grad(), _angles_for(model, start + len(tail)), _attending_by(model, attention):
         past = DynamicCache()
         kvs = [_kv_of(model, prefix)] if prefix else []
-        kvs += [
-            [(k[:, :, first:], v[:, :, first:]) for k, v in _kv_of(model, [*prefix, *chunk])]
-            for chunk in chunks
-        ]
+        kvs += [_chunk_kv(model, prefix, chunk) for chunk in chunks]
         for kv in kvs:
             _append(past, kv)
         model.set_attn_implementation(_OURS)
@@ -524,18 +533,28 @@ def _kv_of(model: Any, ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Ten
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
+def _chunk_kv(
+    model: Any, prefix: Sequence[int], chunk: Sequence[int]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values per layer of a chunk from a forward over (prefix, chain, chunk), its keys moved right
+    behind the prefix."""
+    chain = [i for link in getattr(chunk, "chain", ()) for i in link]
+    front = len(prefix) + len(chain)
+    return [
+        (rotate_keys(model, k[:, :, front:], -len(chain)), v[:, :, front:])
+        for k, v in _kv_of(model, [*prefix, *chain, *chunk])
+    ]
+
+
 def _stitched_kv(
     model: Any, prefix: Sequence[int], chunks: Sequence[Sequence[int]]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values per layer of the prefix and, computed alone behind it and moved to their places, of all
-    chunks."""
+    """Keys and values per layer of the prefix and, computed behind it and their own chains and moved to their
+    places, of all chunks."""
     parts = [_kv_of(model, prefix)] if prefix else []
     moved = 0
     for chunk in chunks:
-        kv = _kv_of(model, [*prefix, *chunk])
-        parts.append(
-            [(rotate_keys(model, k[:, :, len(prefix) :], moved), v[:, :, len(prefix) :]) for k, v in kv]
-        )
+        parts.append([(rotate_keys(model, k, moved), v) for k, v in _chunk_kv(model, prefix, chunk)])
         moved += len(chunk)
     return [
         (torch.cat([k for k, _ in layer], 2), torch.cat([v for _, v in layer], 2))

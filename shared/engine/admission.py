@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
-from shared.generation.asked import ChoiceRule, GenerateRequest, PrefillRequest, SamplingParams, total_len
+from shared.generation.asked import (
+    ChoiceRule,
+    GenerateRequest,
+    PrefillRequest,
+    SamplingParams,
+    chain_of,
+    total_len,
+)
 from shared.generation.forest import ForestRequest
 from shared.generation.modes import Ape, GoesBy
 
@@ -27,11 +34,12 @@ def check(
     check_ids("prefix", request.prefix_ids, spec, may_be_empty=True)
     for index, chunk in enumerate(request.chunks):
         check_ids(f"chunks[{index}]", chunk.token_ids, spec)
+    for index, link in enumerate(request.links):
+        check_ids(f"links[{index}]", link.token_ids, spec)
     if isinstance(request, PrefillRequest):
         if not request.chunks:
             raise InvalidRequest("chunks: is empty; give at least one chunk to prefill")
-        longest = max(len(chunk.token_ids) for chunk in request.chunks)
-        _check_length(len(request.prefix_ids) + longest, f"prefix and chunk ({longest} tokens)", spec)
+        _check_prefill(request, spec)
         return
     check_recompute(request)
     if isinstance(request, ForestRequest):
@@ -54,6 +62,17 @@ def check(
             f"this engine runs at most {config.max_running_branches} at once"
         )
     _check_prompt(request, spec)
+
+
+def _check_prefill(request: PrefillRequest, spec: ModelSpec) -> None:
+    for index, chunk in enumerate(request.chunks):
+        chain = chain_of(chunk, (*request.links, *request.chunks))
+        if chain is None:
+            raise InvalidRequest(
+                f"chunks[{index}]: the chunks in front of it are not all given; send them as its context"
+            )
+        length = total_len((*chain, chunk))
+        _check_length(len(request.prefix_ids) + length, f"prefix, context and chunk ({length} tokens)", spec)
 
 
 def _check_prompt(request: GenerateRequest, spec: ModelSpec) -> None:

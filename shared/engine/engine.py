@@ -79,7 +79,9 @@ class Engine:
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
         scheduler = Scheduler(self.config)
         self._requests = RequestQueue(scheduler)
-        self._cache = SegmentCache(model.spec, resident_bytes, self._loader, self._requests.holders)
+        self._cache = SegmentCache(
+            model.spec, resident_bytes, self._loader, self._requests.holders, self._inbox
+        )
         self._endings = Endings(self._requests, self._cache, memory)
         self._steps = Steps(
             PassRunner(model, self.config),
@@ -90,7 +92,9 @@ class Engine:
             self._endings,
             self._inbox,
         )
-        self._prefills = Prefills(model.spec, self._loader, self._requests, self._inbox, self._endings)
+        self._prefills = Prefills(
+            model.spec, self._loader, self._requests, self._inbox, self._endings, self._cache
+        )
         self._admission = AdmissionControl(
             model.spec.device,
             self._requests,
@@ -235,6 +239,7 @@ class Engine:
             deadline_s=request.deadline_s,
             recompute=request.recompute,
             ape=request.ape,
+            links=request.links,
         )
         return ForestJob(asked, sink, host=self._host)
 

@@ -11,6 +11,7 @@ from shared.engine.inbox import Inbox
 from shared.engine.jobs.job import Computed
 from shared.engine.jobs.prefill import ChunkWork, PrefillJob
 from shared.engine.kv.loader import Checked, ComputedChunk, Loader, Saved
+from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.model.spec import ModelSpec
 from shared.engine.request_queue import RequestQueue
 from shared.generation.told import ChunkStoredEvent
@@ -27,6 +28,7 @@ class Prefills:
     requests: RequestQueue
     inbox: Inbox
     endings: Endings
+    cache: SegmentCache
 
     def admit(self, job: PrefillJob) -> None:
         lens = {key: len(work.chunk.token_ids) for key, work in job.works_by_id.items()}
@@ -42,13 +44,20 @@ class Prefills:
                 self.endings.with_room(job, partial(self._start_chunks, job))
 
     def _start_chunks(self, job: PrefillJob) -> None:
-        while job.to_compute and len(job.in_flight) < _MAX_CHUNKS_IN_FLIGHT:
-            work = job.to_compute[0]
-            work.branch = chunk_branch(self.spec, job.prefix, work.chunk.token_ids)
-            job.in_flight[work.chunk.chunk_id] = job.to_compute.popleft()
+        for work in list(job.to_compute):
+            if len(job.in_flight) >= _MAX_CHUNKS_IN_FLIGHT:
+                return
+            links = None if job.awaits(work.chain) else self.cache.links(job, work.chain)
+            if links is not None:
+                work.branch = chunk_branch(self.spec, job.prefix, work.chunk.token_ids, links)
+                job.in_flight[work.chunk.chunk_id] = work
+                job.to_compute.remove(work)
 
     def on_computed(self, job: PrefillJob, work: ChunkWork, _: Computed) -> None:
         assert work.branch is not None
+        work.there = True
+        if work.chunk.chunk_id in job.parents:
+            self.cache.keep_link(job, work.chunk, work.branch.segment)
         self.loader.save(
             ComputedChunk(
                 work.chunk.chunk_id,
@@ -68,6 +77,7 @@ class Prefills:
             return
         work = job.works_by_id[checked.key]
         if checked.intact:
+            work.there = True
             self._stored(job, work, existed=True)
         else:
             work.broken = checked.broken

@@ -61,9 +61,10 @@ class RequestQueue:
     def admitted(self) -> list[Job]:
         return [*self.running, *self.prefilling, *self.paused]
 
-    def holders(self, entry: Entry) -> Iterator[ContextJob]:
-        """Requests whose context names the entry, first come first."""
-        return (job for job in (*self.running, *self.paused) if entry.key in job.entries)
+    def holders(self, entry: Entry) -> Iterator[Job]:
+        """Requests that wait for the entry or use it, questions before prefills, first come first."""
+        jobs = (*self.running, *self.paused, *self.prefilling)
+        return (job for job in jobs if any(one is entry for one in job.held))
 
     def pause_overgrown(self) -> list[ContextJob]:
         """While private KV is above its budget, pauses those that have nothing to do, then the youngest."""

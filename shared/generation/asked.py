@@ -19,10 +19,17 @@ DEFAULT_MAX_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A run of token ids with the identity of its stored KV (``shared.identity.chunk_identity``)."""
+    """A run of token ids with the identity of its stored KV (``shared.identity.chunk_identity``).
+
+    ``parent_id``: identity of the chunk in front of it, behind which it is computed; empty: behind the prefix
+    alone. ``isolated_id``: the identity that it has without a parent, for requests in which the chunks in
+    front of it cannot be had.
+    """
 
     chunk_id: str
     token_ids: tuple[int, ...]
+    parent_id: str = ""
+    isolated_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +173,8 @@ class GenerateRequest:
     """Every question is a branch over the same context (prefix, then chunks in order), with ``sampling.n``
     answers each: samples, with ``choose`` one of them chosen, or under ``beams`` the best beams.
 
-    ``deadline_s`` is an instant of ``time.monotonic()``, or None.
+    ``deadline_s`` is an instant of ``time.monotonic()``, or None. ``links``: chunks that others of this
+    request were computed behind; they are not part of the context.
     """
 
     request_id: str
@@ -180,6 +188,7 @@ class GenerateRequest:
     choose: Choice | None = None
     recompute: Recompute = field(default_factory=Recompute)
     ape: Ape = field(default_factory=Ape)
+    links: tuple[Chunk, ...] = ()
 
     @property
     def num_branches(self) -> int:
@@ -192,7 +201,8 @@ class PrefillRequest:
     """Compute the chunks' KV behind the prefix and hand it to the segment source (``save``).
 
     ``encoding`` empty: new KV is stored in the source's own, what is stored stays as it is; else all of it
-    ends up in this one.
+    ends up in this one. ``links``: chunks that others of this request are computed behind; they are not
+    stored.
     """
 
     request_id: str
@@ -200,6 +210,20 @@ class PrefillRequest:
     chunks: tuple[Chunk, ...]
     deadline_s: float | None = None
     encoding: str = ""
+    links: tuple[Chunk, ...] = ()
+
+
+def chain_of(chunk: Chunk, known: Iterable[Chunk]) -> tuple[Chunk, ...] | None:
+    """The chunks in front of ``chunk``, the first of its chain first; None: not all of them are
+    ``known``."""
+    by_id, chain, parent_id = {one.chunk_id: one for one in known}, [], chunk.parent_id
+    while parent_id:
+        link = by_id.pop(parent_id, None)
+        if link is None:
+            return None
+        chain.append(link)
+        parent_id = link.parent_id
+    return tuple(reversed(chain))
 
 
 def total_len(chunks: Iterable[Chunk]) -> int:

@@ -22,7 +22,8 @@ class FinishReason(enum.StrEnum):
 class Usage:
     """Counts of tokens; prompt = reused + recomputed. ``loaded_tokens``: those reused ones that were stored,
     but not resident; ``selected_tokens``: those recomputed ones that the mode chose, for any question. What
-    is recomputed in some layers counts by their share.
+    is recomputed in some layers counts by their share. ``isolated_tokens``: of chunks that were used without
+    what stands in front of them in their documents, because it could not be had.
 
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
     ``note``: why it is not the one that was asked for. The service knows both, the engine does not."""
@@ -37,6 +38,7 @@ class Usage:
     grouped_tokens: int = 0
     reuse: ReuseMode | None = None
     note: str = ""
+    isolated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,14 @@ def uproot(job: ContextJob) -> None:
     job.started = False
 
 
-def chunk_branch(spec: ModelSpec, prefix: Entry | None, token_ids: tuple[int, ...]) -> Branch:
-    """A chunk is computed directly behind the prefix; its keys are kept at local positions from 0 on."""
-    if prefix is None or prefix.segment is None:
-        return Branch(spec, token_ids, 0)
-    return Branch(spec, token_ids, prefix.segment.length, (Placement(prefix.segment, 0),))
+def chunk_branch(
+    spec: ModelSpec, prefix: Entry | None, token_ids: tuple[int, ...], chain: Sequence[Entry] = ()
+) -> Branch:
+    """A chunk is computed behind the prefix and the chunks in front of it in its document; its keys are kept
+    at local positions from 0 on."""
+    placements, end = [], 0
+    for entry in (prefix, *chain):
+        if entry is not None and entry.segment is not None:
+            placements.append(Placement(entry.segment, end))
+            end += entry.segment.length
+    return Branch(spec, token_ids, end, tuple(placements))

@@ -95,7 +95,8 @@ class Survey(Grower):
 @dataclass(slots=True, eq=False)
 class ContextJob(Job):
     """``entries``: chunks in the pool, one reference each; ``fetched``: those of them that this request had
-    to look for in the store; ``lost``: those that had to be recomputed. ``questions`` are not computed yet,
+    to look for in the store; ``lost``: those that had to be recomputed; ``isolated``: those that are used as
+    they are without the chunks in front of them, which cannot be had. ``questions`` are not computed yet,
     ``growing`` is what answers or explores. ``selected`` tokens of the context are computed anew, in
     ascending order; None: not known yet. Questions that select for themselves add to them; ``num_blended``:
     of a mode that computes other tokens in every layer so many in the mean layer. ``tempering``: how what
@@ -111,6 +112,7 @@ class ContextJob(Job):
     entries: dict[str, Entry] = field(default_factory=dict)
     fetched: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    isolated: set[str] = field(default_factory=set)
     questions: list[Question | Survey] = field(default_factory=list)
     started: bool = False
     patient: bool = False
@@ -147,7 +149,8 @@ class ContextJob(Job):
 
     @property
     def held(self) -> list[Entry]:
-        return ([self.prefix] if self.prefix else []) + list(self.entries.values())
+        prefix = [self.prefix] if self.prefix else []
+        return [*prefix, *self.links.values(), *self.entries.values()]
 
     @property
     def placed(self) -> bool:
@@ -224,7 +227,10 @@ class ContextJob(Job):
         prompt, recomputed = len(request.prefix_ids) + context + questions, recomputed + questions
         loaded = sum(len(self.entries[key].token_ids) for key in self.fetched - self.lost)
         chosen = len(selected) if num_blended is None else num_blended
-        return Usage(prompt, prompt - recomputed, recomputed, self.generated, loaded, chosen)
+        isolated = sum(len(self.entries[key].token_ids) for key in self.isolated)
+        return Usage(
+            prompt, prompt - recomputed, recomputed, self.generated, loaded, chosen, isolated_tokens=isolated
+        )
 
     def _work(self, owner: Grower) -> BranchWork:
         return BranchWork(

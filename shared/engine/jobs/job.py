@@ -96,17 +96,19 @@ class JobTimes:
 
 @dataclass(slots=True, eq=False)
 class Job(ABC):
-    """``prefix`` in the pool, with a reference; ``num_open`` parts of it are to come: at 0 it is complete."""
+    """``prefix`` in the pool, with a reference; ``links``: chunks in the pool behind which others are computed
+    now; ``num_open`` parts of it are to come: at 0 it is complete."""
 
     request: GenerateRequest | PrefillRequest
     sink: Sink
     clock: JobTimes = field(default_factory=JobTimes)
     prefix: Entry | None = None
+    links: dict[str, Entry] = field(default_factory=dict)
     num_open: int = 0
 
     @property
     def held(self) -> list[Entry]:
-        return [self.prefix] if self.prefix else []
+        return [*([self.prefix] if self.prefix else []), *self.links.values()]
 
     @abstractmethod
     def branches(self) -> list[Branch]:

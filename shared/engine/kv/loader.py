@@ -17,6 +17,7 @@ from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
 from shared.errors import InternalError, KvquiltError
+from shared.generation.asked import Chunk
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,14 @@ class Saved:
     error: KvquiltError | None
 
 
+@dataclass(frozen=True, slots=True)
+class FoundChain:
+    """The chunks in front of the one that goes by ``key``; None: nobody knows them."""
+
+    key: str
+    chain: tuple[Chunk, ...] | None
+
+
 class Loader:
     """Results arrive through callbacks on the loader's threads."""
 
@@ -66,10 +75,20 @@ class Loader:
         self._scout = ThreadPoolExecutor(1, thread_name_prefix="kv-prefetch")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
 
-    def load(self, chunk_lens: Mapping[str, int], tell: Callable[[FirstLayer | Loaded], None]) -> None:
+    def load(
+        self,
+        chunk_lens: Mapping[str, int],
+        tell: Callable[[FirstLayer | Loaded], None],
+        encoding: str = "",
+    ) -> None:
         """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk,
-        before that perhaps with ``FirstLayer``."""
-        self._readers.submit(self._load, chunk_lens, tell)
+        before that perhaps with ``FirstLayer``. ``encoding``: see ``SegmentSource.open``."""
+        self._readers.submit(self._load, chunk_lens, tell, encoding)
+
+    def find_chain(self, chunk: Chunk, tell: Callable[[FoundChain], None]) -> None:
+        """Asks the source for what stands in front of a chunk."""
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self._scout.submit(self._find_chain, chunk, tell)
 
     def verify(
         self, chunk_lens: Mapping[str, int], done: Callable[[Checked], None], encoding: str = ""
@@ -98,8 +117,18 @@ class Loader:
             pool.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)
 
-    def _load(self, chunk_lens: Mapping[str, int], tell: Callable[[FirstLayer | Loaded], None]) -> None:
-        stored = self._open(chunk_lens)
+    def _find_chain(self, chunk: Chunk, tell: Callable[[FoundChain], None]) -> None:
+        chain = None
+        try:
+            chain = self._source.chain(chunk)
+        except Exception:
+            log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
+        tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
+
+    def _load(
+        self, chunk_lens: Mapping[str, int], tell: Callable[[FirstLayer | Loaded], None], encoding: str
+    ) -> None:
+        stored = self._open(chunk_lens, encoding)
         for key in chunk_lens.keys() - stored.keys():
             tell(Loaded(key, None, broken=False))
         reads = []

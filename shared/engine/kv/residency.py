@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from shared.engine.kv.segment import Branch, Segment
 from shared.errors import InvalidRequest
+from shared.generation.asked import Chunk
 
 
 class State(enum.Enum):
@@ -31,8 +32,8 @@ class State(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """``branch`` computes it, behind ``prefix_ids``, while COMPUTING; ``broken``: a stored copy failed its
-    checksum and must be replaced."""
+    """``branch`` computes it, behind ``prefix_ids`` and ``chain``, while COMPUTING; ``broken``: a stored copy
+    failed its checksum and must be replaced. ``chain`` None: not known (yet)."""
 
     key: str
     token_ids: tuple[int, ...]
@@ -41,6 +42,7 @@ class Entry:
     segment: Segment | None = None
     branch: Branch | None = None
     prefix_ids: tuple[int, ...] = ()
+    chain: tuple[Chunk, ...] | None = None
     broken: bool = False
 
     @property

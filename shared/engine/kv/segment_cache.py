@@ -1,34 +1,49 @@
-"""Provides the KV of a request's context: resident, else loaded, else computed and written back."""
+"""Provides the KV of a request's context: resident, else loaded, else computed and written back.
+
+A chunk of a chain is computed behind the chunks in front of it. These are entries of their own (``link:…``),
+since nothing lossy may stand in a chain: they are loaded where they are stored exactly, else computed in
+their turn, and not stored.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from shared.engine.decoding.forest import chunk_branch
+from shared.engine.inbox import Inbox
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
-from shared.engine.kv.loader import ComputedChunk, Loader
+from shared.engine.kv.encodings import EXACT
+from shared.engine.kv.loader import ComputedChunk, FoundChain, Loader
 from shared.engine.kv.residency import Entry, Pool, State
-from shared.engine.kv.segment import Branch
+from shared.engine.kv.segment import Branch, Segment
 from shared.engine.model.spec import ModelSpec
+from shared.generation.asked import Chunk, chain_of
 from shared.identity import ids_hash
 
-_PREFIX = "prefix:"
-Holders = Callable[[Entry], Iterator[ContextJob]]
+_PREFIX, _LINK = "prefix:", "link:"
+Holders = Callable[[Entry], Iterator[Job]]
 
 
 class SegmentCache:
-    """The pool and what fills it. ``holders`` names the requests that wait for an entry."""
+    """The pool and what fills it. ``holders`` names the requests that wait for an entry; ``inbox`` brings the
+    loader's news to the engine's thread."""
 
-    def __init__(self, spec: ModelSpec, resident_bytes: int, loader: Loader, holders: Holders) -> None:
+    def __init__(
+        self, spec: ModelSpec, resident_bytes: int, loader: Loader, holders: Holders, inbox: Inbox
+    ) -> None:
         self._spec = spec
         self._pool = Pool(resident_bytes)
         self._loader = loader
         self._holders = holders
+        self._inbox = inbox
         self._missing: list[Entry] = []
+        self._looked_for: set[str] = set()  # chunks whose chain the source was asked for
 
     @property
     def num_bytes(self) -> int:
@@ -36,7 +51,7 @@ class SegmentCache:
 
     def chunk_ids(self) -> tuple[str, ...]:
         """Resident chunks, least recently used first."""
-        return tuple(key for key in self._pool.ready_keys() if not key.startswith(_PREFIX))
+        return tuple(key for key in self._pool.ready_keys() if not key.startswith((_PREFIX, _LINK)))
 
     def acquire_prefix(self, job: Job) -> None:
         prefix_ids = job.request.prefix_ids
@@ -87,7 +102,9 @@ class SegmentCache:
         else:
             entry.broken = loaded.broken
             self._missing.append(entry)
-            next(self._holders(entry)).lost.add(entry.key)
+            for job in islice(self._holders(entry), 1):
+                if isinstance(job, ContextJob):
+                    job.lost.update(chunk_id for chunk_id, held in job.entries.items() if held is entry)
 
     def start_missing(self, with_room: Callable[[Job, Callable[[], None]], None]) -> None:
         """Chunks that are stored nowhere are computed, as soon as the prefix they stand behind is there.
@@ -98,12 +115,87 @@ class SegmentCache:
                 self._missing.remove(entry)
                 self._pool.discard(entry)
             elif holder.prefix is None or holder.prefix.ready:
-                with_room(holder, partial(self._compute, entry, holder))
+                chain = self._chain_of(entry, holder)
+                links = None if chain is None else self.links(holder, chain)
+                if links is not None:
+                    with_room(holder, partial(self._compute, entry, holder, links))
 
-    def _compute(self, entry: Entry, holder: ContextJob) -> None:
-        self._pool.compute(entry, chunk_branch(self._spec, holder.prefix, entry.token_ids))
+    def _compute(self, entry: Entry, holder: Job, links: Sequence[Entry]) -> None:
+        self._pool.compute(entry, chunk_branch(self._spec, holder.prefix, entry.token_ids, links))
         entry.prefix_ids = holder.request.prefix_ids
         self._missing.remove(entry)
+
+    # --- chains --------------------------------------------------------------------------------------------
+
+    def links(self, job: Job, chain: Sequence[Chunk]) -> list[Entry] | None:
+        """References of ``job`` to the KV of a chain; None until all of it is there."""
+        for i, link in enumerate(chain):
+            key = _LINK + link.chunk_id
+            if key not in job.links:
+                job.links[key], new = self._pool.acquire(key, link.token_ids)
+                if new:
+                    job.links[key].chain = tuple(chain[:i])
+                    self._load({link.chunk_id: len(link.token_ids)}, _LINK, EXACT)
+        entries = [job.links[_LINK + link.chunk_id] for link in chain]
+        return entries if all(entry.ready for entry in entries) else None
+
+    def keep_link(self, job: Job, chunk: Chunk, segment: Segment) -> None:
+        """What was just computed stands in front of other chunks of the request."""
+        key = _LINK + chunk.chunk_id
+        if key not in job.links:
+            job.links[key], _ = self._pool.acquire(key, chunk.token_ids)
+            if (entry := job.links[key]).state is State.LOADING:
+                if entry in self._missing:
+                    self._missing.remove(entry)
+                self._pool.fill(entry, segment)
+
+    def _chain_of(self, entry: Entry, holder: Job) -> tuple[Chunk, ...] | None:
+        """The chunks in front of a missing one, by the request or by the source, which is asked once."""
+        if entry.chain is None:
+            request = holder.request
+            chunk = next(c for c in request.chunks if entry.key in (c.chunk_id, c.isolated_id))
+            if entry.key != chunk.chunk_id:
+                entry.chain = ()
+            else:
+                entry.chain = chain_of(chunk, (*request.links, *request.chunks))
+            if entry.chain is None and entry.key not in self._looked_for:
+                self._looked_for.add(entry.key)
+                self._loader.find_chain(chunk, lambda found: self._inbox.post(lambda: self._on_chain(found)))
+        return entry.chain
+
+    def _on_chain(self, found: FoundChain) -> None:
+        self._looked_for.discard(found.key)
+        entry = self._pool.get(found.key)
+        if entry is None or entry not in self._missing:
+            return
+        if found.chain is not None:
+            entry.chain = found.chain
+            return
+        for job in list(self._holders(entry)):
+            if isinstance(job, ContextJob):
+                self._isolate(entry, job)
+
+    def _isolate(self, entry: Entry, job: ContextJob) -> None:
+        """The request uses the chunk as it is without those in front of it."""
+        for chunk in {c.chunk_id: c for c in job.request.chunks}.values():
+            if job.entries.get(chunk.chunk_id) is entry:
+                key = chunk.isolated_id or f"{chunk.chunk_id}:isolated"
+                job.entries[chunk.chunk_id], new = self._pool.acquire(key, chunk.token_ids)
+                self._pool.release(entry)
+                job.isolated.add(chunk.chunk_id)
+                job.lost.discard(chunk.chunk_id)
+                if new:
+                    self._load({key: len(chunk.token_ids)})
+
+    def _load(self, chunk_lens: Mapping[str, int], key_prefix: str = "", encoding: str = "") -> None:
+        def tell(event: FirstLayer | Loaded) -> None:
+            if isinstance(event, Loaded):
+                loaded = replace(event, key=key_prefix + event.key)
+                self._inbox.post(lambda: self.on_loaded(loaded))
+
+        self._loader.load(chunk_lens, tell, encoding)
+
+    # --- what is computed ----------------------------------------------------------------------------------
 
     def works(self) -> list[BranchWork]:
         return [
@@ -113,10 +205,10 @@ class SegmentCache:
         ]
 
     def _on_computed(self, entry: Entry, _: Computed) -> None:
-        """A prefix stays in memory; a chunk is written back, for the next time."""
+        """A prefix or a link stays in memory; a chunk is written back, for the next time."""
         assert entry.branch is not None
         segment = entry.branch.segment
-        is_chunk = not entry.key.startswith(_PREFIX)
+        is_chunk = not entry.key.startswith((_PREFIX, _LINK))
         if is_chunk:
             self._loader.as_stored(segment)
         self._pool.fill(entry, segment)
@@ -131,6 +223,15 @@ class SegmentCache:
                     write_back=True,
                 )
             )
+            for job in self._holders(entry):
+                self._release_links(job)
+
+    def _release_links(self, job: Job) -> None:
+        """Of a request whose chunks are all there."""
+        if isinstance(job, ContextJob) and all(entry.ready for entry in job.entries.values()):
+            for link in job.links.values():
+                self._pool.release(link)
+            job.links.clear()
 
     def evict_unused(self) -> int:
         """Bytes of segments that nobody refers to, which are gone now."""

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from shared.generation.asked import Chunk
+
 
 class StoredSegment(Protocol):
     """KV of one chunk, readable layer by layer, by several threads at once. Closed by the engine."""
@@ -47,6 +49,11 @@ class SegmentSource(Protocol):
         """
         ...
 
+    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+        """The chunks in front of this one in its document, the first of its chain first, so that it can be
+        computed as it was; None: nobody knows them any more."""
+        ...
+
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
         """These will be opened soon: brings them nearer, if it can. Need not wait for that."""
         ...
@@ -82,6 +89,9 @@ class NoSource:
 
     def as_stored(self, k_LHTD: Sequence[Tensor], v_LHTD: Sequence[Tensor]) -> None:
         pass
+
+    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+        return None
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
         pass
