@@ -12,6 +12,7 @@ from typing import Protocol
 
 from shared.clients.health import ServiceHealth
 from shared.kv_types import (
+    Chain,
     ChunkPage,
     ChunkStat,
     CollectedGarbage,
@@ -121,6 +122,11 @@ class NodeFiles(Protocol):
         """Whether the chunk was stored already. The file at ``path`` is gone afterwards, whatever happens.
 
         ``write_back``: acknowledged once durable on this node's disk; it reaches the object store later."""
+        ...
+
+    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
+        """What a chunk is computed behind, by its document's manifest; None: no document has it. Every node
+        answers for all."""
         ...
 
 

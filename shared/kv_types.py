@@ -63,7 +63,11 @@ class DeletedChunks:
 class ManifestChunk:
     """``char_start``, ``char_end``: characters of the document's extracted text. ``auxiliary_id``: identity
     of the chunk's KV by the auxiliary model that selects tokens; empty: it has none, or is computed when it
-    is asked for."""
+    is asked for.
+
+    ``parent_id``: identity of what it is computed behind, the chunk in front of it or its block's header
+    (empty: nothing but the prefix); ``header_ids``: of a block's first chunk, that header.
+    """
 
     chunk_id: str
     token_ids: tuple[int, ...]
@@ -72,6 +76,19 @@ class ManifestChunk:
     text: str = ""
     heading: str = ""
     auxiliary_id: str = ""
+    parent_id: str = ""
+    header_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The token ids of what a chunk is computed behind, the first of it first, and what its identities are
+    made of besides (``shared.identity.chunk_identity``)."""
+
+    tenant: str
+    model_fingerprint: str
+    prefix_ids: tuple[int, ...]
+    links: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +113,25 @@ class Manifest:
         """Each chunk of KV that it refers to, the auxiliary's included, once."""
         auxiliaries = (c.auxiliary_id for c in self.chunks if c.auxiliary_id)
         return tuple(dict.fromkeys((*(c.chunk_id for c in self.chunks), *auxiliaries)))
+
+    def links_of(self, index: int) -> tuple[tuple[int, ...], ...]:
+        """Token ids of all that the chunk ``index`` is computed behind, the first of it first."""
+        links: list[tuple[int, ...]] = []
+        chunk = self.chunks[index]
+        while chunk.parent_id and not chunk.header_ids and index:
+            index -= 1
+            chunk = self.chunks[index]
+            links.append(chunk.token_ids)
+        if chunk.header_ids:
+            links.append(chunk.header_ids)
+        return tuple(reversed(links))
+
+    def chain_of(self, chunk_id: str) -> Chain | None:
+        """None: it is none of its chunks."""
+        index = next((i for i, chunk in enumerate(self.chunks) if chunk.chunk_id == chunk_id), None)
+        if index is None:
+            return None
+        return Chain(self.tenant, self.model_fingerprint, self.prefix_ids, self.links_of(index))
 
     def without_auxiliary(self) -> Manifest:
         return replace(self, auxiliary="", chunks=tuple(replace(c, auxiliary_id="") for c in self.chunks))

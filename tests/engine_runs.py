@@ -195,11 +195,11 @@ def assert_equals_oracle(one: Run, oracle_model: Any, tolerance: float = 1e-4) -
     """Every branch of the run against the oracle of the run's mode."""
     request = one.request
     assert isinstance(request, GenerateRequest)
+    known = (*request.links, *request.chunks)
+    chains = [chain_of(chunk, known) or () for chunk in request.chunks]
     chunks = [
-        Chained.of(
-            c.token_ids, (link.token_ids for link in chain_of(c, (*request.links, *request.chunks)) or ())
-        )
-        for c in request.chunks
+        Chained.of(chunk.token_ids, (link.token_ids for link in chain))
+        for chunk, chain in zip(request.chunks, chains, strict=True)
     ]
     for (question, _), ours in one.branches().items():
         assert len(ours.token_ids) == request.sampling.max_tokens

@@ -13,7 +13,7 @@ from shared.errors import InvalidRequest, Unavailable
 from shared.request import RequestContext
 from shared.rpc import LoadedServicer, both_streams, context_of, server_stream, unary
 from shared.streams import mapped
-from shared.wire.asked import forest_of, order_of, pieces_of, prefix_of
+from shared.wire.asked import chunks_of, forest_of, order_of, prefix_of
 from shared.wire.forest import EXPLORED, command_of
 from shared.wire.told import GENERATED, MODEL, PREFILLED
 
@@ -25,8 +25,8 @@ class GenerationServicer(LoadedServicer[Generator]):
     def Prefill(
         self, request: generation_pb2.PrefillRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.PrefillResponse]:
-        chunks = pieces_of(request.chunks, "chunks")
-        prefilled = self._service.prefill(ctx, prefix_of(request), chunks, request.encoding)
+        chunks = chunks_of(request.chunks)
+        prefilled = self._service.prefill(ctx, prefix_of(request), chunks, request.encoding, request.chained)
         return mapped(prefilled, PREFILLED.to_pb)
 
     @server_stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shared.errors import InvalidRequest
-from shared.generation.pieces import Piece, ids_of
+from shared.generation.pieces import Piece, ids_of, plain_of
 from shared.prompt import PromptTokenizer
 
 
@@ -26,9 +26,10 @@ class Prompts:
             return self.default_prefix_ids
         return self._ids("prefix", piece, PromptTokenizer.encode_prefix)
 
-    def chunks(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
+    def chunks(self, pieces: Sequence[Piece], field: str = "chunks") -> tuple[tuple[int, ...], ...]:
+        """Without what they are computed behind."""
         return tuple(
-            self._filled(f"chunks[{i}]", piece, PromptTokenizer.encode_chunk)
+            self._filled(f"{field}[{i}]", plain_of(piece), PromptTokenizer.encode_chunk)
             for i, piece in enumerate(pieces)
         )
 

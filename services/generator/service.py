@@ -12,6 +12,7 @@ from services.generator.chunk_texts import ChunkReader, ChunkText
 from services.generator.config import GeneratorConfig
 from services.generator.engine_thread import EngineThread
 from services.generator.events import end_of, selected_of
+from services.generator.identified import Identified, Identities
 from services.generator.prompts import Prompts
 from services.generator.reuse_modes import Modes, Reusing
 from services.generator.selection import Choosing, Decision, SelectionPort
@@ -23,7 +24,6 @@ from shared.generation.forest import Append, Edit, ForestRequest, Grow, Start
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
-from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
@@ -54,6 +54,7 @@ class Generator:
         self.model = engine.model
         self.tokenizer = tokenizer
         self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
+        self._identities = Identities(self.prompts, engine.model.fingerprint)
         self._modes = Modes(config, engine.model.fingerprint, verdict, selector is not None)
         self._reader = ChunkReader(tokenizer)
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
@@ -65,23 +66,29 @@ class Generator:
         return self._thread.alive
 
     async def prefill(
-        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece], encoding: str = ""
+        self,
+        ctx: RequestContext,
+        prefix: Piece | None,
+        pieces: Sequence[Piece],
+        encoding: str = "",
+        chained: bool = False,
     ) -> AsyncGenerator[PrefilledChunk, None]:
         """One value per piece, in order, each once its KV is durable. The same chunk twice is one piece of
-        work.
+        work. ``chained``: each is computed behind those before it.
 
         ``encoding`` empty: the configured one for new KV, what is stored stays as it is; else the one that
         all of it is stored in afterwards.
         """
         if encoding and encoding not in ENCODINGS:
             raise InvalidRequest(f"encoding: {encoding!r} is not one of {', '.join(ENCODINGS)}")
-        prefix_ids, chunks = self._context(ctx, prefix, pieces)
+        prefix_ids, (chunks, links) = self._context(ctx, prefix, pieces, chained)
         if not chunks:
             return
         unique = tuple(dict.fromkeys(chunks))
         stored: dict[Chunk, bool] = {}
         next_index = 0
-        events = self._thread.stream(PrefillRequest("", prefix_ids, unique, encoding=encoding), ctx)
+        request = PrefillRequest("", prefix_ids, unique, encoding=encoding, links=links)
+        events = self._thread.stream(request, ctx)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, ChunkStoredEvent):
@@ -103,7 +110,7 @@ class Generator:
                 "sampling.stop: this model has no tokenizer, so its text is unknown; stop by token ids "
                 "yourself"
             )
-        prefix_ids, chunks = self._context(ctx, order.prefix, order.chunks)
+        prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
         reusing = self._modes.settle(order.reuse, prefix_ids)
@@ -120,6 +127,7 @@ class Generator:
             ),
             beams=order.decoding.beams,
             choose=order.decoding.choose,
+            links=links,
         )
         return Plan(order, request, reusing)
 
@@ -153,10 +161,16 @@ class Generator:
         self, ctx: RequestContext, order: ForestOrder, commands: AsyncIterator[Edit]
     ) -> AsyncGenerator[Event, None]:
         """Tells what happens in a live forest. It is closed when ``commands`` end."""
-        prefix_ids, chunks = self._context(ctx, order.prefix, order.chunks)
+        prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         reusing = self._modes.settle(order.reuse, prefix_ids, has_question=False)
         request = ForestRequest(
-            ctx.request_id, prefix_ids, chunks, reusing.mode, recompute=reusing.recompute, ape=reusing.ape
+            ctx.request_id,
+            prefix_ids,
+            chunks,
+            reusing.mode,
+            recompute=reusing.recompute,
+            ape=reusing.ape,
+            links=links,
         )
         edits = (self._settled(command) async for command in commands)
         async with aclosing(self._thread.stream(request, ctx, edits)) as events:
@@ -230,18 +244,14 @@ class Generator:
         return await asyncio.to_thread(self._reader.chunks, plan.order.chunks, ids)
 
     def _context(
-        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece]
-    ) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
+        self, ctx: RequestContext, prefix: Piece | None, pieces: Sequence[Piece], chained: bool = False
+    ) -> tuple[tuple[int, ...], Identified]:
         if len(pieces) > self.config.max_chunks:
             raise InvalidRequest(
                 f"chunks: {len(pieces)} are more than the {self.config.max_chunks} allowed in one request"
             )
         prefix_ids = self.prompts.prefix(prefix)
-        fingerprint = self.model.fingerprint
-        return prefix_ids, tuple(
-            Chunk(chunk_identity(ctx.tenant, fingerprint, prefix_ids, ids), ids)
-            for ids in self.prompts.chunks(pieces)
-        )
+        return prefix_ids, self._identities.of(ctx.tenant, prefix_ids, pieces, chained)
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
         """Refuses too much, here or in the engine; the default only takes the room there

@@ -28,12 +28,21 @@ class GenerationClient(ServiceClient):
         return MODEL.of(await self.ask(ctx, "DescribeModel", request, generation_pb2.DescribeModelResponse))
 
     def prefill(
-        self, ctx: RequestContext, chunks: Sequence[Piece], prefix: Piece | None = None, encoding: str = ""
+        self,
+        ctx: RequestContext,
+        chunks: Sequence[Piece],
+        prefix: Piece | None = None,
+        encoding: str = "",
+        chained: bool = False,
     ) -> AsyncGenerator[PrefilledChunk, None]:
         """One value per chunk, in order, each once its KV is durable. ``prefix`` None: the model's own.
-        ``encoding`` empty: what is stored stays as it is; else every chunk is stored in it afterwards."""
+        ``encoding`` empty: what is stored stays as it is; else every chunk is stored in it afterwards.
+        ``chained``: the chunks are a document's, in order, each computed behind those before it."""
         request = generation_pb2.PrefillRequest(
-            prefix=prefix_to_pb(prefix), chunks=map(piece_to_pb, chunks), encoding=encoding
+            prefix=prefix_to_pb(prefix),
+            chunks=map(piece_to_pb, chunks),
+            encoding=encoding,
+            chained=chained,
         )
         return self.follow(ctx, "Prefill", request, generation_pb2.PrefillResponse, PREFILLED.of)
 

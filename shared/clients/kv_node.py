@@ -14,9 +14,9 @@ from shared.clients.kv_store import APPLICATION, KvStoreClient
 from shared.clients.kv_store import SERVICE as STORE_SERVICE
 from shared.clients.service import ServiceClient
 from shared.clients.transport import Transport
-from shared.kv_types import OpenedChunk, PeerCopy, PinnedChunks
+from shared.kv_types import Chain, OpenedChunk, PeerCopy, PinnedChunks
 from shared.request import RequestContext
-from shared.wire.kv_store import OPENED, PEER_COPY
+from shared.wire.kv_store import CHAIN, OPENED, PEER_COPY
 
 SERVICE = "kvquilt.v1.NodeStore"
 
@@ -74,6 +74,11 @@ class NodeFilesClient:
             write_back=write_back,
         )
         return (await self._node.ask(ctx, "Adopt", request, kv_store_pb2.PutResponse)).existed
+
+    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
+        """What a chunk is computed behind, by its document's manifest; None: no document has it."""
+        response = await self._node.ask(ctx, "Chain", pb.ChainRequest(chunk_id=chunk_id), pb.ChainResponse)
+        return CHAIN.of(response.chain) if response.HasField("chain") else None
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to ``node_id`` (empty: to every node that asked for chunks lately) and

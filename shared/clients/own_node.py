@@ -16,7 +16,7 @@ from shared.clients.kv_node import SERVICE, NodeFilesClient
 from shared.clients.kv_store import APPLICATION
 from shared.errors import FailedPrecondition, Unavailable
 from shared.kv_stores import NodeFiles
-from shared.kv_types import OpenedChunk
+from shared.kv_types import Chain, OpenedChunk
 from shared.request import RequestContext
 
 ResultT = TypeVar("ResultT")
@@ -70,6 +70,9 @@ class OwnNode:
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         await self._call(lambda node: node.prefetch(ctx, chunk_ids, node_id))
+
+    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
+        return await self._call(lambda node: node.chain(ctx, chunk_id))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         return await self._call(lambda node: node.stage(ctx, node_id))

@@ -24,6 +24,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
 from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
+from shared.generation.asked import Chunk
+from shared.identity import chunk_identity
 from shared.kv_format import ChunkFile, ChunkHeader
 from shared.kv_stores import NodeFiles
 from shared.kv_types import OpenedChunk
@@ -89,6 +91,24 @@ class StoreSegmentSource:
         for buffers, k_HTD, v_HTD in zip(layers, k_LHTD, v_LHTD, strict=True):
             encoding_of(self._encoding).decode(buffers, rotation, k_HTD, v_HTD)
         self._encoded[k_LHTD[0]] = layers
+
+    def chain(self, chunk: Chunk) -> Sequence[Chunk] | None:
+        """By the document's manifest; believed only if its identities lead to the chunk's parent."""
+        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        try:
+            found = self._wait(self._store.chain(ctx, chunk.chunk_id), ctx)
+        except KvquiltError as error:
+            log.warning("kv_store cannot say what chunk %s stands behind: %s", chunk.chunk_id, error.detail)
+            return None
+        if found is None:
+            return None
+        links: list[Chunk] = []
+        parent_id = ""
+        for ids in found.links:
+            of = (found.tenant, found.model_fingerprint, found.prefix_ids, ids)
+            links.append(Chunk(chunk_identity(*of, parent_id), ids, parent_id))
+            parent_id = links[-1].chunk_id
+        return links if parent_id == chunk.parent_id else None
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
         """The store answers at once and brings them to this node meanwhile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -11,18 +12,29 @@ from shared.errors import InvalidRequest
 from shared.generation.asked import Beams, Choice, ChoiceRule, Decoding, Margins, SamplingParams
 from shared.generation.modes import Ape, Recompute
 from shared.generation.orders import ForestOrder, GenerationOrder, Reuse
-from shared.generation.pieces import Piece, Tokenized, ids_of, text_of
+from shared.generation.pieces import Conditioned, Piece, PlainPiece, Tokenized, ids_of, text_of
 from shared.wire.enums import GROUPINGS, MARGINS_AFTER, MODES, READINGS, RULES, STOPPINGS
 from shared.wire.message import Conversion, MessageWire
 
 
 def piece_to_pb(piece: Piece) -> generation_pb2.Piece:
+    if isinstance(piece, Conditioned):
+        pb = piece_to_pb(piece.piece)
+        pb.context.extend(map(piece_to_pb, piece.context))
+        pb.parent_id = piece.parent_id
+        return pb
     if isinstance(piece, str):
         return generation_pb2.Piece(text=piece)
     return generation_pb2.Piece(token_ids=generation_pb2.TokenIds(ids=ids_of(piece), text=text_of(piece)))
 
 
-def piece_of(pb: generation_pb2.Piece, field: str) -> Piece:
+def piece_of(pb: generation_pb2.Piece, field: str) -> PlainPiece:
+    """
+    Raises:
+        InvalidRequest: it is nothing, or has a context, which only chunks have.
+    """
+    if pb.context or pb.parent_id:
+        raise InvalidRequest(f"{field}: has a context, or a parent_id, which only chunks have")
     match pb.WhichOneof("content"):
         case "text":
             return pb.text
@@ -33,8 +45,28 @@ def piece_of(pb: generation_pb2.Piece, field: str) -> Piece:
             raise InvalidRequest(f"{field}: neither text nor token_ids is set")
 
 
-def pieces_of(pbs: Iterable[generation_pb2.Piece], field: str) -> tuple[Piece, ...]:
+def pieces_of(pbs: Iterable[generation_pb2.Piece], field: str) -> tuple[PlainPiece, ...]:
     return tuple(piece_of(pb, f"{field}[{i}]") for i, pb in enumerate(pbs))
+
+
+def chunks_of(pbs: Iterable[generation_pb2.Piece]) -> tuple[Piece, ...]:
+    """Pieces that may have a context."""
+    return tuple(_chunk_of(pb, f"chunks[{i}]") for i, pb in enumerate(pbs))
+
+
+def _chunk_of(pb: generation_pb2.Piece, field: str) -> Piece:
+    context, parent_id = pieces_of(pb.context, f"{field}.context"), pb.parent_id
+    if not context and not parent_id:
+        return piece_of(pb, field)
+    if parent_id and not _IDENTITY.fullmatch(parent_id):
+        raise InvalidRequest(f"{field}.parent_id: {parent_id[:50]!r} is no identity; it has 40 hex digits")
+    if context and parent_id:
+        raise InvalidRequest(f"{field}.parent_id: follows from the context; give one of them")
+    plain = generation_pb2.Piece()
+    plain.CopyFrom(pb)
+    plain.ClearField("context")
+    plain.ClearField("parent_id")
+    return Conditioned(piece_of(plain, field), context, parent_id)
 
 
 def prefix_to_pb(prefix: Piece | None) -> generation_pb2.Piece | None:
@@ -66,6 +98,7 @@ DECODING = MessageWire(
 )
 _RECOMPUTE = MessageWire(Recompute, recompute_pb2.Recompute)
 _APE = MessageWire(Ape, recompute_pb2.Ape)
+_IDENTITY = re.compile(r"[0-9a-f]{40}")
 
 
 def reuse_to_pb(reuse: Reuse) -> dict[str, Any]:
@@ -111,7 +144,7 @@ def order_to_pb(order: GenerationOrder) -> generation_pb2.GenerateRequest:
 
 def order_of(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
     return GenerationOrder(
-        chunks=pieces_of(pb.chunks, "chunks"),
+        chunks=chunks_of(pb.chunks),
         questions=pieces_of(pb.questions, "questions"),
         prefix=prefix_of(pb),
         reuse=reuse_of(pb),
@@ -130,4 +163,4 @@ def forest_to_pb(order: ForestOrder) -> generation_pb2.ForestOpen:
 
 
 def forest_of(pb: generation_pb2.ForestOpen) -> ForestOrder:
-    return ForestOrder(pieces_of(pb.chunks, "chunks"), prefix_of(pb), reuse_of(pb))
+    return ForestOrder(chunks_of(pb.chunks), prefix_of(pb), reuse_of(pb))

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from protos.kvquilt.v1 import kv_store_node_pb2
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.kv_types import (
+    Chain,
     ChunkPage,
     ChunkStat,
     CollectedGarbage,
@@ -21,7 +22,7 @@ from shared.kv_types import (
     StoreStats,
     VerifyProgress,
 )
-from shared.wire.message import MessageWire, TupleWire
+from shared.wire.message import Conversion, MessageWire, TupleWire
 
 
 class _Verified(MessageWire[VerifyProgress, pb.VerifyProgress]):
@@ -46,5 +47,12 @@ COLLECTED = MessageWire(CollectedGarbage, pb.CollectGarbageResponse)
 PINNED = MessageWire(PinnedDocuments, pb.PinnedDocuments)
 OPENED = MessageWire(
     OpenedChunk, kv_store_node_pb2.OpenedChunk, layers=TupleWire(pb.ByteRange, "offset", "length")
+)
+CHAIN = MessageWire(
+    Chain,
+    kv_store_node_pb2.DocumentChain,
+    links=Conversion(
+        lambda ids: kv_store_node_pb2.ChainLink(token_ids=ids), lambda link: tuple(link.token_ids)
+    ),
 )
 PEER_COPY = MessageWire(PeerCopy, kv_store_node_pb2.PeerCopy)

@@ -42,6 +42,38 @@ class OpenResponse(_message.Message):
     chunks: _containers.RepeatedCompositeFieldContainer[OpenedChunk]
     def __init__(self, chunks: _Optional[_Iterable[_Union[OpenedChunk, _Mapping]]] = ...) -> None: ...
 
+class ChainRequest(_message.Message):
+    __slots__ = ("meta", "chunk_id")
+    META_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    chunk_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ...) -> None: ...
+
+class ChainResponse(_message.Message):
+    __slots__ = ("chain",)
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    chain: DocumentChain
+    def __init__(self, chain: _Optional[_Union[DocumentChain, _Mapping]] = ...) -> None: ...
+
+class DocumentChain(_message.Message):
+    __slots__ = ("tenant", "model_fingerprint", "prefix_ids", "links")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    model_fingerprint: str
+    prefix_ids: _containers.RepeatedScalarFieldContainer[int]
+    links: _containers.RepeatedCompositeFieldContainer[ChainLink]
+    def __init__(self, tenant: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., links: _Optional[_Iterable[_Union[ChainLink, _Mapping]]] = ...) -> None: ...
+
+class ChainLink(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class StageRequest(_message.Message):
     __slots__ = ("meta", "node_id")
     META_FIELD_NUMBER: _ClassVar[int]

@@ -53,6 +53,11 @@ class NodeStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.AdoptRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutResponse.FromString,
                 _registered_method=True)
+        self.Chain = channel.unary_unary(
+                '/kvquilt.v1.NodeStore/Chain',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainResponse.FromString,
+                _registered_method=True)
         self.Prefetch = channel.unary_unary(
                 '/kvquilt.v1.NodeStore/Prefetch',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
@@ -102,6 +107,13 @@ class NodeStoreServicer:
 
     def Adopt(self, request, context):
         """Takes over a file that the caller wrote on this node: verified, made durable, moved into the store.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Chain(self, request, context):
+        """What a chunk is computed behind, by its document's manifest, so that lost KV can be computed again. Every node answers for all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +171,11 @@ def add_NodeStoreServicer_to_server(servicer, server):
                     servicer.Adopt,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.AdoptRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutResponse.SerializeToString,
+            ),
+            'Chain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Chain,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainResponse.SerializeToString,
             ),
             'Prefetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefetch,
@@ -270,6 +287,33 @@ class NodeStore:
             '/kvquilt.v1.NodeStore/Adopt',
             protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.AdoptRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.NodeStore/Chain',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__node__pb2.ChainResponse.FromString,
             options,
             channel_credentials,
             insecure,

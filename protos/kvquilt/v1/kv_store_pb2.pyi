@@ -120,7 +120,7 @@ class ListChunksResponse(_message.Message):
     def __init__(self, chunks: _Optional[_Iterable[_Union[ChunkStat, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class ManifestChunk(_message.Message):
-    __slots__ = ("chunk_id", "token_ids", "char_start", "char_end", "text", "heading", "auxiliary_id")
+    __slots__ = ("chunk_id", "token_ids", "char_start", "char_end", "text", "heading", "auxiliary_id", "parent_id", "header_ids")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAR_START_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,8 @@ class ManifestChunk(_message.Message):
     TEXT_FIELD_NUMBER: _ClassVar[int]
     HEADING_FIELD_NUMBER: _ClassVar[int]
     AUXILIARY_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HEADER_IDS_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     char_start: int
@@ -135,7 +137,9 @@ class ManifestChunk(_message.Message):
     text: str
     heading: str
     auxiliary_id: str
-    def __init__(self, chunk_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., text: _Optional[str] = ..., heading: _Optional[str] = ..., auxiliary_id: _Optional[str] = ...) -> None: ...
+    parent_id: str
+    header_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, chunk_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., text: _Optional[str] = ..., heading: _Optional[str] = ..., auxiliary_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., header_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s", "auxiliary")

@@ -15,7 +15,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from services.kv_store.documents.manifest_files import ManifestFiles
 from services.kv_store.documents.manifest_json import decode, encode
 from services.kv_store.documents.manifest_mirror import ManifestMirror
 from shared.errors import CorruptData, InvalidRequest, KvquiltError, NewerFormat, NotFound, Unavailable
-from shared.kv_types import Manifest, ManifestChunk, ManifestPage
+from shared.kv_types import Chain, Manifest, ManifestChunk, ManifestPage
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +182,16 @@ class Documents:
                 continue  # removed meanwhile; damaged ones are in the log
             manifests.append(_summary(manifest) if summary else manifest)
         return ManifestPage(tuple(manifests), truncated=False)
+
+    def chain(self, chunk_id: str) -> Chain | None:
+        """What the chunk is computed behind, by any document that refers to it; None: none does."""
+        self._make_ready()
+        keys = [document.key for document in self.documents() if chunk_id in document.chunk_ids]
+        for key in keys:
+            with suppress(NotFound, CorruptData):  # removed meanwhile; damaged ones are in the log
+                if (chain := self.get(*key).chain_of(chunk_id)) is not None:
+                    return chain
+        return None
 
     def sync(self) -> None:
         """Makes this node's manifests the bucket's, if they may differ."""

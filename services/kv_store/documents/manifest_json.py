@@ -1,7 +1,8 @@
 """A manifest as it is stored: sealed JSON, and the version of its form.
 
-    {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     the checksum covers what follows it, to the closing brace
-    {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     without auxiliary KV, and so still written where there is none
+    {"xxh3_64":"<16 hex digits>","version":4,"manifest":{…}}     the checksum covers what follows it, to the closing brace
+    {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     no chunk behind another, and so still written where none is
+    {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     nor auxiliary KV
     {"xxh3_64":"<16 hex digits>","manifest":{…}}                 version 1: the checksum covers the inner object
 
 One checksum covers everything, so there is none per chunk: a chunk's id is a hash of its token ids,
@@ -18,17 +19,21 @@ from services.kv_store.documents.sealed_json import seal, unseal
 from shared.errors import NewerFormat
 from shared.kv_types import Manifest, ManifestChunk
 
-VERSION = 3
-_WITHOUT_AUXILIARY = 2
+VERSION = 4
+_WITHOUT_CHAINS, _WITHOUT_AUXILIARY = 3, 2
 
 
 def encode(manifest: Manifest) -> bytes:
     fields, version = asdict(manifest), VERSION
-    if manifest == manifest.without_auxiliary():
-        version = _WITHOUT_AUXILIARY
-        del fields["auxiliary"]
+    if not any(chunk.parent_id for chunk in manifest.chunks):
+        version = _WITHOUT_CHAINS
         for chunk in fields["chunks"]:
-            del chunk["auxiliary_id"]
+            del chunk["parent_id"], chunk["header_ids"]
+        if manifest == manifest.without_auxiliary():
+            version = _WITHOUT_AUXILIARY
+            del fields["auxiliary"]
+            for chunk in fields["chunks"]:
+                del chunk["auxiliary_id"]
     return seal({"version": version, "manifest": fields})
 
 
@@ -43,7 +48,11 @@ def decode(data: bytes) -> Manifest:
         raise NewerFormat("a later version of kvquilt stored this document; update kvquilt here")
     try:
         fields: dict[str, Any] = outer["manifest"]
-        chunks = tuple(ManifestChunk(**{**c, "token_ids": tuple(c["token_ids"])}) for c in fields["chunks"])
+        chunks = tuple(ManifestChunk(**_with_tuples(c)) for c in fields["chunks"])
         return Manifest(**{**fields, "prefix_ids": tuple(fields["prefix_ids"]), "chunks": chunks})
     except (KeyError, TypeError) as error:
         raise ValueError(f"another version of this program wrote it: {error}") from None
+
+
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}

@@ -13,6 +13,7 @@ from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
 from shared.kv_stores import NodeAgent
 from shared.kv_types import (
+    Chain,
     ChunkPage,
     ChunkStat,
     CollectedGarbage,
@@ -67,6 +68,9 @@ class ClusterStore:
         return await self._at(
             node_id, lambda store: store.adopt(ctx, chunk_id, "", path, replace, write_back)
         )
+
+    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
+        return await self._at_home(lambda home: home.chain(ctx, chunk_id))
 
     async def put(
         self,

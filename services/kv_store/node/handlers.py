@@ -14,7 +14,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.kv_stores import NodeAgent, NodeFiles
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
-from shared.wire.kv_store import OPENED, PEER_COPY
+from shared.wire.kv_store import CHAIN, OPENED, PEER_COPY
 
 _IDS_PER_MESSAGE = 10_000
 
@@ -41,6 +41,11 @@ class FileHandlers:
             ctx, request.chunk_id, request.node_id, request.path, request.replace, request.write_back
         )
         return kv_store_pb2.PutResponse(chunk_id=request.chunk_id, existed=existed)
+
+    @unary(pb.ChainResponse)
+    async def Chain(self, request: pb.ChainRequest, ctx: RequestContext) -> pb.ChainResponse:
+        chain = await self._files.chain(ctx, request.chunk_id)
+        return pb.ChainResponse(chain=None if chain is None else CHAIN.to_pb(chain))
 
 
 class AgentHandlers(StoreHandlers, FileHandlers):

@@ -14,7 +14,7 @@ from services.kv_store.tiers.chunk_names import check_chunk_ids
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
 from shared.kv_stores import NodeAgent
-from shared.kv_types import DeletedChunks, Manifest, ManifestPage
+from shared.kv_types import Chain, DeletedChunks, Manifest, ManifestPage
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,14 @@ class HomeDocuments:
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
         self._neighbours.check_home()
         return await asyncio.to_thread(self._documents.get, ctx.tenant, collection, document_id)
+
+    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
+        """Asked of any node, answered by home."""
+        (chunk_id,) = check_chunk_ids([chunk_id])
+        if self._neighbours.is_home:
+            return await asyncio.to_thread(self._documents.chain, chunk_id)
+        nodes = self._neighbours.nodes
+        return await (await nodes.store(nodes.home())).chain(ctx, chunk_id)
 
     async def manifest_page(
         self,

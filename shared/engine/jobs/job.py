@@ -96,8 +96,8 @@ class JobTimes:
 
 @dataclass(slots=True, eq=False)
 class Job(ABC):
-    """``prefix`` in the pool, with a reference; ``links``: chunks in the pool behind which others are computed
-    now; ``num_open`` parts of it are to come: at 0 it is complete."""
+    """``prefix`` in the pool, with a reference; ``links``: chunks in the pool behind which others are
+    computed now; ``num_open`` parts of it are to come: at 0 it is complete."""
 
     request: GenerateRequest | PrefillRequest
     sink: Sink
