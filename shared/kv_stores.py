@@ -124,9 +124,9 @@ class NodeFiles(Protocol):
         ``write_back``: acknowledged once durable on this node's disk; it reaches the object store later."""
         ...
 
-    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
-        """What a chunk is computed behind, by its document's manifest; None: no document has it. Every node
-        answers for all."""
+    async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
+        """What a chunk with this parent is computed behind, by its document's manifest; None: no document has
+        it. Every node answers for all."""
         ...
 
 

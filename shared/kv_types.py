@@ -82,8 +82,8 @@ class ManifestChunk:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The token ids of what a chunk is computed behind, the first of it first, and what its identities are
-    made of besides (``shared.identity.chunk_identity``)."""
+    """The token ids of what a chunk is computed behind, the first first, and what else their identities are
+    made of (``shared.identity.chunk_identity``)."""
 
     tenant: str
     model_fingerprint: str
@@ -126,9 +126,9 @@ class Manifest:
             links.append(chunk.header_ids)
         return tuple(reversed(links))
 
-    def chain_of(self, chunk_id: str) -> Chain | None:
-        """None: it is none of its chunks."""
-        index = next((i for i, chunk in enumerate(self.chunks) if chunk.chunk_id == chunk_id), None)
+    def chain_to(self, parent_id: str) -> Chain | None:
+        """What a chunk with this parent is computed behind; None: it has none."""
+        index = next((i for i, chunk in enumerate(self.chunks) if chunk.parent_id == parent_id), None)
         if index is None:
             return None
         return Chain(self.tenant, self.model_fingerprint, self.prefix_ids, self.links_of(index))

@@ -71,8 +71,8 @@ class OwnNode:
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         await self._call(lambda node: node.prefetch(ctx, chunk_ids, node_id))
 
-    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
-        return await self._call(lambda node: node.chain(ctx, chunk_id))
+    async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
+        return await self._call(lambda node: node.chain(ctx, parent_id))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         return await self._call(lambda node: node.stage(ctx, node_id))

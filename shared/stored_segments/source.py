@@ -96,7 +96,7 @@ class StoreSegmentSource:
         """By the document's manifest; believed only if its identities lead to the chunk's parent."""
         ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
         try:
-            found = self._wait(self._store.chain(ctx, chunk.chunk_id), ctx)
+            found = self._wait(self._store.chain(ctx, chunk.parent_id), ctx)
         except KvquiltError as error:
             log.warning("kv_store cannot say what chunk %s stands behind: %s", chunk.chunk_id, error.detail)
             return None

@@ -43,12 +43,12 @@ class OpenResponse(_message.Message):
     def __init__(self, chunks: _Optional[_Iterable[_Union[OpenedChunk, _Mapping]]] = ...) -> None: ...
 
 class ChainRequest(_message.Message):
-    __slots__ = ("meta", "chunk_id")
+    __slots__ = ("meta", "parent_id")
     META_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
-    chunk_id: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_id: _Optional[str] = ...) -> None: ...
+    parent_id: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., parent_id: _Optional[str] = ...) -> None: ...
 
 class ChainResponse(_message.Message):
     __slots__ = ("chain",)

@@ -113,7 +113,7 @@ class NodeStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Chain(self, request, context):
-        """What a chunk is computed behind, by its document's manifest, so that lost KV can be computed again. Every node answers for all.
+        """What a chunk with this parent is computed behind, by its document's manifest, so that lost KV can be computed again. Every node answers for all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -19,12 +19,14 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Each of its chunks of KV once, the auxiliary's too: a document refers to a chunk or it does not."""
+    """Each of its chunks of KV once, the auxiliary's too: a document refers to a chunk or it does not.
+    ``parent_ids``: what its chunks are computed behind."""
 
     tenant: str
     collection: str
     document_id: str
     chunk_ids: tuple[str, ...]
+    parent_ids: frozenset[str] = frozenset()
 
     @property
     def key(self) -> Key:
@@ -117,4 +119,6 @@ class Catalog:
 
 
 def document_of(manifest: Manifest) -> Document:
-    return Document(manifest.tenant, manifest.collection, manifest.document_id, manifest.kv_ids)
+    parent_ids = frozenset(chunk.parent_id for chunk in manifest.chunks if chunk.parent_id)
+    key = (manifest.tenant, manifest.collection, manifest.document_id)
+    return Document(*key, manifest.kv_ids, parent_ids)

@@ -183,13 +183,12 @@ class Documents:
             manifests.append(_summary(manifest) if summary else manifest)
         return ManifestPage(tuple(manifests), truncated=False)
 
-    def chain(self, chunk_id: str) -> Chain | None:
-        """What the chunk is computed behind, by any document that refers to it; None: none does."""
+    def chain(self, parent_id: str) -> Chain | None:
+        """What a chunk with this parent is computed behind, by any document; None: none has it."""
         self._make_ready()
-        keys = [document.key for document in self.documents() if chunk_id in document.chunk_ids]
-        for key in keys:
+        for key in [document.key for document in self.documents() if parent_id in document.parent_ids]:
             with suppress(NotFound, CorruptData):  # removed meanwhile; damaged ones are in the log
-                if (chain := self.get(*key).chain_of(chunk_id)) is not None:
+                if (chain := self.get(*key).chain_to(parent_id)) is not None:
                     return chain
         return None
 

@@ -69,8 +69,8 @@ class ClusterStore:
             node_id, lambda store: store.adopt(ctx, chunk_id, "", path, replace, write_back)
         )
 
-    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
-        return await self._at_home(lambda home: home.chain(ctx, chunk_id))
+    async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
+        return await self._at_home(lambda home: home.chain(ctx, parent_id))
 
     async def put(
         self,

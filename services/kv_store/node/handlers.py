@@ -44,7 +44,7 @@ class FileHandlers:
 
     @unary(pb.ChainResponse)
     async def Chain(self, request: pb.ChainRequest, ctx: RequestContext) -> pb.ChainResponse:
-        chain = await self._files.chain(ctx, request.chunk_id)
+        chain = await self._files.chain(ctx, request.parent_id)
         return pb.ChainResponse(chain=None if chain is None else CHAIN.to_pb(chain))
 
 

@@ -55,13 +55,13 @@ class HomeDocuments:
         self._neighbours.check_home()
         return await asyncio.to_thread(self._documents.get, ctx.tenant, collection, document_id)
 
-    async def chain(self, ctx: RequestContext, chunk_id: str) -> Chain | None:
+    async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
         """Asked of any node, answered by home."""
-        (chunk_id,) = check_chunk_ids([chunk_id])
+        (parent_id,) = check_chunk_ids([parent_id])
         if self._neighbours.is_home:
-            return await asyncio.to_thread(self._documents.chain, chunk_id)
+            return await asyncio.to_thread(self._documents.chain, parent_id)
         nodes = self._neighbours.nodes
-        return await (await nodes.store(nodes.home())).chain(ctx, chunk_id)
+        return await (await nodes.store(nodes.home())).chain(ctx, parent_id)
 
     async def manifest_page(
         self,
