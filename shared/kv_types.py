@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field, replace
 
 PIECE_BYTES = 1 << 20
@@ -57,6 +58,14 @@ class DeletedChunks:
 
     deleted: tuple[str, ...]
     referenced: tuple[str, ...]
+
+
+class KvContext(enum.StrEnum):
+    """What the chunks of a document are computed behind, besides the prefix."""
+
+    DOCUMENT = "document"
+    HEADER = "header"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
+from shared.generation.pieces import Conditioned, Piece, Tokenized
 
 BUILT_IN_FIELDS = ("document_id", "title")
 
@@ -40,7 +41,7 @@ class Filter:
 @dataclass(frozen=True, slots=True)
 class IndexedChunk:
     """A chunk as it goes into the index; ``char_start`` and ``char_end`` count characters of the document's
-    text."""
+    text. ``parent_id``: identity of what its KV is computed behind; empty: the prefix alone."""
 
     chunk_id: str
     text: str
@@ -48,6 +49,13 @@ class IndexedChunk:
     heading: str = ""
     char_start: int = 0
     char_end: int = 0
+    parent_id: str = ""
+
+    @property
+    def piece(self) -> Piece:
+        """As the generator is told it."""
+        piece = Tokenized(self.token_ids, self.text)
+        return Conditioned(piece, parent_id=self.parent_id) if self.parent_id else piece
 
 
 @dataclass(frozen=True, slots=True)

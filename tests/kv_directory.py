@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shared.errors import KvquiltError
 from shared.kv_format import inspect_chunk, verify_chunk
-from shared.kv_types import OpenedChunk
+from shared.kv_types import Chain, OpenedChunk
 from shared.request import RequestContext
 
 
@@ -24,6 +24,7 @@ class DirectoryStore:
         self.failure: KvquiltError | None = None
         self.calls: list[str] = []
         self.prefetched: list[str] = []
+        self.chains: dict[str, Chain] = {}
         self.adopted: list[tuple[str, bool]] = []
         self.write_back: list[bool] = []
 
@@ -45,6 +46,10 @@ class DirectoryStore:
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         await self._called("prefetch")
         self.prefetched += chunk_ids
+
+    async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
+        await self._called("chain")
+        return self.chains.get(parent_id)
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         await self._called("stage")

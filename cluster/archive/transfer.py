@@ -98,17 +98,30 @@ async def import_collection(
         collection = check_name("collection", collection or head.collection)
         _check_model(head, model)
         archive.check_complete()
+        parents: dict[str, tuple[str, str]] = {}  # by chunk that is behind another: there, and here
+        for member in archive.members():
+            if member.name.startswith(MANIFESTS):
+                manifest = _manifest(archive.read(member))
+                moved = _moved(manifest, head, ctx.tenant, collection)
+                parents |= {
+                    old.chunk_id: (old.parent_id, new.parent_id)
+                    for old, new in zip(manifest.chunks, moved.chunks, strict=True)
+                    if old.parent_id
+                }
         with scrub_bar(console) as bar:
             task = bar.add_task("importing", total=head.num_chunks)
             for member in archive.members():
                 if chunk_id := chunk_id_of(member):
                     archive.copy_to(member, chunk_file)
-                    chunk_id = _adapted(chunk_file, chunk_id, head, model, ctx.tenant)
+                    chunk_id = _adapted(
+                        chunk_file, chunk_id, parents.get(chunk_id, ("", "")), head, model, ctx.tenant
+                    )
                     num_sent += await _send(store, ctx, chunk_id, chunk_file)
                     num_chunks += 1
                     bar.advance(task)
                 elif member.name.startswith(MANIFESTS):
-                    await store.put_manifest(ctx, _moved(archive.read(member), head, ctx.tenant, collection))
+                    manifest = _manifest(archive.read(member))
+                    await store.put_manifest(ctx, _moved(manifest, head, ctx.tenant, collection))
                     num_documents += 1
     return Transferred(collection, num_documents, num_chunks, num_sent)
 
@@ -161,33 +174,48 @@ def _check_model(head: Head, model: ModelDescription) -> None:
             )
 
 
-def _adapted(path: Path, chunk_id: str, head: Head, model: ModelDescription, tenant: str) -> str:
-    """Verifies the file and gives it the identity that its KV has for ``tenant``."""
+def _adapted(
+    path: Path, chunk_id: str, parents: tuple[str, str], head: Head, model: ModelDescription, tenant: str
+) -> str:
+    """Verifies the file and gives it the identity that its KV has for ``tenant``. ``parents``: identities of
+    what it is computed behind, in the archive and for the tenant."""
     header = verify_chunk(path, chunk_id).header
     of = (header.model_fingerprint, model.prefix_ids, header.token_ids)
-    is_its_own = header.chunk_id == chunk_id == chunk_identity(head.tenant, *of)
+    is_its_own = header.chunk_id == chunk_id == chunk_identity(head.tenant, *of, parents[0])
     if not is_its_own or header.prefix_hash != ids_hash(model.prefix_ids):
         raise CorruptData(
             f"chunk {chunk_id}: it is not the KV that its identity names; export the collection again"
         )
-    new_id = chunk_identity(tenant, *of)
+    new_id = chunk_identity(tenant, *of, parents[1])
     if new_id != chunk_id:
         rename_chunk(path, new_id)
     return new_id
 
 
-def _moved(data: bytes, head: Head, tenant: str, collection: str) -> Manifest:
+def _manifest(data: bytes) -> Manifest:
     try:
-        manifest = decode(data).without_auxiliary()
+        return decode(data).without_auxiliary()
     except ValueError as error:
         raise CorruptData(
             f"a document of the archive is damaged ({error}); export the collection again"
         ) from None
-    of = (manifest.model_fingerprint, manifest.prefix_ids)
-    if any(chunk_identity(head.tenant, *of, c.token_ids) != c.chunk_id for c in manifest.chunks):
-        raise CorruptData(f"document {manifest.document_id!r}: it names chunks that are not its own")
-    chunks = tuple(replace(c, chunk_id=chunk_identity(tenant, *of, c.token_ids)) for c in manifest.chunks)
-    return replace(manifest, tenant=tenant, collection=collection, chunks=chunks)
+
+
+def _moved(manifest: Manifest, head: Head, tenant: str, collection: str) -> Manifest:
+    """With the identities that its chunks, and what they are computed behind, have for ``tenant``."""
+    of, chunks = (manifest.model_fingerprint, manifest.prefix_ids), []
+    renamed = {"": ""}
+    for chunk in manifest.chunks:
+        if chunk.header_ids and chunk.parent_id == chunk_identity(head.tenant, *of, chunk.header_ids):
+            renamed[chunk.parent_id] = chunk_identity(tenant, *of, chunk.header_ids)
+        parent_id = renamed.get(chunk.parent_id)
+        if parent_id is None or chunk.chunk_id != chunk_identity(
+            head.tenant, *of, chunk.token_ids, chunk.parent_id
+        ):
+            raise CorruptData(f"document {manifest.document_id!r}: it names chunks that are not its own")
+        chunk_id = renamed[chunk.chunk_id] = chunk_identity(tenant, *of, chunk.token_ids, parent_id)
+        chunks.append(replace(chunk, chunk_id=chunk_id, parent_id=parent_id))
+    return replace(manifest, tenant=tenant, collection=collection, chunks=tuple(chunks))
 
 
 async def _send(store: ArchiveStore, ctx: RequestContext, chunk_id: str, path: Path) -> bool:

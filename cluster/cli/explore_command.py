@@ -11,7 +11,7 @@ from cluster.cli.session import Session, run
 from shared.errors import ModelMismatch, NotFound
 from shared.generation.asked import SamplingParams
 from shared.generation.orders import AskedMode, ForestOrder, Reuse
-from shared.generation.pieces import Tokenized
+from shared.generation.pieces import Piece
 from shared.request import RequestContext
 
 DEADLINE_MS = 3_600_000
@@ -77,7 +77,7 @@ def explore(
 
 async def _context(
     session: Session, ctx: RequestContext, collection: str, topic: str, k: int
-) -> tuple[Tokenized, ...]:
+) -> tuple[Piece, ...]:
     """
     Raises:
         NotFound: nothing matches.
@@ -100,4 +100,4 @@ async def _context(
         )
     for number, hit in enumerate(hits):
         session.out.print(f"[{number + 1}] {hit.document_id}", style="dim", markup=False, soft_wrap=True)
-    return tuple(Tokenized(hit.chunk.token_ids, hit.chunk.text) for hit in hits)
+    return tuple(hit.chunk.piece for hit in hits)

@@ -26,7 +26,6 @@ from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inqu
 from shared.errors import InvalidRequest, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
 from shared.generation.orders import GenerationOrder, may_reuse
-from shared.generation.pieces import Tokenized
 from shared.generation.told import (
     BranchDoneEvent,
     ChosenEvent,
@@ -149,7 +148,7 @@ class Pipeline:
     ) -> AsyncGenerator[GenerationEvent, None]:
         mode = inquiry.reuse.mode or self._config.reuse
         order = GenerationOrder(
-            chunks=tuple(Tokenized(hit.chunk.token_ids, hit.chunk.text) for hit in retrieved.hits),
+            chunks=tuple(hit.chunk.piece for hit in retrieved.hits),
             questions=inquiry.questions,
             prefix=() if inquiry.without_prefix else None,
             reuse=dataclasses.replace(inquiry.reuse, mode=mode),

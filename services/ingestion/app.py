@@ -47,7 +47,9 @@ def build_service(config: IngestionConfig) -> IngestionService:
 def _recipe(config: IngestionConfig) -> Recipe | None:
     """None: the model has no tokenizer."""
     tokenizer = PromptTokenizer.of_model(config.model)
-    return None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens)
+    if tokenizer is None:
+        return None
+    return Recipe(tokenizer, config.chunk_tokens, config.kv_context, config.kv_context_tokens)
 
 
 build = builder_of(Ingestion, IngestionConfig)

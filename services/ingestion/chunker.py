@@ -6,14 +6,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
+from services.ingestion.blocks import Unit, blocks_of, parted
 from services.ingestion.formats.document import Heading, ParsedDocument
 from services.ingestion.formats.plain import headings_of
 from shared.errors import ConfigError, UnreadableDocument
+from shared.kv_types import KvContext
 
 # Goes into a document's source hash: raise it when the same text would be cut elsewhere.
 CHUNKER_VERSION = 2
@@ -31,22 +33,31 @@ class ChunkEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """``text`` is characters [start, end) of the document's text."""
+    """``text`` is characters [start, end) of the document's text. ``header``: of the first chunk of a block
+    the ids of the block's header, which may be none; None: it goes on behind the chunk in front of it."""
 
     text: str
     token_ids: tuple[int, ...]
     start: int
     end: int
     heading: str
+    header: tuple[int, ...] | None = ()
 
 
 class Chunker:
-    """
+    """``context_tokens``: most ids in front of a chunk in its block.
+
     Raises:
         ConfigError: the template's own text leaves no room in ``chunk_tokens``.
     """
 
-    def __init__(self, encoder: ChunkEncoder, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        encoder: ChunkEncoder,
+        chunk_tokens: int,
+        context: KvContext = KvContext.NONE,
+        context_tokens: int = 0,
+    ) -> None:
         around = len(encoder.encode_chunk(""))
         if chunk_tokens < around + _MIN_TEXT_TOKENS:
             raise ConfigError(
@@ -54,7 +65,7 @@ class Chunker:
                 f"{around + _MIN_TEXT_TOKENS}"
             )
         self._encoder = encoder
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens, self._context, self._context_tokens = chunk_tokens, context, context_tokens
         self._plain = TextSplitter.from_callback(self._num_tokens, chunk_tokens)
         self._markdown = MarkdownSplitter.from_callback(self._num_tokens, chunk_tokens)
 
@@ -65,20 +76,56 @@ class Chunker:
             UnreadableDocument: a single character needs more than ``chunk_tokens``.
         """
         headings = HeadingPaths(document.headings)
-        return [
-            self._chunk(text, start, headings.at(start))
-            for start, text in self._pieces(document)
-            if text.strip()
-        ]
+        blocks = [(0, len(document.text))]
+        if self._context is KvContext.DOCUMENT:
+            blocks = blocks_of(document, self._context_tokens + self._chunk_tokens, self._num_tokens)
+        chunks: list[TextChunk] = []
+        for begin, end in blocks:
+            block = [
+                self._chunk(text, begin + start, headings.at(begin + start))
+                for start, text in self._pieces(document.part(begin, end))
+                if text.strip()
+            ]
+            chunks += self._chained(document.title, block)
+        return chunks
 
-    def recut(self, chunks: Iterable[TextChunk]) -> list[TextChunk]:
-        """The same texts for another tokenizer: cut further where they have become too long."""
-        return [
+    def recut(self, title: str, chunks: Iterable[TextChunk]) -> list[TextChunk]:
+        """The same texts for another tokenizer or another context: cut further where they have become too
+        long."""
+        cut = [
             self._chunk(text, chunk.start + start, chunk.heading)
             for chunk in chunks
             for start, text in self._pieces(ParsedDocument(chunk.text, headings=headings_of(chunk.text)))
             if text.strip()
         ]
+        units = [
+            Unit.of(chunk.start, _level(before, chunk), chunk.text, len(chunk.token_ids))
+            for before, chunk in zip([None, *cut], cut, strict=False)
+        ]
+        blocks = parted(units, self._context_tokens + self._chunk_tokens)
+        return [chunk for block in blocks for chunk in self._chained(title, [cut[i] for i in block])]
+
+    def _chained(self, title: str, block: Sequence[TextChunk]) -> list[TextChunk]:
+        """The chunks of a block with what they are computed behind. Where a block turns out to be too long
+        for the context after all, another one begins."""
+        if self._context is KvContext.NONE:
+            return list(block)
+        chained: list[TextChunk] = []
+        in_front = 0
+        for chunk in block:
+            begins = not chained or self._context is KvContext.HEADER or in_front > self._context_tokens
+            header = self._header(title, chunk.heading) if begins else None
+            if header is not None:
+                in_front = len(header)
+            chained.append(replace(chunk, header=header))
+            in_front += len(chunk.token_ids)
+        return chained
+
+    def _header(self, title: str, heading: str) -> tuple[int, ...]:
+        """Ids of title and headings, as long as a header may be."""
+        lines = [line for line in (title.strip(), heading) if line]
+        room = min(self._context_tokens, self._chunk_tokens)
+        return self._encoder.encode_chunk("\n".join(lines))[:room] if lines else ()
 
     def _pieces(self, document: ParsedDocument) -> Iterable[tuple[int, str]]:
         """Cuts; says where the pieces start. A heading stays with the text below it."""
@@ -114,6 +161,14 @@ def _joined(document: ParsedDocument) -> str:
             ]
             position = below.end()
     return "".join([*parts, text[position:]])
+
+
+def _level(before: TextChunk | None, chunk: TextChunk) -> int:
+    """Of the heading that a chunk begins below and the one before it does not; 0: there is none."""
+    ours = chunk.heading.split(HEADING_SEPARATOR) if chunk.heading else []
+    theirs = before.heading.split(HEADING_SEPARATOR) if before is not None and before.heading else []
+    shared = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(theirs))
+    return shared + 1 if len(ours) > shared else 0
 
 
 class HeadingPaths:

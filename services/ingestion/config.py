@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
+from shared.kv_types import KvContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,9 @@ class IngestionConfig:
     """
     model: directory or hub id of the generator's model; only its tokenizer and template are read.
     chunk_tokens: most token ids per chunk, the template's text around it included.
+    kv_context: what a chunk's KV is computed behind, besides the prefix: the title, headings and chunks in
+    front of it in its document (`document`), its title and headings alone (`header`), or nothing (`none`).
+    kv_context_tokens: most token ids in front of a chunk; a longer document is parted into blocks.
     prefill_batch: chunks per call to the generator.
     parallel_documents: documents of one run that are worked on at the same time.
     run_deadline_s: how long a run may take where the caller names no deadline.
@@ -24,6 +28,8 @@ class IngestionConfig:
 
     model: str
     chunk_tokens: int = 512
+    kv_context: KvContext = KvContext.DOCUMENT
+    kv_context_tokens: int = 4096
     prefill_batch: int = 32
     parallel_documents: int = 4
     max_document_bytes: int = 64 * 2**20
@@ -40,4 +46,5 @@ class IngestionConfig:
                 f"{self.chunk_tokens}"
             )
         check_least(self, 1, "prefill_batch", "parallel_documents", "max_document_bytes")
+        check_least(self, 0, "kv_context_tokens")
         check_above_zero(self, "run_deadline_s", "step_timeout_s")

@@ -13,10 +13,10 @@ from shared.documents import SourceDocument
 from shared.errors import ModelMismatch
 from shared.generation.described import ModelDescription
 from shared.identity import digest
-from shared.kv_types import Manifest
+from shared.kv_types import KvContext, Manifest
 from shared.prompt import PromptTemplate
 
-_RECUT = "recut"
+_RECUT = "recut:"  # in front of the settings by which a stored text was cut
 
 
 class Tokenizer(Protocol):
@@ -46,11 +46,20 @@ class Recipe:
     """``source_hash`` = hash of the source, a dash, hash of these settings. Not for several threads:
     tokenizers are not."""
 
-    def __init__(self, tokenizer: Tokenizer, chunk_tokens: int) -> None:
-        self._tokenizer = tokenizer
-        self._chunker = Chunker(tokenizer, chunk_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chunk_tokens: int,
+        context: KvContext = KvContext.NONE,
+        context_tokens: int = 0,
+    ) -> None:
+        self._tokenizer, self._chunk_tokens, self._context_tokens = tokenizer, chunk_tokens, context_tokens
+        self.context = context
+        self._chunker = Chunker(tokenizer, chunk_tokens, context, context_tokens)
         template = tokenizer.template
         settings = [PARSERS_VERSION, CHUNKER_VERSION, chunk_tokens, tokenizer.hash, template.chunk]
+        if context is not KvContext.NONE:
+            settings += [context.value, context_tokens]
         self._settings_hash = digest(json.dumps(settings).encode())
 
     def source_hash(self, source: SourceDocument) -> str:
@@ -77,13 +86,26 @@ class Recipe:
         cut: when the source itself comes again, it counts as changed.
         """
         chunks = tuple(
-            TextChunk(c.text, c.token_ids, c.char_start, c.char_end, c.heading) for c in stored.chunks
+            TextChunk(
+                c.text,
+                c.token_ids,
+                c.char_start,
+                c.char_end,
+                c.heading,
+                c.header_ids if c.header_ids or not c.parent_id else None,
+            )
+            for c in stored.chunks
         )
         source, _, settings = stored.source_hash.rpartition("-")
         if settings != self._settings_hash:
-            chunks = tuple(self._chunker.recut(chunks))
-            settings = _RECUT
+            chunks = tuple(self._chunker.recut(stored.title, chunks))
+            settings = _RECUT + self._settings_hash
         return Draft(stored.document_id, stored.title, f"{source}-{settings}", stored.metadata, chunks)
+
+    def is_current(self, stored: Manifest, model: ModelDescription) -> bool:
+        """Whether the document is cut, and its KV computed, as it would be now."""
+        settings = stored.source_hash.rpartition("-")[2].removeprefix(_RECUT)
+        return settings == self._settings_hash and is_current(stored, model)
 
     def check_model(self, model: ModelDescription) -> None:
         """
@@ -103,6 +125,14 @@ class Recipe:
                     "configured with; "
                     "configure both with the same model"
                 )
+        longest = len(model.prefix_ids) + self._context_tokens + self._chunk_tokens
+        if self.context is not KvContext.NONE and longest > model.max_positions:
+            room = model.max_positions - len(model.prefix_ids) - self._chunk_tokens
+            raise ModelMismatch(
+                f"ingestion.kv_context_tokens: {self._context_tokens} and a chunk of {self._chunk_tokens} "
+                f"tokens exceed the {model.max_positions} positions of the generator's model; set it to "
+                f"{max(0, room)} at most"
+            )
 
 
 def is_current(stored: Manifest, model: ModelDescription) -> bool:

@@ -94,8 +94,8 @@ class IngestionService:
                 yield event
 
     async def re_encode(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
-        """Makes the documents that belong to another model anew for the one being served, from their stored
-        text.
+        """Makes the documents that belong to another model, or were cut by other settings, anew for the model
+        being served, from their stored text.
 
         Raises:
             NotFound: no such collection.
@@ -103,7 +103,7 @@ class IngestionService:
         check_name("collection", collection)
         recipe, model = await self._prepare(ctx)
         stored = await self._inventory(ctx, collection)
-        stale = [m.document_id for m in stored if not is_current(m, model)]
+        stale = [m.document_id for m in stored if not recipe.is_current(m, model)]
         auxiliary = await self._store.auxiliary(ctx, model)
 
         async def work(document_id: str, report: Report) -> None:
@@ -111,7 +111,7 @@ class IngestionService:
                 manifest = await self._store.stored(ctx, collection, document_id)
                 if manifest is None:
                     raise NotFound("the document was deleted meanwhile")
-                if is_current(manifest, model):
+                if recipe.is_current(manifest, model):
                     return await self._store.keep(ctx, manifest, report, auxiliary)
                 draft = await asyncio.get_running_loop().run_in_executor(
                     self._cutting, recipe.recut, manifest

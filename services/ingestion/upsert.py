@@ -26,6 +26,7 @@ from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
 from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
+from shared.generation.pieces import Conditioned, Piece
 from shared.identity import chunk_identity
 from shared.kv_stores import ManifestStore
 from shared.kv_types import Manifest, ManifestChunk
@@ -186,12 +187,15 @@ class DocumentStore:
         durable: dict[int, bool] = {}
         for begin in range(0, len(manifest.chunks), self.prefill_batch):
             batch = manifest.chunks[begin : begin + self.prefill_batch]
+            pieces = [conditioned(manifest, begin + i) for i in range(len(batch))]
 
             async def call(
-                c: RequestContext, begin: int = begin, batch: tuple[ManifestChunk, ...] = batch
+                c: RequestContext,
+                begin: int = begin,
+                batch: tuple[ManifestChunk, ...] = batch,
+                pieces: Sequence[Piece] = pieces,
             ) -> None:
-                ids = [x.token_ids for x in batch]
-                async with aclosing(self.generator.prefill(c, ids, encoding=encoding)) as answers:
+                async with aclosing(self.generator.prefill(c, pieces, encoding=encoding)) as answers:
                     async for answer in answers:
                         if answer.chunk_id != batch[answer.index].chunk_id:
                             raise ModelMismatch(
@@ -216,7 +220,9 @@ class DocumentStore:
             title=manifest.title,
             model_fingerprint=manifest.model_fingerprint,
             chunks=tuple(
-                IndexedChunk(c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end)
+                IndexedChunk(
+                    c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end, c.parent_id
+                )
                 for c in manifest.chunks
             ),
             metadata=manifest.metadata,
@@ -227,6 +233,25 @@ class DocumentStore:
     def _manifest(
         self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft
     ) -> Manifest:
+        chunks: list[ManifestChunk] = []
+        parent_id, of = "", (ctx.tenant, model.fingerprint, model.prefix_ids)
+        for chunk in draft.chunks:
+            if chunk.header is not None:
+                parent_id = chunk_identity(*of, chunk.header) if chunk.header else ""
+            chunk_id = chunk_identity(*of, chunk.token_ids, parent_id)
+            chunks.append(
+                ManifestChunk(
+                    chunk_id=chunk_id,
+                    token_ids=chunk.token_ids,
+                    char_start=chunk.start,
+                    char_end=chunk.end,
+                    text=chunk.text,
+                    heading=chunk.heading,
+                    parent_id=parent_id,
+                    header_ids=chunk.header or (),
+                )
+            )
+            parent_id = chunk_id
         return Manifest(
             tenant=ctx.tenant,
             collection=collection,
@@ -235,20 +260,16 @@ class DocumentStore:
             source_hash=draft.source_hash,
             model_fingerprint=model.fingerprint,
             prefix_ids=model.prefix_ids,
-            chunks=tuple(
-                ManifestChunk(
-                    chunk_id=chunk_identity(ctx.tenant, model.fingerprint, model.prefix_ids, c.token_ids),
-                    token_ids=c.token_ids,
-                    char_start=c.start,
-                    char_end=c.end,
-                    text=c.text,
-                    heading=c.heading,
-                )
-                for c in draft.chunks
-            ),
+            chunks=tuple(chunks),
             metadata=draft.metadata,
             created_s=self.now(),
         )
+
+
+def conditioned(manifest: Manifest, index: int) -> Piece:
+    """The ids of a chunk, and of what it is computed behind."""
+    token_ids, links = manifest.chunks[index].token_ids, manifest.links_of(index)
+    return Conditioned(token_ids, links) if links else token_ids
 
 
 def _progress(manifest: Manifest, stage: Stage, done: int | None = None, reused: int = 0) -> UpsertProgress:

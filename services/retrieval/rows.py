@@ -30,7 +30,7 @@ def revision_of(document: IndexedDocument) -> str:
     """Equal for equal content; tells the rows of one version of a document from those of another."""
     chunks = [
         [c.chunk_id, c.text, _pack_ids(c.token_ids), c.heading, c.char_start, c.char_end]
-        for c in document.chunks
+        for c in document.chunks  # a chunk's id says what it stands behind
     ]
     return _digest(
         json.dumps([document.title, document.model_fingerprint, sorted(document.metadata.items()), chunks])
@@ -85,6 +85,7 @@ def hit_of(row: Mapping[str, Any], score: float) -> SearchHit:
         heading=stored["heading"],
         char_start=stored["char_start"],
         char_end=stored["char_end"],
+        parent_id=stored.get("parent_id", ""),
     )
     return SearchHit(
         chunk=chunk,
@@ -113,6 +114,7 @@ def _payload(document: IndexedDocument, chunk: IndexedChunk) -> str:
             "heading": chunk.heading,
             "char_start": chunk.char_start,
             "char_end": chunk.char_end,
+            "parent_id": chunk.parent_id,
         },
         ensure_ascii=False,
     )

@@ -16,10 +16,12 @@ import torch
 
 from shared.engine.model.rope import RopeSpec
 from shared.errors import CorruptData, StorageFull, Unavailable
+from shared.generation.asked import Chunk
+from shared.identity import chunk_identity
 from shared.kv_buffers import ENCODINGS
 from shared.kv_format import ProgressWriter, inspect_chunk
 from shared.kv_format.layout import _mark, seal_of_tail
-from shared.kv_types import OpenedChunk
+from shared.kv_types import Chain, OpenedChunk
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource
 from tests.kv_directory import DirectoryStore
@@ -468,3 +470,32 @@ class TestArrivingChunks:
         store.path_of(CHUNK).write_bytes(newer)
         assert ours.open({CHUNK: len(IDS)}) == {}
         assert store.path_of(CHUNK).read_bytes() == newer
+
+
+class TestChains:
+    OF = ("tenant", SHAPE.model_fingerprint, PREFIX)
+    FIRST = chunk_identity(*OF, (3, 4))
+    SECOND = chunk_identity(*OF, (7,), FIRST)
+    ASKED = Chunk("0" * 40, IDS, SECOND)
+
+    def test_the_manifest_says_what_a_chunk_stands_behind(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        store.chains[self.SECOND] = Chain(*self.OF, ((3, 4), (7,)))
+        links = [Chunk(self.FIRST, (3, 4)), Chunk(self.SECOND, (7,), self.FIRST)]
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED) == links
+
+    @pytest.mark.parametrize("links", [(), ((7,),), ((3, 4),), ((3, 5), (7,)), ((3, 4), (7,), (8,))])
+    def test_another_chain_is_not_believed(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, links: tuple[tuple[int, ...], ...]
+    ) -> None:
+        store.chains[self.SECOND] = Chain(*self.OF, links)
+        assert StoreSegmentSource(store, "node", loop, SHAPE).chain(self.ASKED) is None
+
+    def test_nobody_knows_it_or_nobody_answers(
+        self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        source = StoreSegmentSource(store, "node", loop, SHAPE)
+        assert source.chain(self.ASKED) is None
+        store.failure = Unavailable("away")
+        assert source.chain(self.ASKED) is None

@@ -55,6 +55,12 @@ SECONDS = st.integers(0, 10**6).map(lambda ms: ms / 1000)
 IDS = st.lists(NUMBERS, max_size=4).map(tuple)
 PIECES = TEXT | IDS | st.builds(pieces.Tokenized, IDS, FILLED)
 PREFIXES = st.none() | PIECES
+IDENTITIES = st.text("0123456789abcdef", min_size=40, max_size=40)
+CHUNKS = (
+    PIECES
+    | st.builds(pieces.Conditioned, PIECES, context=st.lists(PIECES, min_size=1, max_size=3).map(tuple))
+    | st.builds(pieces.Conditioned, PIECES, parent_id=IDENTITIES)
+)
 SCORES = st.lists(FLOATS, max_size=3).map(tuple)
 TOP = st.lists(st.tuples(NUMBERS, FLOATS), max_size=3).map(tuple)
 
@@ -110,7 +116,7 @@ REUSE = st.builds(
 )
 ORDERS = st.builds(
     orders.GenerationOrder,
-    chunks=tuples(PIECES),
+    chunks=tuples(CHUNKS),
     questions=tuples(PIECES),
     prefix=PREFIXES,
     reuse=REUSE,
@@ -118,7 +124,7 @@ ORDERS = st.builds(
     decoding=DECODING,
     explain=st.booleans(),
 )
-FORESTS = st.builds(orders.ForestOrder, chunks=tuples(PIECES), prefix=PREFIXES, reuse=REUSE)
+FORESTS = st.builds(orders.ForestOrder, chunks=tuples(CHUNKS), prefix=PREFIXES, reuse=REUSE)
 LENGTHS = st.none() | NUMBERS
 EDITS = (
     st.builds(forest.Start, NUMBERS, PIECES)
@@ -460,7 +466,7 @@ MANIFESTS = st.builds(
     kv_types.Manifest,
     *(TEXT,) * 6,
     IDS,
-    tuples(st.builds(kv_types.ManifestChunk, TEXT, IDS, NUMBERS, NUMBERS, TEXT, TEXT, TEXT)),
+    tuples(st.builds(kv_types.ManifestChunk, TEXT, IDS, NUMBERS, NUMBERS, TEXT, TEXT, TEXT, TEXT, IDS)),
     FACTS,
     FLOATS,
     TEXT,
@@ -484,6 +490,7 @@ INFOS = tuples(st.builds(documents.DocumentInfo, TEXT, TEXT, TEXT, NUMBERS, TEXT
             storing.OPENED,
             st.builds(kv_types.OpenedChunk, TEXT, st.booleans(), TEXT, SEEDS, RANGES, TEXT, TEXT),
         ),
+        (storing.CHAIN, st.builds(kv_types.Chain, TEXT, TEXT, IDS, tuples(IDS))),
         (storing.PEER_COPY, st.builds(kv_types.PeerCopy, TEXT, SEEDS, TEXT)),
         (
             ingesting.SOURCE,

@@ -58,7 +58,7 @@ class SearchRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., queries: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ...) -> None: ...
 
 class SearchHit(_message.Message):
-    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint")
+    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "parent_id")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class SearchHit(_message.Message):
     CHAR_END_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     document_id: str
     title: str
@@ -88,7 +89,8 @@ class SearchHit(_message.Message):
     char_end: int
     metadata: _containers.ScalarMap[str, str]
     model_fingerprint: str
-    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+    parent_id: str
+    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., parent_id: _Optional[str] = ...) -> None: ...
 
 class Ranking(_message.Message):
     __slots__ = ("hits",)
@@ -105,20 +107,22 @@ class SearchResponse(_message.Message):
     def __init__(self, rankings: _Optional[_Iterable[_Union[Ranking, _Mapping]]] = ..., mode: _Optional[_Union[SearchMode, str]] = ...) -> None: ...
 
 class IndexedChunk(_message.Message):
-    __slots__ = ("chunk_id", "text", "token_ids", "heading", "char_start", "char_end")
+    __slots__ = ("chunk_id", "text", "token_ids", "heading", "char_start", "char_end", "parent_id")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     HEADING_FIELD_NUMBER: _ClassVar[int]
     CHAR_START_FIELD_NUMBER: _ClassVar[int]
     CHAR_END_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     heading: str
     char_start: int
     char_end: int
-    def __init__(self, chunk_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ...) -> None: ...
+    parent_id: str
+    def __init__(self, chunk_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., parent_id: _Optional[str] = ...) -> None: ...
 
 class IndexRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_id", "title", "metadata", "model_fingerprint", "chunks")

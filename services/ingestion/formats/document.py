@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +22,12 @@ class ParsedDocument:
     title: str = ""
     headings: tuple[Heading, ...] = ()
     markdown: bool = False
+
+    def part(self, begin: int, end: int) -> ParsedDocument:
+        """Characters [begin, end) of it."""
+        headings = tuple(
+            replace(heading, start=heading.start - begin)
+            for heading in self.headings
+            if begin <= heading.start < end
+        )
+        return replace(self, text=self.text[begin:end], headings=headings)

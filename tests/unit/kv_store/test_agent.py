@@ -8,8 +8,8 @@ import pytest
 
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.cluster_store import ClusterStore
-from shared.errors import FailedPrecondition, StorageFull, Unavailable
-from shared.kv_types import Manifest, ManifestChunk, PeerCopy
+from shared.errors import FailedPrecondition, InvalidRequest, StorageFull, Unavailable
+from shared.kv_types import Chain, Manifest, ManifestChunk, PeerCopy
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_bytes, chunk_id_of
 from tests.kv_stores import KnownNodes, agent_on, in_pieces
@@ -245,3 +245,22 @@ async def test_the_front_prefetches_to_the_nodes_whose_agents_report_readers(
     await put(agents["home"], B)
     await front.prefetch(CTX, [B])
     assert (await counters(agents["near"]))["prefetches"] == 1
+
+
+async def test_every_node_says_what_a_chunk_stands_behind(
+    nodes: KnownNodes, agents: dict[str, Agent]
+) -> None:
+    for chunk_id in (A, B):
+        await put(agents["home"], chunk_id)
+    chunks = (ManifestChunk(A, (1, 2)), ManifestChunk(B, (3,), parent_id=A))
+    manifest = Manifest(CTX.tenant, "books", "1", model_fingerprint="model", prefix_ids=(5,), chunks=chunks)
+    front = ClusterStore(nodes, "home")
+    await front.put_manifest(CTX, manifest)
+    for store in (agents["home"], agents["near"], front):
+        assert await store.chain(CTX, A) == Chain(CTX.tenant, "model", (5,), ((1, 2),))
+        assert await store.chain(CTX, B) is None
+    with pytest.raises(InvalidRequest, match="chunk_id"):
+        await agents["near"].chain(CTX, "no identity")
+    nodes.down = {"home"}
+    with pytest.raises(Unavailable):
+        await agents["near"].chain(CTX, A)

@@ -7,7 +7,7 @@ import pytest
 
 from services.kv_store.documents.documents import Documents
 from shared.errors import CorruptData, InvalidRequest, NotFound, StorageFull
-from shared.kv_types import Manifest, ManifestChunk
+from shared.kv_types import Chain, Manifest, ManifestChunk
 from tests.kv_chunks import chunk_id_of
 from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
 
@@ -200,3 +200,36 @@ def test_a_crash_at_any_moment_leaves_the_state_before_or_after(tmp_path: Path, 
             assert dies_at >= 2
             return
     pytest.fail("the operations never end")
+
+
+def chained(document_id: str, tenant: str = "default") -> Manifest:
+    """Two blocks: a header and two chunks; a chunk alone."""
+    chunks = (
+        ManifestChunk(A, (1, 2), parent_id="h" * 40, header_ids=(8, 9)),
+        ManifestChunk(B, (3,), parent_id=A),
+        ManifestChunk(C, (4,)),
+    )
+    return Manifest(tenant, "books", document_id, "Title", "hash", "model", (5,), chunks)
+
+
+def test_a_chain_is_found_by_what_it_ends_with(documents: Documents) -> None:
+    documents.put(chained("1"))
+    assert documents.get("default", "books", "1") == chained("1")
+    assert documents.chain(A) == Chain("default", "model", (5,), ((8, 9), (1, 2)))
+    assert documents.chain("h" * 40) == Chain("default", "model", (5,), ((8, 9),))
+    assert documents.chain(B) is None, "nothing stands behind it"
+    documents.put(chained("2", tenant="other"))
+    documents.remove("default", "books", "1")
+    assert documents.chain(A) == Chain("other", "model", (5,), ((8, 9), (1, 2)))
+    documents.remove("other", "books", "2")
+    assert documents.chain(A) is None
+
+
+def test_a_document_without_chains_is_written_as_versions_before_wrote_it(
+    documents: Documents, tmp_path: Path
+) -> None:
+    documents.put(document("d", A))
+    (path,) = (tmp_path / "manifests" / "default" / "books").iterdir()
+    assert json.loads(path.read_bytes())["version"] == 2
+    documents.put(chained("d"))
+    assert json.loads(path.read_bytes())["version"] == 4

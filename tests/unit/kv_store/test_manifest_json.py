@@ -41,11 +41,18 @@ def test_a_manifest_comes_back_as_it_was(
 
 
 def test_it_is_json_that_says_its_version() -> None:
-    assert json.loads(encode(ENCODED))["version"] == VERSION
-    assert json.loads(encode(ENCODED))["manifest"]["document_id"] == "ü.pdf"
+    (first, *others) = ENCODED.chunks
+    chained = replace(ENCODED, chunks=(replace(first, parent_id="b" * 40, header_ids=(3,)), *others))
+    assert json.loads(encode(chained))["version"] == VERSION
+    assert json.loads(encode(chained))["manifest"]["document_id"] == "ü.pdf"
+    assert decode(encode(chained)) == chained
 
 
-def test_without_auxiliary_kv_an_older_version_can_read_it() -> None:
+def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
+    written = json.loads(encode(ENCODED))
+    assert written["version"] == 3
+    assert "parent_id" not in str(written)
+    assert "header_ids" not in str(written)
     written = json.loads(encode(DOCUMENT))
     assert written["version"] == 2
     assert "auxiliary" not in str(written)
@@ -68,7 +75,7 @@ def test_version_1_is_still_read() -> None:
 
 def test_a_later_version_is_refused_as_such() -> None:
     with pytest.raises(NewerFormat, match="update kvquilt"):
-        decode(sealed('"version":4,"manifest":{"whatever":"it is"}'))
+        decode(sealed('"version":5,"manifest":{"whatever":"it is"}'))
 
 
 @pytest.mark.parametrize(
