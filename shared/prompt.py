@@ -48,6 +48,22 @@ class PromptTemplate:
             raise ConfigError(f"{TEMPLATE_FILE} of the model: {error}") from None
 
 
+def num_positions(model: str) -> int:
+    """Positions that a model directory or hub id has, or its sliding window, if that is less.
+
+    Raises:
+        ConfigError: its configuration cannot be read, or does not say.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+        window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+        return min(int(config.max_position_embeddings), int(window))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model: its configuration cannot be used: {error}") from error
+
+
 class PromptTokenizer:
     """Text to ids by a model's own tokenizer and template."""
 

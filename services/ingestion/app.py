@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.ingestion.calls import CallPolicy
-from services.ingestion.config import IngestionConfig
+from services.ingestion.config import DEFAULT_CONTEXT_TOKENS, IngestionConfig
 from services.ingestion.handlers import IngestHandlers
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
@@ -12,7 +12,9 @@ from shared import log as logs
 from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.applications import transport_to
 from shared.clients.transport import Transport
-from shared.prompt import PromptTokenizer
+from shared.errors import ConfigError
+from shared.kv_types import KvContext
+from shared.prompt import PromptTokenizer, num_positions
 from shared.serving import builder_of, load_or_error
 
 
@@ -49,7 +51,23 @@ def _recipe(config: IngestionConfig) -> Recipe | None:
     tokenizer = PromptTokenizer.of_model(config.model)
     if tokenizer is None:
         return None
-    return Recipe(tokenizer, config.chunk_tokens, config.kv_context, config.kv_context_tokens)
+    return Recipe(tokenizer, config.chunk_tokens, config.kv_context, _context_tokens(config, tokenizer))
+
+
+def _context_tokens(config: IngestionConfig, tokenizer: PromptTokenizer) -> int:
+    """
+    Raises:
+        ConfigError: more than the model's positions leave.
+    """
+    if config.kv_context is KvContext.NONE:
+        return 0
+    room = max(0, num_positions(config.model) - len(tokenizer.prefix_ids) - config.chunk_tokens)
+    if config.kv_context_tokens > room:
+        raise ConfigError(
+            f"ingestion.kv_context_tokens: {config.kv_context_tokens} tokens and a chunk of "
+            f"{config.chunk_tokens} exceed the model's positions; set it to {room} at most, or to 0"
+        )
+    return config.kv_context_tokens or min(DEFAULT_CONTEXT_TOKENS, room)
 
 
 build = builder_of(Ingestion, IngestionConfig)

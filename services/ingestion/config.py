@@ -8,6 +8,8 @@ from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.kv_types import KvContext
 
+DEFAULT_CONTEXT_TOKENS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class IngestionConfig:
@@ -16,7 +18,8 @@ class IngestionConfig:
     chunk_tokens: most token ids per chunk, the template's text around it included.
     kv_context: what a chunk's KV is computed behind, besides the prefix: the title, headings and chunks in
     front of it in its document (`document`), its title and headings alone (`header`), or nothing (`none`).
-    kv_context_tokens: most token ids in front of a chunk; a longer document is parted into blocks.
+    kv_context_tokens: most token ids in front of a chunk; a longer document is parted into blocks. 0: 4,096, or
+    what the model's positions leave beside a chunk.
     prefill_batch: chunks per call to the generator.
     parallel_documents: documents of one run that are worked on at the same time.
     run_deadline_s: how long a run may take where the caller names no deadline.
@@ -29,7 +32,7 @@ class IngestionConfig:
     model: str
     chunk_tokens: int = 512
     kv_context: KvContext = KvContext.DOCUMENT
-    kv_context_tokens: int = 4096
+    kv_context_tokens: int = 0
     prefill_batch: int = 32
     parallel_documents: int = 4
     max_document_bytes: int = 64 * 2**20

@@ -53,8 +53,7 @@ class Recipe:
         context: KvContext = KvContext.NONE,
         context_tokens: int = 0,
     ) -> None:
-        self._tokenizer, self._chunk_tokens, self._context_tokens = tokenizer, chunk_tokens, context_tokens
-        self.context = context
+        self._tokenizer = tokenizer
         self._chunker = Chunker(tokenizer, chunk_tokens, context, context_tokens)
         template = tokenizer.template
         settings = [PARSERS_VERSION, CHUNKER_VERSION, chunk_tokens, tokenizer.hash, template.chunk]
@@ -125,14 +124,6 @@ class Recipe:
                     "configured with; "
                     "configure both with the same model"
                 )
-        longest = len(model.prefix_ids) + self._context_tokens + self._chunk_tokens
-        if self.context is not KvContext.NONE and longest > model.max_positions:
-            room = model.max_positions - len(model.prefix_ids) - self._chunk_tokens
-            raise ModelMismatch(
-                f"ingestion.kv_context_tokens: {self._context_tokens} and a chunk of {self._chunk_tokens} "
-                f"tokens exceed the {model.max_positions} positions of the generator's model; set it to "
-                f"{max(0, room)} at most"
-            )
 
 
 def is_current(stored: Manifest, model: ModelDescription) -> bool:

@@ -71,7 +71,7 @@ def test_no_chunk_has_too_many_tokens_and_the_ids_are_those_of_its_text(
 @given(prose, st.integers(30, 60), st.integers(12, 30))
 def test_cutting_chunks_again_for_another_tokenizer_loses_nothing(text: str, first: int, second: int) -> None:
     document = ParsedDocument(text)
-    recut = Chunker(PieceEncoder(), second).recut(Chunker(PieceEncoder(), first).split(document))
+    recut = Chunker(PieceEncoder(), second).recut("", Chunker(PieceEncoder(), first).split(document))
     assert "".join("".join(c.text for c in recut).split()) == "".join(text.split())
     assert all(text[c.start : c.end] == c.text and len(c.token_ids) <= second for c in recut)
 
