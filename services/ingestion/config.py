@@ -18,8 +18,8 @@ class IngestionConfig:
     chunk_tokens: most token ids per chunk, the template's text around it included.
     kv_context: what a chunk's KV is computed behind, besides the prefix: the title, headings and chunks in
     front of it in its document (`document`), its title and headings alone (`header`), or nothing (`none`).
-    kv_context_tokens: most token ids in front of a chunk; a longer document is parted into blocks. 0: 4,096, or
-    what the model's positions leave beside a chunk.
+    kv_context_tokens: most token ids in front of a chunk; a longer document is parted into blocks. 0: 4,096,
+    or what the model's positions leave beside a chunk.
     prefill_batch: chunks per call to the generator.
     parallel_documents: documents of one run that are worked on at the same time.
     run_deadline_s: how long a run may take where the caller names no deadline.
