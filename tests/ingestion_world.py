@@ -17,13 +17,15 @@ from services.ingestion.upsert import DocumentStore
 from shared.documents import SourceDocument, Stage, UpsertProgress
 from shared.errors import FailedPrecondition, KvquiltError, NotFound
 from shared.generation.described import ModelDescription, PrefilledChunk
-from shared.generation.pieces import Piece, ids_of
+from shared.generation.pieces import Conditioned, Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
-from shared.kv_types import Manifest, ManifestPage
+from shared.kv_types import KvContext, Manifest, ManifestPage
 from shared.prompt import PromptTemplate
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
+
+CONTEXT_TOKENS = 64
 
 
 class Crash(BaseException):
@@ -100,17 +102,23 @@ class World:
     num_prefilled: int = 0
     step: Callable[[str], None] = lambda name: None
     page_size: int = 2
+    kv_context: KvContext = KvContext.DOCUMENT
     encodings: dict[str, str] = field(default_factory=dict)
+    pieces: list[Piece] = field(default_factory=list)
+    """What the generator was asked for."""
     other_embedder: set[str] = field(default_factory=set)
     """Collections that were indexed with another embedder."""
 
     def service(self, chunk_tokens: int = 16, **config: Any) -> IngestionService:
+        config = {"kv_context": self.kv_context} | config
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
         policy = CallPolicy(timeout_s=settings.step_timeout_s, first_pause_s=0.0)
         store = DocumentStore(
             self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
         )
-        return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens), store)
+        tokenizer, context_tokens = WordTokenizer(self.salt), settings.kv_context_tokens or CONTEXT_TOKENS
+        recipe = Recipe(tokenizer, chunk_tokens, settings.kv_context, context_tokens)
+        return IngestionService(settings, recipe, store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         self._effect("describe")
@@ -135,7 +143,11 @@ class World:
         for i, chunk in enumerate(chunks):
             token_ids = ids_of(chunk)
             self._effect("prefill")
-            chunk_id = chunk_identity(ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids, token_ids)
+            self.pieces.append(chunk)
+            of, parent_id = (ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids), ""
+            for link in chunk.context if isinstance(chunk, Conditioned) else ():
+                parent_id = chunk_identity(*of, ids_of(link), parent_id)
+            chunk_id = chunk_identity(*of, token_ids, parent_id)
             existed = chunk_id in self.kv
             self.num_prefilled += not existed
             self.kv.add(chunk_id)

@@ -141,7 +141,7 @@ class DocumentStore:
         chosen = replace(
             manifest, chunks=tuple(c for c in manifest.chunks if not kv_ids or c.chunk_id in kv_ids)
         )
-        reused = await self._prefill(ctx, chosen, report, encoding)
+        reused = await self._prefill(ctx, chosen, report, encoding, whole=manifest)
         restored = await auxiliary.restored(ctx, manifest, kv_ids)
         added = not kv_ids and await self._add_auxiliary(ctx, manifest, auxiliary)
         num_chunks = len(chosen.chunks) + len(restored)
@@ -181,13 +181,21 @@ class DocumentStore:
         return True
 
     async def _prefill(
-        self, ctx: RequestContext, manifest: Manifest, report: Report, encoding: str = ""
+        self,
+        ctx: RequestContext,
+        manifest: Manifest,
+        report: Report,
+        encoding: str = "",
+        whole: Manifest | None = None,
     ) -> int:
-        """Returns how many chunks were durable before."""
+        """Returns how many chunks were durable before. ``whole``: the document, if ``manifest`` names a part
+        of its chunks."""
         durable: dict[int, bool] = {}
+        whole = whole or manifest
+        index_of = {chunk.chunk_id: i for i, chunk in enumerate(whole.chunks)}
         for begin in range(0, len(manifest.chunks), self.prefill_batch):
             batch = manifest.chunks[begin : begin + self.prefill_batch]
-            pieces = [conditioned(manifest, begin + i) for i in range(len(batch))]
+            pieces = [conditioned(whole, index_of[chunk.chunk_id]) for chunk in batch]
 
             async def call(
                 c: RequestContext,

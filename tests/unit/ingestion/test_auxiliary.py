@@ -15,7 +15,7 @@ from shared.errors import (
     StorageFull,
     Unavailable,
 )
-from shared.kv_types import Manifest
+from shared.kv_types import KvContext, Manifest
 from tests.ingestion_world import Selector, World, context, fail_once, outcome, text, upsert
 
 LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
@@ -201,6 +201,7 @@ async def test_a_refresh_gives_it_to_documents_that_lack_it() -> None:
 
 async def test_deleting_a_document_takes_its_auxiliary_kv_along_unless_another_needs_it() -> None:
     world = world_with_selector()
+    world.kv_context = KvContext.NONE
     service = world.service()
     await upsert(service, text("a.txt", LONG), text("b.txt", LONG))
     num_chunks = len(manifest(world).chunks)

@@ -20,8 +20,20 @@ from shared.errors import (
     StorageFull,
     Unavailable,
 )
+from shared.generation.pieces import Conditioned
+from shared.kv_types import KvContext
 from shared.request import RequestContext
-from tests.ingestion_world import Crash, World, context, fail_once, outcome, text, upsert
+from tests.ingestion_world import (
+    CONTEXT_TOKENS,
+    Crash,
+    WordTokenizer,
+    World,
+    context,
+    fail_once,
+    outcome,
+    text,
+    upsert,
+)
 from tests.virtual_time import run_virtually, virtual_loop
 
 LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
@@ -121,7 +133,7 @@ async def test_a_run_that_crashed_at_any_step_goes_on_where_it_stopped(step: str
 
 
 async def test_a_changed_document_replaces_its_chunks_and_shared_ones_stay() -> None:
-    world = World()
+    world = World(kv_context=KvContext.NONE)
     await upsert(world.service(), text("a.txt", "Shared text."), text("b.txt", "Shared text."))
     assert len(world.kv) == 1
     await upsert(world.service(), text("a.txt", "Own text."))
@@ -130,7 +142,7 @@ async def test_a_changed_document_replaces_its_chunks_and_shared_ones_stay() -> 
 
 
 async def test_delete_keeps_what_others_refer_to() -> None:
-    world = World()
+    world = World(kv_context=KvContext.NONE)
     await upsert(world.service(), text("a.txt", "Shared text."), text("b.txt", "Shared text."))
     first = await world.service().delete(context(), "c", ["a.txt", "missing.txt"], everything=False)
     assert (first.num_documents, first.num_chunks, first.not_found) == (1, 0, ("missing.txt",))
@@ -294,7 +306,7 @@ async def test_chunks_that_vanish_for_ever_end_in_a_conflict() -> None:
 
 
 async def test_chunks_that_existed_are_counted_as_reused() -> None:
-    world = World()
+    world = World(kv_context=KvContext.NONE)
     await upsert(world.service(), text("a.txt", "Same words here."))
     events = await upsert(world.service(), text("b.txt", "Same words here."))
     assert (events[-1].num_chunks_reused, world.num_prefilled) == (1, 1)
@@ -510,3 +522,72 @@ def test_any_history_leaves_what_a_plain_dictionary_holds(history: list[tuple[st
             assert world.texts() == expected
 
     asyncio.run(play())
+
+
+CHAPTERS = {
+    name: f"# {name}\n\n{' '.join(f'{name}{i}' for i in range(45))}" for name in ("One", "Two", "Three")
+}
+
+
+def book(**chapters: str) -> SourceDocument:
+    return SourceDocument("book.md", "\n\n".join((CHAPTERS | chapters).values()).encode())
+
+
+async def test_a_document_is_prefilled_as_chains_and_the_index_knows_the_parents() -> None:
+    world = World()
+    await upsert(world.service(), book())
+    manifest = world.manifests["default", "c", "book.md"]
+    headers = [chunk.header_ids for chunk in manifest.chunks if chunk.header_ids]
+    assert headers == [WordTokenizer().encode_chunk(f"One {name}") for name in CHAPTERS]
+    for i, piece in enumerate(world.pieces):
+        links = manifest.links_of(i)
+        assert piece == Conditioned(manifest.chunks[i].token_ids, links)
+        assert sum(map(len, links)) <= CONTEXT_TOKENS
+    indexed = world.indexed["default", "c", "book.md"].chunks
+    assert [c.parent_id for c in indexed] == [c.parent_id for c in manifest.chunks]
+    world.check_settled()
+
+
+async def test_an_edit_costs_its_block() -> None:
+    world = World()
+    await upsert(world.service(), book())
+    before = {c.chunk_id: c.heading for c in world.manifests["default", "c", "book.md"].chunks}
+    world.num_prefilled = 0
+    await upsert(world.service(), book(Two=CHAPTERS["Two"].replace("Two3 ", "Two3 changed ")))
+    after = world.manifests["default", "c", "book.md"].chunks
+    assert {c.heading for c in after if c.chunk_id not in before} == {"Two"}
+    assert world.num_prefilled == len([c for c in after if c.chunk_id not in before])
+
+
+async def test_another_title_costs_the_document() -> None:
+    world = World()
+    await upsert(world.service(), book(One=CHAPTERS["One"]))
+    world.num_prefilled = 0
+    await upsert(world.service(), book(One=CHAPTERS["One"].replace("# One", "# First")))
+    assert world.num_prefilled == len(world.manifests["default", "c", "book.md"].chunks)
+
+
+@pytest.mark.parametrize("to", list(KvContext))
+@pytest.mark.parametrize("of", list(KvContext))
+async def test_re_encode_moves_a_collection_to_the_configured_context(of: KvContext, to: KvContext) -> None:
+    world = World(kv_context=of)
+    await upsert(world.service(), book(), text("a.txt", "Short."))
+    events = [e async for e in world.service(kv_context=to).re_encode(context(), "c")]
+    assert outcome(events) == ({} if of is to else dict.fromkeys(["book.md", "a.txt"], Stage.STORED))
+    fresh = World(kv_context=to)
+    await upsert(fresh.service(), book(), text("a.txt", "Short."))
+    world.check_settled()
+    chained = {key: [bool(c.parent_id) for c in m.chunks] for key, m in world.manifests.items()}
+    assert chained == {key: [bool(c.parent_id) for c in m.chunks] for key, m in fresh.manifests.items()}
+    assert [e async for e in world.service(kv_context=to).re_encode(context(), "c")] == []
+
+
+async def test_a_lost_chunk_is_prefilled_behind_its_chain() -> None:
+    world = World()
+    service = world.service()
+    await upsert(service, book())
+    chunk = world.manifests["default", "c", "book.md"].chunks[2]
+    world.kv.discard(chunk.chunk_id)
+    events = [e async for e in service.upkeep.refresh(context(), "c", [chunk.chunk_id], "")]
+    assert outcome(events) == {"book.md": Stage.STORED}
+    world.check_settled()

@@ -13,6 +13,7 @@ import pytest
 from services.ingestion.service import IngestionService
 from shared.documents import Stage, UpsertProgress
 from shared.errors import InvalidRequest, NotFound, Unavailable
+from shared.kv_types import KvContext
 from tests.ingestion_world import Crash, World, context, fail_once, text, upsert
 
 LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
@@ -37,8 +38,10 @@ def refresh(
     return service.upkeep.refresh(context(), collection, chunk_ids, encoding)
 
 
-async def filled(**documents: str) -> tuple[World, IngestionService]:
-    world = World()
+async def filled(
+    kv_context: KvContext = KvContext.DOCUMENT, /, **documents: str
+) -> tuple[World, IngestionService]:
+    world = World(kv_context=kv_context)
     service = world.service()
     await upsert(service, *(text(f"{name}.txt", content) for name, content in documents.items()))
     return world, service
@@ -131,7 +134,8 @@ async def test_an_index_that_is_down_stops_the_rebuild_and_says_so() -> None:
             raise Unavailable("no index")
 
     world.step = down
-    events = [e async for e in rebuild(service) if e.stage is Stage.FAILED]
+    rebuilding = service.upkeep.rebuild(context(deadline_ms=2_000), "c")
+    events = [e async for e in rebuilding if e.stage is Stage.FAILED]
     assert {e.document_id for e in events} == {"a.txt", "b.txt"}
     assert all("no index" in e.error and e.error_code == "UNAVAILABLE" for e in events)
 
@@ -147,7 +151,7 @@ async def test_lost_kv_is_computed_again_and_whole_kv_is_not() -> None:
 
 
 async def test_only_documents_and_chunks_that_were_named_are_touched() -> None:
-    world, service = await filled(a=LONG, b=f"{LONG} More.", d="Other.")
+    world, service = await filled(KvContext.NONE, a=LONG, b=f"{LONG} More.", d="Other.")
     named = world.manifests["default", "c", "a.txt"].chunks[0].chunk_id
     assert named == world.manifests["default", "c", "b.txt"].chunks[0].chunk_id
     world.kv.clear()
