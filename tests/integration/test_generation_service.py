@@ -28,13 +28,13 @@ from shared.errors import (
 )
 from shared.generation.asked import SamplingParams
 from shared.generation.described import PrefilledChunk
-from shared.generation.pieces import Piece
+from shared.generation.pieces import Conditioned, Piece
 from shared.generation.told import BranchDoneEvent, DoneEvent, GenerationEvent, TokenEvent
 from shared.identity import chunk_identity
 from shared.kv_format import inspect_chunk, verify_chunk
 from tests.generation_server import Served, context, order_of, save_byte_tokenizer, serving
 from tests.kv_directory import DirectoryStore
-from tests.oracles import ORACLES, VOCAB, Generated, assert_same_generation, tiny_model
+from tests.oracles import ORACLES, VOCAB, Chained, Generated, assert_same_generation, tiny_model
 
 Ids = tuple[int, ...]
 MODES = ["full", "reordered", "composite"]
@@ -563,3 +563,86 @@ def _damaged(data: bytes, damage: str) -> bytes:
         return data[: len(data) // 2]
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :] if damage == "flipped" else b""
+
+
+class TestChains:
+    """Chunks computed behind their own documents, as callers say it."""
+
+    PREFIX = ids(1, 9)
+    DOCUMENT = tuple(ids(20 + i, n) for i, n in enumerate((6, 130, 40, 77)))
+
+    def conditioned(self, index: int) -> Conditioned:
+        return Conditioned(self.DOCUMENT[index], self.DOCUMENT[:index])
+
+    def chained(self, index: int) -> Chained:
+        return Chained.of(self.DOCUMENT[index], self.DOCUMENT[:index])
+
+    @pytest.mark.parametrize("mode", ["reordered", "ape", "epic", "full"])
+    async def test_by_context(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore, mode: str
+    ) -> None:
+        placed, question = (3, 1, 2), ids(3, 11)
+        async with serving(models / "qwen2", store) as served:
+            for _ in ("computed", "resident"):
+                events = await generate(
+                    served, [self.conditioned(i) for i in placed], [question], mode, self.PREFIX
+                )
+                chunks = [self.chained(i) for i in placed]
+                assert_oracle(stock["qwen2"], mode, events, self.PREFIX, chunks, [question])
+
+    async def test_prefilled_in_order_and_asked_by_parent(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore
+    ) -> None:
+        async with serving(models / "qwen2", store) as served:
+            stream = served.client.prefill(context(), self.DOCUMENT, self.PREFIX, chained=True)
+            stored = [chunk.chunk_id async for chunk in stream]
+        async with serving(models / "qwen2", store) as served:
+            pieces = [Conditioned(self.DOCUMENT[i], parent_id=stored[i - 1]) for i in (2, 3)]
+            events = await generate(served, pieces, [ids(3, 11)], "reordered", self.PREFIX)
+            assert list(done(events).chunk_ids) == [stored[2], stored[3]]
+            usage = done(events).usage
+            assert (usage.recomputed_tokens, usage.isolated_tokens) == (11, 0)
+            chunks = [self.chained(i) for i in (2, 3)]
+            assert_oracle(stock["qwen2"], "reordered", events, self.PREFIX, chunks, [ids(3, 11)])
+
+    async def test_a_parent_that_nobody_knows(
+        self, models: Path, stock: dict[str, Any], store: DirectoryStore
+    ) -> None:
+        async with serving(models / "qwen2", store) as served:
+            pieces = [Conditioned(self.DOCUMENT[1], parent_id="ab" * 20), self.DOCUMENT[2]]
+            events = await generate(served, pieces, [ids(3, 11)], "reordered", self.PREFIX)
+            assert done(events).usage.isolated_tokens == len(self.DOCUMENT[1])
+            assert_oracle(stock["qwen2"], "reordered", events, self.PREFIX, self.DOCUMENT[1:3], [ids(3, 11)])
+
+    @pytest.mark.parametrize(
+        ("piece", "message"),
+        [
+            (Conditioned((5,), parent_id="no identity"), r"chunks\[0\]\.parent_id.*40 hex digits"),
+            (Conditioned((5,), ((VOCAB,),)), r"chunks\[0\]\.context\[0\]"),
+        ],
+    )
+    async def test_what_is_no_context_is_refused(
+        self, models: Path, store: DirectoryStore, piece: Piece, message: str
+    ) -> None:
+        async with serving(models / "qwen2", store) as served:
+            with pytest.raises(InvalidRequest, match=message):
+                await generate(served, [piece], [ids(3, 11)])
+
+    @pytest.mark.parametrize("encoding", ["exact", "int8"])
+    async def test_prefilled_in_slices_it_is_the_same_to_the_byte(
+        self, models: Path, tmp_path: Path, encoding: str
+    ) -> None:
+        """Nothing lossy stands in a chain, so what int8 loses of one chunk is not felt by the next."""
+        settings: dict[str, Any] = {"kv_encoding": encoding, "engine": {"batch_invariant": True}}
+        at_once, sliced = DirectoryStore(tmp_path / "at once"), DirectoryStore(tmp_path / "sliced")
+        async with serving(models / "qwen2", at_once, **settings) as served:
+            stream = served.client.prefill(context(), self.DOCUMENT, self.PREFIX, chained=True)
+            stored = [chunk.chunk_id async for chunk in stream]
+        for i in range(len(self.DOCUMENT)):
+            async with serving(models / "qwen2", sliced, **settings) as served:
+                piece = self.conditioned(i) if i else self.DOCUMENT[0]
+                assert [chunk.chunk_id for chunk in await prefill(served, [piece], self.PREFIX)] == [
+                    stored[i]
+                ]
+        for chunk_id in stored:
+            assert at_once.path_of(chunk_id).read_bytes() == sliced.path_of(chunk_id).read_bytes()
