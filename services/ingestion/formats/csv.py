@@ -10,7 +10,7 @@ from itertools import islice
 
 from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.plain import decode
-from services.ingestion.formats.reading import Reading
+from services.ingestion.formats.reading import DocumentReading
 from services.ingestion.formats.writer import MarkdownWriter
 from shared.errors import UnreadableDocument
 
@@ -18,16 +18,16 @@ _SEPARATORS = ",;\t|"
 _LOOKED_AT = 50
 
 
-def parse_csv(content: bytes, charset: str, reading: Reading) -> ParsedDocument:
+def parse_csv(content: bytes, charset: str, reading: DocumentReading) -> ParsedDocument:
     text = decode(content, charset)
     return _table(text, max(_SEPARATORS, key=lambda separator: _fits(text, separator)), reading)
 
 
-def parse_tsv(content: bytes, charset: str, reading: Reading) -> ParsedDocument:
+def parse_tsv(content: bytes, charset: str, reading: DocumentReading) -> ParsedDocument:
     return _table(decode(content, charset), "\t", reading)
 
 
-def _table(text: str, separator: str, reading: Reading) -> ParsedDocument:
+def _table(text: str, separator: str, reading: DocumentReading) -> ParsedDocument:
     out = MarkdownWriter(reading.settings.table_chars)
     try:
         out.table(list(_rows(text, separator)))

@@ -19,7 +19,7 @@ from docx.oxml.ns import qn
 
 from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.office import opening
-from services.ingestion.formats.reading import Reading
+from services.ingestion.formats.reading import DocumentReading
 from services.ingestion.formats.writer import MarkdownWriter, squeeze
 
 _MAX_TAGS = 4_000_000
@@ -40,7 +40,7 @@ _SIGNS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHy
 _NOTES = {qn("w:footnoteReference"): "", qn("w:endnoteReference"): "e"}
 
 
-def parse_docx(content: bytes, reading: Reading) -> ParsedDocument:
+def parse_docx(content: bytes, reading: DocumentReading) -> ParsedDocument:
     with opening(content, "Word document", ".docx", _MAX_TAGS, reading) as file:
         document = Document(file)
         out = MarkdownWriter(reading.settings.table_chars)

@@ -14,7 +14,7 @@ from email.message import Message
 from services.ingestion.formats.document import Heading, ParsedDocument
 from services.ingestion.formats.html import parse_html
 from services.ingestion.formats.plain import decode
-from services.ingestion.formats.reading import Reading
+from services.ingestion.formats.reading import DocumentReading
 from services.ingestion.formats.writer import MarkdownWriter, squeeze
 from shared.documents import SourceDocument
 from shared.errors import KvquiltError, UnreadableDocument
@@ -25,13 +25,13 @@ _DEEPEST = 5
 _MAX_PARTS = 1_000
 _MAIL = "message/rfc822"
 
-ParseAttached = Callable[[SourceDocument, Reading], ParsedDocument]
+ParseAttached = Callable[[SourceDocument, DocumentReading], ParsedDocument]
 """Reads an attachment; its media type is the sender's, who often says only that it is bytes."""
 
 log = logging.getLogger(__name__)
 
 
-def parse_eml(content: bytes, reading: Reading, parse_attached: ParseAttached) -> ParsedDocument:
+def parse_eml(content: bytes, reading: DocumentReading, parse_attached: ParseAttached) -> ParsedDocument:
     """
     Raises:
         UnreadableDocument: it is no mail, or one that is damaged.
@@ -47,7 +47,7 @@ def parse_eml(content: bytes, reading: Reading, parse_attached: ParseAttached) -
 
 @dataclass(slots=True)
 class _Mail:
-    reading: Reading
+    reading: DocumentReading
     parse_attached: ParseAttached
     warnings: list[str] = field(default_factory=list)
     incomplete: bool = False

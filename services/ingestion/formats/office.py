@@ -14,7 +14,7 @@ from xml.etree.ElementTree import ParseError
 from defusedxml.common import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 
-from services.ingestion.formats.reading import Reading
+from services.ingestion.formats.reading import DocumentReading
 from shared.errors import KvquiltError, UnreadableDocument
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,9 @@ _ENCRYPTED = 1
 
 
 @contextlib.contextmanager
-def opening(content: bytes, what: str, ending: str, max_tags: int, reading: Reading) -> Iterator[IO[bytes]]:
+def opening(
+    content: bytes, what: str, ending: str, max_tags: int, reading: DocumentReading
+) -> Iterator[IO[bytes]]:
     """Gives the package as a file for the library that reads it. ``max_tags`` bounds the XML of all parts by
     the tags in it, because a tree takes many times the memory of its text.
 
@@ -45,7 +47,7 @@ def opening(content: bytes, what: str, ending: str, max_tags: int, reading: Read
         raise UnreadableDocument(f"the {what} is damaged") from None
 
 
-def _check(content: bytes, ending: str, max_tags: int, reading: Reading) -> None:
+def _check(content: bytes, ending: str, max_tags: int, reading: DocumentReading) -> None:
     if content.startswith(_OLE):
         raise UnreadableDocument(
             f"the document is password-protected or of an older format; remove the password, or save it as "

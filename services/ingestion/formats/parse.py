@@ -16,7 +16,7 @@ from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.pdf import parse_pdf
 from services.ingestion.formats.plain import parse_plain
 from services.ingestion.formats.pptx import parse_pptx
-from services.ingestion.formats.reading import ParserSettings, Reading
+from services.ingestion.formats.reading import DocumentReading, ParserSettings
 from services.ingestion.formats.xlsx import parse_xlsx
 from shared.documents import SourceDocument
 from shared.errors import UnreadableDocument
@@ -25,7 +25,7 @@ from shared.errors import UnreadableDocument
 PARSERS_VERSION = 1
 _DEFAULT = ParserSettings()
 
-_Parser = Callable[[bytes, str, Reading], ParsedDocument]
+_Parser = Callable[[bytes, str, DocumentReading], ParsedDocument]
 _OPEN_XML = "application/vnd.openxmlformats-officedocument"
 _BY_MEDIA_TYPE: dict[str, _Parser] = {
     "text/plain": lambda content, charset, _: parse_plain(content, charset),
@@ -75,7 +75,7 @@ def parse(
         media_type_of(document)
         raise UnreadableDocument("the document is empty")
     try:
-        parsed = _parse(document, Reading(settings, check))
+        parsed = _parse(document, DocumentReading(settings, check))
     except RecursionError:
         raise UnreadableDocument("the document is nested too deeply") from None
     if not parsed.text.strip():
@@ -88,12 +88,12 @@ def depends_on_ocr(media_type: str) -> bool:
     return media_type in _WITH_PAGES
 
 
-def _parse(document: SourceDocument, reading: Reading) -> ParsedDocument:
+def _parse(document: SourceDocument, reading: DocumentReading) -> ParsedDocument:
     media_type, charset = media_type_of(document)
     return _BY_MEDIA_TYPE[media_type](document.content, charset, reading)
 
 
-def _parse_attached(document: SourceDocument, reading: Reading) -> ParsedDocument:
+def _parse_attached(document: SourceDocument, reading: DocumentReading) -> ParsedDocument:
     """By the ending of its name, else by the media type, which senders often know less of."""
     if PurePosixPath(document.document_id).suffix.lower() in _MEDIA_TYPE_BY_ENDING:
         return _parse(replace(document, media_type=""), reading)

@@ -13,7 +13,7 @@ from pypdf.errors import DependencyError
 from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.ocr import OcrFailed
 from services.ingestion.formats.plain import normalize_newlines
-from services.ingestion.formats.reading import Reading
+from services.ingestion.formats.reading import DocumentReading
 from services.ingestion.formats.writer import ranges
 from shared.errors import KvquiltError, UnreadableDocument
 
@@ -24,7 +24,7 @@ _HEADER_BYTES = 1024  # a reader looks for the header within the first of them
 _WORD_BROKEN_AT_LINE_END = re.compile(r"(?<=[^\W\d_])-\n(?=[a-z\u00df-\u00ff])")
 
 
-def parse_pdf(content: bytes, reading: Reading) -> ParsedDocument:
+def parse_pdf(content: bytes, reading: DocumentReading) -> ParsedDocument:
     if b"%PDF-" not in content[:_HEADER_BYTES]:
         raise UnreadableDocument("the document is not a PDF although it is called one")
     try:
@@ -50,7 +50,7 @@ class _Pages:
     texts: list[str] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
 
-    def warnings(self, reading: Reading) -> tuple[str, ...]:
+    def warnings(self, reading: DocumentReading) -> tuple[str, ...]:
         silent = [i for i, text in enumerate(self.texts, 1) if not text and i not in self.failed]
         found = [f"page {number}: ocr_command failed: {why}" for number, why in self.failed.items()]
         if silent:
@@ -60,7 +60,7 @@ class _Pages:
         return tuple(found)
 
 
-def _no_text(pages: _Pages, reading: Reading) -> str:
+def _no_text(pages: _Pages, reading: DocumentReading) -> str:
     if pages.failed:
         number, why = next(iter(pages.failed.items()))
         return f"the PDF has no text layer, and ocr_command failed on page {number}: {why}"
@@ -69,7 +69,7 @@ def _no_text(pages: _Pages, reading: Reading) -> str:
     return "the PDF has no text layer (scanned pages need OCR first; or set ingestion.ocr_command)"
 
 
-def _read(content: bytes, reading: Reading) -> tuple[_Pages, str]:
+def _read(content: bytes, reading: DocumentReading) -> tuple[_Pages, str]:
     reader = PdfReader(io.BytesIO(content))
     if reader.is_encrypted and reader.decrypt("") == PasswordType.NOT_DECRYPTED:
         raise UnreadableDocument("the PDF is password-protected; remove the password first")

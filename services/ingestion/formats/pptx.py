@@ -15,7 +15,7 @@ from pptx.text.text import TextFrame
 
 from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.office import opening
-from services.ingestion.formats.reading import Reading
+from services.ingestion.formats.reading import DocumentReading
 from services.ingestion.formats.writer import MarkdownWriter, ranges, squeeze
 
 _MAX_TAGS = 4_000_000
@@ -24,7 +24,7 @@ _FURNITURE = (PP_PLACEHOLDER.SLIDE_NUMBER, PP_PLACEHOLDER.DATE, PP_PLACEHOLDER.F
 _LISTS = (PP_PLACEHOLDER.BODY, PP_PLACEHOLDER.OBJECT)
 
 
-def parse_pptx(content: bytes, reading: Reading) -> ParsedDocument:
+def parse_pptx(content: bytes, reading: DocumentReading) -> ParsedDocument:
     with opening(content, "presentation", ".pptx", _MAX_TAGS, reading) as file:
         presentation = Presentation(file)
         out = MarkdownWriter(reading.settings.table_chars)
@@ -46,7 +46,7 @@ def parse_pptx(content: bytes, reading: Reading) -> ParsedDocument:
         )
 
 
-def _body(slide: Slide, reading: Reading) -> ParsedDocument:
+def _body(slide: Slide, reading: DocumentReading) -> ParsedDocument:
     """All but the title."""
     out = MarkdownWriter(reading.settings.table_chars)
     title = slide.shapes.title

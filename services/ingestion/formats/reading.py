@@ -24,7 +24,7 @@ class ParserSettings:
 
 
 @dataclass(slots=True)
-class Reading:
+class DocumentReading:
     """One document and all that is attached to it. ``check`` raises when nobody waits for it any more."""
 
     settings: ParserSettings

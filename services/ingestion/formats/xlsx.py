@@ -11,7 +11,7 @@ from openpyxl import load_workbook
 
 from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.office import opening
-from services.ingestion.formats.reading import Reading
+from services.ingestion.formats.reading import DocumentReading
 from services.ingestion.formats.writer import MarkdownWriter
 from shared.errors import UnreadableDocument
 
@@ -20,7 +20,7 @@ _MAX_CELLS = 4_000_000
 _DIGITS = 15  # of a number, as spreadsheets have them
 
 
-def parse_xlsx(content: bytes, reading: Reading) -> ParsedDocument:
+def parse_xlsx(content: bytes, reading: DocumentReading) -> ParsedDocument:
     with opening(content, "spreadsheet", ".xlsx", _MAX_TAGS, reading) as file:
         workbook = load_workbook(file, read_only=True, data_only=True, keep_links=False)
         out = MarkdownWriter(reading.settings.table_chars)
@@ -31,7 +31,7 @@ def parse_xlsx(content: bytes, reading: Reading) -> ParsedDocument:
         return out.finish(workbook.properties.title or "")
 
 
-def _rows(sheet: Any, reading: Reading) -> Iterator[list[str]]:
+def _rows(sheet: Any, reading: DocumentReading) -> Iterator[list[str]]:
     """Rows with anything in them. Counts cells that are not there as well: a sheet may claim that it goes on
     for ever."""
     for row in sheet.iter_rows(values_only=True):
