@@ -16,12 +16,15 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class ParsedDocument:
-    """``markdown``: the text is Markdown, so its structure says where to cut. ``title`` may be empty."""
+    """``markdown``: the text is Markdown, so its structure says where to cut. ``title`` may be empty.
+    ``warnings``: parts that were not read, one sentence each. ``incomplete``: reading it again may give more,
+    because a tool failed."""
 
     text: str
     title: str = ""
     headings: tuple[Heading, ...] = ()
     markdown: bool = False
+<<<<<<< HEAD
 
     def part(self, begin: int, end: int) -> ParsedDocument:
         """Characters [begin, end) of it."""
@@ -31,3 +34,7 @@ class ParsedDocument:
             if begin <= heading.start < end
         )
         return replace(self, text=self.text[begin:end], headings=headings)
+=======
+    warnings: tuple[str, ...] = ()
+    incomplete: bool = False
+>>>>>>> main
