@@ -26,11 +26,8 @@ from shared.prompt import PromptTemplate
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
 
-<<<<<<< HEAD
 CONTEXT_TOKENS = 64
-=======
 _PARSERS = ParserSettings()
->>>>>>> main
 
 
 class Crash(BaseException):
@@ -114,26 +111,18 @@ class World:
     other_embedder: dict[str, dict[tuple[str, str, str], IndexedDocument]] = field(default_factory=dict)
     """Collections that were indexed with another embedder, and what was indexed anew of them."""
 
-<<<<<<< HEAD
-    def service(self, chunk_tokens: int = 16, **config: Any) -> IngestionService:
-        config = {"kv_context": self.kv_context} | config
-=======
     def service(
         self, chunk_tokens: int = 16, parsers: ParserSettings = _PARSERS, **config: Any
     ) -> IngestionService:
->>>>>>> main
+        config = {"kv_context": self.kv_context} | config
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
         policy = CallPolicy(timeout_s=settings.step_timeout_s, first_pause_s=0.0)
         store = DocumentStore(
             self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
         )
-<<<<<<< HEAD
         tokenizer, context_tokens = WordTokenizer(self.salt), settings.kv_context_tokens or CONTEXT_TOKENS
-        recipe = Recipe(tokenizer, chunk_tokens, settings.kv_context, context_tokens)
+        recipe = Recipe(tokenizer, chunk_tokens, settings.kv_context, context_tokens, parsers)
         return IngestionService(settings, recipe, store)
-=======
-        return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens, parsers), store)
->>>>>>> main
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         self._effect("describe")

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from services.ingestion.calls import CallPolicy
-<<<<<<< HEAD
 from services.ingestion.config import DEFAULT_CONTEXT_TOKENS, IngestionConfig
-=======
-from services.ingestion.config import IngestionConfig
 from services.ingestion.formats.ocr import OcrCommand
 from services.ingestion.formats.reading import ParserSettings
->>>>>>> main
 from services.ingestion.handlers import IngestHandlers
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
@@ -55,10 +51,10 @@ def build_service(config: IngestionConfig) -> IngestionService:
 def _recipe(config: IngestionConfig) -> Recipe | None:
     """None: the model has no tokenizer."""
     tokenizer = PromptTokenizer.of_model(config.model)
-<<<<<<< HEAD
     if tokenizer is None:
         return None
-    return Recipe(tokenizer, config.chunk_tokens, config.kv_context, _context_tokens(config, tokenizer))
+    context_tokens = _context_tokens(config, tokenizer)
+    return Recipe(tokenizer, config.chunk_tokens, config.kv_context, context_tokens, _parsers(config))
 
 
 def _context_tokens(config: IngestionConfig, tokenizer: PromptTokenizer) -> int:
@@ -75,14 +71,11 @@ def _context_tokens(config: IngestionConfig, tokenizer: PromptTokenizer) -> int:
             f"{config.chunk_tokens} exceed the model's positions; set it to {room} at most, or to 0"
         )
     return config.kv_context_tokens or min(DEFAULT_CONTEXT_TOKENS, room)
-=======
-    return None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens, _parsers(config))
 
 
 def _parsers(config: IngestionConfig) -> ParserSettings:
     ocr = OcrCommand(config.ocr_command, config.ocr_timeout_s) if config.ocr_command else None
     return ParserSettings(ocr, " ".join(config.ocr_command), config.max_unpacked_bytes)
->>>>>>> main
 
 
 build = builder_of(Ingestion, IngestionConfig)

@@ -56,14 +56,9 @@ class IngestionConfig:
                 "chunk_tokens: must be 16 to 8192 (a row of the index holds no more), got "
                 f"{self.chunk_tokens}"
             )
-<<<<<<< HEAD
-        check_least(self, 1, "prefill_batch", "parallel_documents", "max_document_bytes")
-        check_least(self, 0, "kv_context_tokens")
-        check_above_zero(self, "run_deadline_s", "step_timeout_s")
-=======
         check_least(self, 1, "prefill_batch", "parallel_documents")
         check_least(self, 1, "max_document_bytes", "max_unpacked_bytes")
+        check_least(self, 0, "kv_context_tokens")
         check_above_zero(self, "run_deadline_s", "step_timeout_s", "ocr_timeout_s")
         if self.ocr_command and not self.ocr_command[0].strip():
             raise ValueError("ocr_command: must begin with the name of a program")
->>>>>>> main

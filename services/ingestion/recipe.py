@@ -19,14 +19,10 @@ from shared.identity import digest
 from shared.kv_types import KvContext, Manifest
 from shared.prompt import PromptTemplate
 
-<<<<<<< HEAD
 _RECUT = "recut:"  # in front of the settings by which a stored text was cut
-=======
-_RECUT = "recut"
 _INCOMPLETE = "incomplete"
 _DEFAULT = ParserSettings()
 _CHARS_PER_TOKEN = 2  # of tables, which are mostly numbers and signs
->>>>>>> main
 
 
 class Tokenizer(Protocol):
@@ -57,18 +53,15 @@ class Recipe:
     """``source_hash`` = hash of the source, a dash, hash of these settings. Parsing is for several threads,
     the rest is not: tokenizers are not."""
 
-<<<<<<< HEAD
     def __init__(
         self,
         tokenizer: Tokenizer,
         chunk_tokens: int,
         context: KvContext = KvContext.NONE,
         context_tokens: int = 0,
+        parsers: ParserSettings = _DEFAULT,
     ) -> None:
-=======
-    def __init__(self, tokenizer: Tokenizer, chunk_tokens: int, parsers: ParserSettings = _DEFAULT) -> None:
         self._parsers = replace(parsers, table_chars=chunk_tokens * _CHARS_PER_TOKEN)
->>>>>>> main
         self._tokenizer = tokenizer
         self._chunker = Chunker(tokenizer, chunk_tokens, context, context_tokens)
         template = tokenizer.template

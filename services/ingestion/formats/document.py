@@ -24,7 +24,8 @@ class ParsedDocument:
     title: str = ""
     headings: tuple[Heading, ...] = ()
     markdown: bool = False
-<<<<<<< HEAD
+    warnings: tuple[str, ...] = ()
+    incomplete: bool = False
 
     def part(self, begin: int, end: int) -> ParsedDocument:
         """Characters [begin, end) of it."""
@@ -34,7 +35,3 @@ class ParsedDocument:
             if begin <= heading.start < end
         )
         return replace(self, text=self.text[begin:end], headings=headings)
-=======
-    warnings: tuple[str, ...] = ()
-    incomplete: bool = False
->>>>>>> main
