@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.kvquilt.v1 import common_pb2 as protos_dot_kvquilt_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/kvquilt/v1/retrieval.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\"\x94\x01\n\x06\x46ilter\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12!\n\x02op\x18\x02 \x01(\x0e\x32\x15.kvquilt.v1.Filter.Op\x12\x0e\n\x06values\x18\x03 \x03(\t\"H\n\x02Op\x12\x12\n\x0eOP_UNSPECIFIED\x10\x00\x12\t\n\x05OP_EQ\x10\x01\x12\t\n\x05OP_NE\x10\x02\x12\t\n\x05OP_IN\x10\x03\x12\r\n\tOP_PREFIX\x10\x04\"\xb1\x01\n\rSearchRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x0f\n\x07queries\x18\x03 \x03(\t\x12\t\n\x01k\x18\x04 \x01(\r\x12$\n\x04mode\x18\x05 \x01(\x0e\x32\x16.kvquilt.v1.SearchMode\x12#\n\x07\x66ilters\x18\x06 \x03(\x0b\x32\x12.kvquilt.v1.Filter\"\xab\x02\n\tSearchHit\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\r\n\x05score\x18\x06 \x01(\x01\x12\x0f\n\x07heading\x18\x07 \x01(\t\x12\x12\n\nchar_start\x18\x08 \x01(\r\x12\x10\n\x08\x63har_end\x18\t \x01(\r\x12\x35\n\x08metadata\x18\n \x03(\x0b\x32#.kvquilt.v1.SearchHit.MetadataEntry\x12\x19\n\x11model_fingerprint\x18\x0b \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\".\n\x07Ranking\x12#\n\x04hits\x18\x01 \x03(\x0b\x32\x15.kvquilt.v1.SearchHit\"]\n\x0eSearchResponse\x12%\n\x08rankings\x18\x01 \x03(\x0b\x32\x13.kvquilt.v1.Ranking\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.kvquilt.v1.SearchMode\"x\n\x0cIndexedChunk\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07heading\x18\x04 \x01(\t\x12\x12\n\nchar_start\x18\x05 \x01(\r\x12\x10\n\x08\x63har_end\x18\x06 \x01(\r\"\x9d\x02\n\x0cIndexRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x03 \x01(\t\x12\r\n\x05title\x18\x04 \x01(\t\x12\x38\n\x08metadata\x18\x05 \x03(\x0b\x32&.kvquilt.v1.IndexRequest.MetadataEntry\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12(\n\x06\x63hunks\x18\x07 \x03(\x0b\x32\x18.kvquilt.v1.IndexedChunk\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\rIndexResponse\x12\x12\n\nnum_chunks\x18\x01 \x01(\r\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"a\n\x0eUnindexRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x14\n\x0c\x64ocument_ids\x18\x03 \x03(\t\"%\n\x0fUnindexResponse\x12\x12\n\nnum_chunks\x18\x01 \x01(\r\"2\n\x0e\x43ollectionInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_chunks\x18\x02 \x01(\x04\"?\n\x16ListCollectionsRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"J\n\x17ListCollectionsResponse\x12/\n\x0b\x63ollections\x18\x01 \x03(\x0b\x32\x1a.kvquilt.v1.CollectionInfo\"O\n\x12ListIndexedRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\"C\n\x13ListIndexedResponse\x12\x14\n\x0c\x64ocument_ids\x18\x01 \x03(\t\x12\x16\n\x0eother_embedder\x18\x02 \x01(\x08*n\n\nSearchMode\x12\x1b\n\x17SEARCH_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11SEARCH_MODE_DENSE\x10\x01\x12\x14\n\x10SEARCH_MODE_BM25\x10\x02\x12\x16\n\x12SEARCH_MODE_HYBRID\x10\x03\x32\xbd\x03\n\tRetrieval\x12?\n\x06Search\x12\x19.kvquilt.v1.SearchRequest\x1a\x1a.kvquilt.v1.SearchResponse\x12<\n\x05Index\x12\x18.kvquilt.v1.IndexRequest\x1a\x19.kvquilt.v1.IndexResponse\x12\x42\n\x07Unindex\x12\x1a.kvquilt.v1.UnindexRequest\x1a\x1b.kvquilt.v1.UnindexResponse\x12Z\n\x0fListCollections\x12\".kvquilt.v1.ListCollectionsRequest\x1a#.kvquilt.v1.ListCollectionsResponse\x12P\n\x0bListIndexed\x12\x1e.kvquilt.v1.ListIndexedRequest\x1a\x1f.kvquilt.v1.ListIndexedResponse0\x01\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/kvquilt/v1/retrieval.proto\x12\nkvquilt.v1\x1a\x1eprotos/kvquilt/v1/common.proto\"\x94\x01\n\x06\x46ilter\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12!\n\x02op\x18\x02 \x01(\x0e\x32\x15.kvquilt.v1.Filter.Op\x12\x0e\n\x06values\x18\x03 \x03(\t\"H\n\x02Op\x12\x12\n\x0eOP_UNSPECIFIED\x10\x00\x12\t\n\x05OP_EQ\x10\x01\x12\t\n\x05OP_NE\x10\x02\x12\t\n\x05OP_IN\x10\x03\x12\r\n\tOP_PREFIX\x10\x04\"\xb1\x01\n\rSearchRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x0f\n\x07queries\x18\x03 \x03(\t\x12\t\n\x01k\x18\x04 \x01(\r\x12$\n\x04mode\x18\x05 \x01(\x0e\x32\x16.kvquilt.v1.SearchMode\x12#\n\x07\x66ilters\x18\x06 \x03(\x0b\x32\x12.kvquilt.v1.Filter\"\xd7\x02\n\tSearchHit\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12\r\n\x05title\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\r\n\x05score\x18\x06 \x01(\x01\x12\x0f\n\x07heading\x18\x07 \x01(\t\x12\x12\n\nchar_start\x18\x08 \x01(\r\x12\x10\n\x08\x63har_end\x18\t \x01(\r\x12\x35\n\x08metadata\x18\n \x03(\x0b\x32#.kvquilt.v1.SearchHit.MetadataEntry\x12\x19\n\x11model_fingerprint\x18\x0b \x01(\t\x12\x13\n\x0bprefix_hash\x18\x0c \x01(\t\x12\x15\n\rtemplate_hash\x18\r \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\".\n\x07Ranking\x12#\n\x04hits\x18\x01 \x03(\x0b\x32\x15.kvquilt.v1.SearchHit\"]\n\x0eSearchResponse\x12%\n\x08rankings\x18\x01 \x03(\x0b\x32\x13.kvquilt.v1.Ranking\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.kvquilt.v1.SearchMode\"x\n\x0cIndexedChunk\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07heading\x18\x04 \x01(\t\x12\x12\n\nchar_start\x18\x05 \x01(\r\x12\x10\n\x08\x63har_end\x18\x06 \x01(\r\"\xc9\x02\n\x0cIndexRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x03 \x01(\t\x12\r\n\x05title\x18\x04 \x01(\t\x12\x38\n\x08metadata\x18\x05 \x03(\x0b\x32&.kvquilt.v1.IndexRequest.MetadataEntry\x12\x19\n\x11model_fingerprint\x18\x06 \x01(\t\x12(\n\x06\x63hunks\x18\x07 \x03(\x0b\x32\x18.kvquilt.v1.IndexedChunk\x12\x13\n\x0bprefix_hash\x18\x08 \x01(\t\x12\x15\n\rtemplate_hash\x18\t \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\rIndexResponse\x12\x12\n\nnum_chunks\x18\x01 \x01(\r\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"a\n\x0eUnindexRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\x12\x14\n\x0c\x64ocument_ids\x18\x03 \x03(\t\"%\n\x0fUnindexResponse\x12\x12\n\nnum_chunks\x18\x01 \x01(\r\"2\n\x0e\x43ollectionInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_chunks\x18\x02 \x01(\x04\"?\n\x16ListCollectionsRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\"J\n\x17ListCollectionsResponse\x12/\n\x0b\x63ollections\x18\x01 \x03(\x0b\x32\x1a.kvquilt.v1.CollectionInfo\"O\n\x12ListIndexedRequest\x12%\n\x04meta\x18\x01 \x01(\x0b\x32\x17.kvquilt.v1.RequestMeta\x12\x12\n\ncollection\x18\x02 \x01(\t\"C\n\x13ListIndexedResponse\x12\x14\n\x0c\x64ocument_ids\x18\x01 \x03(\t\x12\x16\n\x0eother_embedder\x18\x02 \x01(\x08*n\n\nSearchMode\x12\x1b\n\x17SEARCH_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11SEARCH_MODE_DENSE\x10\x01\x12\x14\n\x10SEARCH_MODE_BM25\x10\x02\x12\x16\n\x12SEARCH_MODE_HYBRID\x10\x03\x32\xbd\x03\n\tRetrieval\x12?\n\x06Search\x12\x19.kvquilt.v1.SearchRequest\x1a\x1a.kvquilt.v1.SearchResponse\x12<\n\x05Index\x12\x18.kvquilt.v1.IndexRequest\x1a\x19.kvquilt.v1.IndexResponse\x12\x42\n\x07Unindex\x12\x1a.kvquilt.v1.UnindexRequest\x1a\x1b.kvquilt.v1.UnindexResponse\x12Z\n\x0fListCollections\x12\".kvquilt.v1.ListCollectionsRequest\x1a#.kvquilt.v1.ListCollectionsResponse\x12P\n\x0bListIndexed\x12\x1e.kvquilt.v1.ListIndexedRequest\x1a\x1f.kvquilt.v1.ListIndexedResponse0\x01\x12?\n\x06Health\x12\x19.kvquilt.v1.HealthRequest\x1a\x1a.kvquilt.v1.HealthResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEARCHHIT_METADATAENTRY']._serialized_options = b'8\001'
   _globals['_INDEXREQUEST_METADATAENTRY']._loaded_options = None
   _globals['_INDEXREQUEST_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_SEARCHMODE']._serialized_start=1802
-  _globals['_SEARCHMODE']._serialized_end=1912
+  _globals['_SEARCHMODE']._serialized_start=1890
+  _globals['_SEARCHMODE']._serialized_end=2000
   _globals['_FILTER']._serialized_start=82
   _globals['_FILTER']._serialized_end=230
   _globals['_FILTER_OP']._serialized_start=158
@@ -45,35 +45,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEARCHREQUEST']._serialized_start=233
   _globals['_SEARCHREQUEST']._serialized_end=410
   _globals['_SEARCHHIT']._serialized_start=413
-  _globals['_SEARCHHIT']._serialized_end=712
-  _globals['_SEARCHHIT_METADATAENTRY']._serialized_start=665
-  _globals['_SEARCHHIT_METADATAENTRY']._serialized_end=712
-  _globals['_RANKING']._serialized_start=714
-  _globals['_RANKING']._serialized_end=760
-  _globals['_SEARCHRESPONSE']._serialized_start=762
-  _globals['_SEARCHRESPONSE']._serialized_end=855
-  _globals['_INDEXEDCHUNK']._serialized_start=857
-  _globals['_INDEXEDCHUNK']._serialized_end=977
-  _globals['_INDEXREQUEST']._serialized_start=980
-  _globals['_INDEXREQUEST']._serialized_end=1265
-  _globals['_INDEXREQUEST_METADATAENTRY']._serialized_start=665
-  _globals['_INDEXREQUEST_METADATAENTRY']._serialized_end=712
-  _globals['_INDEXRESPONSE']._serialized_start=1267
-  _globals['_INDEXRESPONSE']._serialized_end=1319
-  _globals['_UNINDEXREQUEST']._serialized_start=1321
-  _globals['_UNINDEXREQUEST']._serialized_end=1418
-  _globals['_UNINDEXRESPONSE']._serialized_start=1420
-  _globals['_UNINDEXRESPONSE']._serialized_end=1457
-  _globals['_COLLECTIONINFO']._serialized_start=1459
-  _globals['_COLLECTIONINFO']._serialized_end=1509
-  _globals['_LISTCOLLECTIONSREQUEST']._serialized_start=1511
-  _globals['_LISTCOLLECTIONSREQUEST']._serialized_end=1574
-  _globals['_LISTCOLLECTIONSRESPONSE']._serialized_start=1576
-  _globals['_LISTCOLLECTIONSRESPONSE']._serialized_end=1650
-  _globals['_LISTINDEXEDREQUEST']._serialized_start=1652
-  _globals['_LISTINDEXEDREQUEST']._serialized_end=1731
-  _globals['_LISTINDEXEDRESPONSE']._serialized_start=1733
-  _globals['_LISTINDEXEDRESPONSE']._serialized_end=1800
-  _globals['_RETRIEVAL']._serialized_start=1915
-  _globals['_RETRIEVAL']._serialized_end=2360
+  _globals['_SEARCHHIT']._serialized_end=756
+  _globals['_SEARCHHIT_METADATAENTRY']._serialized_start=709
+  _globals['_SEARCHHIT_METADATAENTRY']._serialized_end=756
+  _globals['_RANKING']._serialized_start=758
+  _globals['_RANKING']._serialized_end=804
+  _globals['_SEARCHRESPONSE']._serialized_start=806
+  _globals['_SEARCHRESPONSE']._serialized_end=899
+  _globals['_INDEXEDCHUNK']._serialized_start=901
+  _globals['_INDEXEDCHUNK']._serialized_end=1021
+  _globals['_INDEXREQUEST']._serialized_start=1024
+  _globals['_INDEXREQUEST']._serialized_end=1353
+  _globals['_INDEXREQUEST_METADATAENTRY']._serialized_start=709
+  _globals['_INDEXREQUEST_METADATAENTRY']._serialized_end=756
+  _globals['_INDEXRESPONSE']._serialized_start=1355
+  _globals['_INDEXRESPONSE']._serialized_end=1407
+  _globals['_UNINDEXREQUEST']._serialized_start=1409
+  _globals['_UNINDEXREQUEST']._serialized_end=1506
+  _globals['_UNINDEXRESPONSE']._serialized_start=1508
+  _globals['_UNINDEXRESPONSE']._serialized_end=1545
+  _globals['_COLLECTIONINFO']._serialized_start=1547
+  _globals['_COLLECTIONINFO']._serialized_end=1597
+  _globals['_LISTCOLLECTIONSREQUEST']._serialized_start=1599
+  _globals['_LISTCOLLECTIONSREQUEST']._serialized_end=1662
+  _globals['_LISTCOLLECTIONSRESPONSE']._serialized_start=1664
+  _globals['_LISTCOLLECTIONSRESPONSE']._serialized_end=1738
+  _globals['_LISTINDEXEDREQUEST']._serialized_start=1740
+  _globals['_LISTINDEXEDREQUEST']._serialized_end=1819
+  _globals['_LISTINDEXEDRESPONSE']._serialized_start=1821
+  _globals['_LISTINDEXEDRESPONSE']._serialized_end=1888
+  _globals['_RETRIEVAL']._serialized_start=2003
+  _globals['_RETRIEVAL']._serialized_end=2448
 # @@protoc_insertion_point(module_scope)
