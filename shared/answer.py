@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from shared.generation.asked import Decoding, SamplingParams
@@ -19,6 +20,15 @@ from shared.generation.told import (
 from shared.search import Filter, SearchHit, SearchMode
 
 
+class Refusal(enum.StrEnum):
+    """When a question is refused before anything is generated: never, where the evidence is very poor, or
+    where it is not good."""
+
+    OFF = "off"
+    LENIENT = "lenient"
+    STRICT = "strict"
+
+
 @dataclass(frozen=True, slots=True)
 class RetrievalOptions:
     """``k`` 0: the service's default."""
@@ -32,7 +42,7 @@ class RetrievalOptions:
 class Inquiry:
     """One or more questions over one context of a collection. ``without_prefix``: nothing stands in front of
     the chunks; ``explain``: it is told by which scores tokens are computed anew, and where they are in the
-    text."""
+    text; ``refusal`` None: the gateway's own."""
 
     collection: str
     questions: tuple[str, ...]
@@ -42,6 +52,7 @@ class Inquiry:
     decoding: Decoding = field(default_factory=Decoding)
     without_prefix: bool = False
     explain: bool = False
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ class IndexedDocument:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """``score``: larger is better; comparable within one ranking only."""
+    """``score``: larger is better; comparable within one ranking only. ``similarity``: cosine of query and
+    chunk by the embedder; of one that words alone found, the least of those that were found by meaning, which
+    it does not exceed; None: the search had no embedder."""
 
     chunk: IndexedChunk
     document_id: str
@@ -74,6 +76,7 @@ class SearchHit:
     model_fingerprint: str
     score: float
     metadata: dict[str, str] = field(default_factory=dict)
+    similarity: float | None = None
     prefix_hash: str = ""
     template_hash: str = ""
 

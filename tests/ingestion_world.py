@@ -102,8 +102,8 @@ class World:
     step: Callable[[str], None] = lambda name: None
     page_size: int = 2
     encodings: dict[str, str] = field(default_factory=dict)
-    other_embedder: set[str] = field(default_factory=set)
-    """Collections that were indexed with another embedder."""
+    other_embedder: dict[str, dict[tuple[str, str, str], IndexedDocument]] = field(default_factory=dict)
+    """Collections that were indexed with another embedder, and what was indexed anew of them."""
 
     def service(self, chunk_tokens: int = 16, **config: Any) -> IngestionService:
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
@@ -196,15 +196,27 @@ class World:
         self._effect("manifest_deleted")
         return removed
 
-    async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
+    async def index(
+        self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
+    ) -> bool:
         self._effect("index")
-        if collection in self.other_embedder:
-            raise FailedPrecondition("indexed with another embedder")
         key = (ctx.tenant, collection, document.document_id)
-        changed = self.indexed.get(key) != document
-        self.indexed[key] = document
+        changed = False
+        for index in self._indexes(collection, anew):
+            changed |= index.get(key) != document
+            index[key] = document
         self._effect("indexed")
         return changed
+
+    async def adopt(self, ctx: RequestContext, collection: str) -> int:
+        self._effect("adopt")
+        replaced = self.other_embedder.pop(collection, None)
+        if replaced is not None:
+            for key in [key for key in self.indexed if key[:2] == (ctx.tenant, collection)]:
+                del self.indexed[key]
+            self.indexed |= replaced
+        self._effect("adopted")
+        return int(replaced is not None)
 
     async def list_indexed(self, ctx: RequestContext, collection: str) -> IndexedIds:
         self._effect("list_indexed")
@@ -219,8 +231,8 @@ class World:
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         self._effect("unindex")
         removed = [self.indexed.pop((ctx.tenant, collection, d), None) for d in document_ids]
-        if not any((t, c) == (ctx.tenant, collection) for t, c, _ in self.indexed):
-            self.other_embedder.discard(collection)
+        for d in document_ids:
+            self.other_embedder.get(collection, {}).pop((ctx.tenant, collection, d), None)
         self._effect("unindexed")
         return sum(len(d.chunks) for d in removed if d)
 
@@ -245,6 +257,12 @@ class World:
             for (t, c, d), doc in self.indexed.items()
             if (t, c) == (tenant, collection)
         }
+
+    def _indexes(self, collection: str, anew: bool) -> list[dict[tuple[str, str, str], IndexedDocument]]:
+        replacing = self.other_embedder.get(collection)
+        if replacing is None:
+            return [self.indexed]
+        return [replacing] if anew else [replacing, self.indexed]
 
     def _effect(self, name: str) -> None:
         self.calls[name] += 1

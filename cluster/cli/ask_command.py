@@ -8,6 +8,7 @@ import click
 
 from cluster.cli.reuse_options import OneOf, reuse_of, reuse_options
 from cluster.cli.session import Session, run
+from shared.answer import Refusal
 from shared.errors import InvalidRequest
 from shared.generation.asked import (
     Beams,
@@ -97,6 +98,11 @@ THOUGHT_TEMPERATURE = 0.7
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens per answer.")
+@click.option(
+    "--refusal",
+    type=OneOf(Refusal),
+    help="Answer nothing that the documents hold too little evidence for. Default: as configured (off).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @click.pass_obj
 def ask(
@@ -135,6 +141,7 @@ def ask(
         decoding_of(options),
         options["no_prefix"],
         options["explain"],
+        options["refusal"],
     )
     if hint := equal_samples_hint(options):
         session.err.print(f"hint: {hint}", style="yellow", soft_wrap=True)

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.answer import Refusal
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalConfig:
+    """
+    mode: off, lenient or strict, where the request names none.
+    lenient, strict: the evidence, 0 to 1, below which a question is refused: the mean of the best chunk's
+    cosine and of the share of the question's words that it holds. For the embedder that comes with the
+    installation; docs/retrieval.md has what they cost, and how to choose others.
+    text: the answer then.
+    """
+
+    mode: Refusal = Refusal.OFF
+    lenient: float = 0.4
+    strict: float = 0.5
+    text: str = "The documents do not say."
+
+    def __post_init__(self) -> None:
+        for name in ("lenient", "strict"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: must be 0 to 1, got {getattr(self, name)}")
+        if self.strict < self.lenient:
+            raise ValueError(f"strict: {self.strict} is below lenient ({self.lenient})")
+        if not self.text.strip():
+            raise ValueError("text: must not be empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +42,9 @@ class GatewayConfig:
     k: chunks in a context when the request names none; max_k: most it may name.
     max_questions: most questions over one context.
     reuse: where the request names none.
-    rrf_constant: of reciprocal-rank fusion; larger values weigh the top of the rankings less.
+    refusal: of questions that the documents hold too little evidence for.
+    rrf_constant: of reciprocal-rank fusion of several questions' rankings; larger values weigh the top of
+    the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
     kv_store: the application that is told, as soon as chunks are retrieved, to bring their KV nearer; empty:
     nobody is told.
@@ -29,6 +57,7 @@ class GatewayConfig:
     max_k: int = 64
     max_questions: int = 32
     reuse: AskedMode = ReuseMode.REORDERED
+    refusal: RefusalConfig = field(default_factory=RefusalConfig)
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
     kv_store: str = "kv_store"

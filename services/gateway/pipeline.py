@@ -4,6 +4,9 @@
                   [AnswerUsage] [AnswerDone] describe ──┘ (meanwhile)
                               └► prefetch of the chunks' KV (told, not waited for)
 
+Questions without evidence are answered by the configured text, if that is asked for; the generator is not
+told of them (``refusal``).
+
 A stream that ends without ``AnswerDone`` is not an answer, so every way out but that one raises.
 """
 
@@ -15,12 +18,14 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from services.gateway.citations import cite
 from services.gateway.config import GatewayConfig
 from services.gateway.fusion import fuse
 from services.gateway.ports import GeneratorPort, Retriever
 from services.gateway.prefetch import Prefetching
+from services.gateway.refusal import refusals, renumbered
 from services.gateway.regeneration import generate_with_retry
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.errors import InvalidRequest, ModelMismatch, NotFound
@@ -31,14 +36,27 @@ from shared.generation.told import (
     BranchDoneEvent,
     ChosenEvent,
     DoneEvent,
+    FinishReason,
     GenerationEvent,
     MarginEvent,
     MarginTokenEvent,
     SelectedEvent,
+    Timings,
     TokenEvent,
+    Usage,
 )
 from shared.patience import patiently
 from shared.request import RequestContext, check_name
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """``refused``: why, by the number of the question. ``search_s``: without the time in which a generator is
+    waited for."""
+
+    retrieved: Retrieved
+    refused: dict[int, str]
+    search_s: float
 
 
 class Pipeline:
@@ -66,11 +84,14 @@ class Pipeline:
         """
         arrived = self._clock()
         self._check(inquiry)
-        retrieved, retrieve_s = await self._retrieve(ctx, inquiry)
+        found = await self._retrieve(ctx, inquiry)
+        retrieved = found.retrieved
         yield retrieved
+        for i in found.refused:
+            yield AnswerText(i, 0, self._config.refusal.text, FinishReason.REFUSED)
         first_token_s = 0.0
         texts: defaultdict[tuple[int, int], str] = defaultdict(str)
-        async with aclosing(self._generate(ctx, inquiry, retrieved)) as events:
+        async with aclosing(self._generate(ctx, inquiry, found)) as events:
             async for event in events:
                 match event:
                     case TokenEvent():
@@ -83,11 +104,15 @@ class Pipeline:
                         yield event
                     case DoneEvent():
                         measured = {
-                            "retrieve_s": retrieve_s,
+                            "retrieve_s": found.search_s,
                             "first_token_s": first_token_s,
                             "total_s": self._since(arrived),
                         }
-                        yield AnswerUsage(event.usage, dataclasses.replace(event.timings, **measured))
+                        note = "; ".join(filter(None, (event.usage.note, *found.refused.values())))
+                        yield AnswerUsage(
+                            dataclasses.replace(event.usage, note=note),
+                            dataclasses.replace(event.timings, **measured),
+                        )
                         yield AnswerDone(ctx.request_id)
 
     def _check(self, inquiry: Inquiry) -> None:
@@ -105,20 +130,19 @@ class Pipeline:
         if inquiry.retrieval.k > self._config.max_k:
             raise InvalidRequest(f"retrieval.k: at most {self._config.max_k}, got {inquiry.retrieval.k}")
 
-    async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Retrieved, float]:
-        """Also the seconds of the search, without those in which a generator is waited for."""
+    async def _retrieve(self, ctx: RequestContext, inquiry: Inquiry) -> _Found:
         began = self._clock()
 
-        async def search() -> tuple[Retrieved, float]:
-            found = await patiently(ctx, "searching", lambda: self._search(ctx, inquiry))
-            return found, self._since(began)
+        async def search() -> _Found:
+            retrieved, refused = await patiently(ctx, "searching", lambda: self._search(ctx, inquiry))
+            return _Found(retrieved, refused, self._since(began))
 
-        (retrieved, search_s), model = await _both(
+        found, model = await _both(
             search(),
             patiently(ctx, "asking which model is served", lambda: self._generator.describe(ctx)),
         )
-        hits = retrieved.hits
-        if not hits:
+        hits = found.retrieved.hits
+        if not hits and not found.refused:
             raise NotFound(
                 f"nothing in collection {inquiry.collection!r} matches; ask for less by filters or use "
                 "another search mode"
@@ -131,49 +155,62 @@ class Pipeline:
                 "than the one being served; "
                 f"run `kvquilt ingest --collection {inquiry.collection} --re-encode`"
             )
-        return retrieved, search_s
+        return found
 
-    async def _search(self, ctx: RequestContext, inquiry: Inquiry) -> Retrieved:
+    async def _search(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Retrieved, dict[int, str]]:
+        """Also the questions to refuse, with the reason."""
         options = inquiry.retrieval
         k = options.k or self._config.k
         result = await self._retriever.search(
             ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
         )
+        refused = refusals(inquiry.refusal, self._config.refusal, inquiry.questions, result.rankings)
         hits = fuse(result.rankings, k, self._config.rrf_constant)
         mode = inquiry.reuse.mode or self._config.reuse
-        if may_reuse(mode) and not inquiry.without_prefix:  # their KV without it is another
+        answering = len(refused) < len(inquiry.questions)
+        if answering and may_reuse(mode) and not inquiry.without_prefix:  # their KV without it is another
             self._prefetching.begin(ctx, [hit.chunk.chunk_id for hit in hits])
-        return Retrieved(hits, result.mode)
+        return Retrieved(hits, result.mode), refused
 
-    def _generate(
-        self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved
+    async def _generate(
+        self, ctx: RequestContext, inquiry: Inquiry, found: _Found
     ) -> AsyncGenerator[GenerationEvent, None]:
+        """Over the questions that are not refused."""
+        asked = [i for i in range(len(inquiry.questions)) if i not in found.refused]
+        if not asked:
+            yield DoneEvent(Usage(0, 0, 0, 0), Timings())
+            return
+        order = self._order(inquiry, found.retrieved, tuple(inquiry.questions[i] for i in asked))
+        async with aclosing(generate_with_retry(lambda: self._generator.generate(ctx, order), ctx)) as events:
+            async for event in events:
+                yield renumbered(event, asked)
+
+    def _order(self, inquiry: Inquiry, retrieved: Retrieved, questions: tuple[str, ...]) -> GenerationOrder:
         mode = inquiry.reuse.mode or self._config.reuse
-        order = GenerationOrder(
+        return GenerationOrder(
             chunks=tuple(Tokenized(hit.chunk.token_ids, hit.chunk.text) for hit in retrieved.hits),
-            questions=inquiry.questions,
+            questions=questions,
             prefix=() if inquiry.without_prefix else None,
             reuse=dataclasses.replace(inquiry.reuse, mode=mode),
             sampling=inquiry.sampling,
             decoding=inquiry.decoding,
             explain=inquiry.explain,
         )
-        return generate_with_retry(lambda: self._generator.generate(ctx, order), ctx)
 
     def _since(self, instant: float) -> float:
         return self._clock() - instant
 
 
 async def _both(
-    searching: Awaitable[tuple[Retrieved, float]], describing: Awaitable[ModelDescription]
-) -> tuple[tuple[Retrieved, float], ModelDescription]:
+    searching: Awaitable[_Found], describing: Awaitable[ModelDescription]
+) -> tuple[_Found, ModelDescription]:
     """Both at once; the search's error is the more telling one when both fail."""
-    retrieved, model = await asyncio.gather(searching, describing, return_exceptions=True)
-    if isinstance(retrieved, BaseException):
-        raise retrieved
+    found, model = await asyncio.gather(searching, describing, return_exceptions=True)
+    if isinstance(found, BaseException):
+        raise found
     if isinstance(model, BaseException):
         raise model
-    return retrieved, model
+    return found, model
 
 
 def _text(end: BranchDoneEvent, text: str, inquiry: Inquiry, retrieved: Retrieved) -> AnswerText:

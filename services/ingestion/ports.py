@@ -35,9 +35,15 @@ class EncoderPort(Protocol):
 
 
 class Index(Protocol):
-    async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
+    async def index(
+        self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
+    ) -> bool:
         """Returns once exactly these chunks are searchable; False where they were before (that costs a
-        lookup)."""
+        lookup). ``anew``: the whole collection is being indexed, and searched as before until ``adopt``."""
+        ...
+
+    async def adopt(self, ctx: RequestContext, collection: str) -> int:
+        """Searches what the configured embedder indexed from now on."""
         ...
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int: ...

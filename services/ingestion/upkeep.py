@@ -34,15 +34,16 @@ class DocumentUpkeep:
 
     async def rebuild(self, ctx: RequestContext, collection: str) -> AsyncGenerator[UpsertProgress, None]:
         """Makes the index say what the manifests of ``collection`` (empty: of all) say, and nothing else.
+        What was indexed with another embedder is searched until the whole collection is indexed with the
+        configured one.
 
         Raises:
             NotFound: neither manifests nor the index know the collection.
         """
         _check_collection(collection)
         keys = dict.fromkeys([m.cursor(collection) async for m in self._store.summaries(ctx, collection)])
-        keys |= dict.fromkeys(
-            await self._indexed(ctx, collection, {_split(collection, key)[0] for key in keys})
-        )
+        indexed, outdated = await self._indexed(ctx, collection, {_split(collection, key)[0] for key in keys})
+        keys |= dict.fromkeys(indexed)
         if collection and not keys:
             raise unknown(collection)
 
@@ -51,13 +52,19 @@ class DocumentUpkeep:
             async with self._locks.hold(ctx.tenant, name, document_id):
                 manifest = await self._store.stored(ctx, name, document_id)
                 if manifest is not None and manifest.chunks:
-                    return await self._store.keep(ctx, manifest, _as(key, report))
+                    anew = name in outdated
+                    return await self._store.keep(ctx, manifest, _as(key, report), anew=anew)
                 await self._store.unindex(ctx, name, [document_id])
                 return report(UpsertProgress(key, Stage.REMOVED))
 
+        failed = set()
         async with aclosing(run_documents(list(keys), work, self._parallel)) as progress:
             async for event in progress:
+                if event.stage is Stage.FAILED:
+                    failed.add(_split(collection, event.document_id)[0])
                 yield event
+        for name in sorted(outdated - failed):
+            await self._store.policy.run(ctx, partial(self._store.index.adopt, collection=name))
 
     async def refresh(
         self, ctx: RequestContext, collection: str, chunk_ids: Sequence[str], encoding: str
@@ -97,20 +104,21 @@ class DocumentUpkeep:
             async for event in progress:
                 yield event
 
-    async def _indexed(self, ctx: RequestContext, collection: str, stored: set[str]) -> list[str]:
-        """Keys of the documents in the index. Collections that were indexed with another embedder are emptied
-        on the way: nothing can be searched or added there."""
-        store, keys = self._store, []
+    async def _indexed(
+        self, ctx: RequestContext, collection: str, stored: set[str]
+    ) -> tuple[list[str], set[str]]:
+        """Keys of the documents in the index, and the collections that were indexed with another embedder."""
+        store, keys, outdated = self._store, [], set()
         known = {c.name for c in await store.policy.run(ctx, store.index.list_collections)}
         for name in [collection] if collection else sorted(known | stored):
             indexed = await store.policy.run(ctx, partial(store.index.list_indexed, collection=name))
             if indexed.other_embedder:
                 log.info("collection %s was indexed with another embedder: indexing it anew", name)
-                await store.unindex(ctx, name, indexed.document_ids)
+                outdated.add(name)
             keys += [
                 document_id if collection else f"{name}/{document_id}" for document_id in indexed.document_ids
             ]
-        return keys
+        return keys, outdated
 
 
 def unknown(collection: str) -> NotFound:

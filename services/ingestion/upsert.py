@@ -76,12 +76,18 @@ class DocumentStore:
         return await AuxiliaryRun(self.selector, model, self.policy.timeout_s, self.prefill_batch).begin(ctx)
 
     async def keep(
-        self, ctx: RequestContext, manifest: Manifest, report: Report, auxiliary: AuxiliaryRun | None = None
+        self,
+        ctx: RequestContext,
+        manifest: Manifest,
+        report: Report,
+        auxiliary: AuxiliaryRun | None = None,
+        anew: bool = False,
     ) -> None:
-        """For a document that has not changed: makes sure that it can be found, as a run may have ended just
-        before that, and that it has the auxiliary KV, as it may be older than the auxiliary model."""
+        """For a document that has not changed: makes sure that it can be found, as a run may have ended
+        just before that, and that it has the auxiliary KV, as it may be older than the auxiliary model.
+        ``anew``: its whole collection is being indexed, for another embedder."""
         added = auxiliary is not None and await self._add_auxiliary(ctx, manifest, auxiliary)
-        indexed_now = await self._index(ctx, manifest)
+        indexed_now = await self._index(ctx, manifest, anew)
         report(
             _progress(
                 manifest,
@@ -210,7 +216,7 @@ class DocumentStore:
             await self.policy.run(ctx, call, work=len(batch))
         return sum(durable.values())
 
-    async def _index(self, ctx: RequestContext, manifest: Manifest) -> bool:
+    async def _index(self, ctx: RequestContext, manifest: Manifest, anew: bool = False) -> bool:
         made = made_for(manifest)
         document = IndexedDocument(
             document_id=manifest.document_id,
@@ -226,7 +232,9 @@ class DocumentStore:
             template_hash=made.template,
         )
         work = max(1, len(manifest.chunks) // self.prefill_batch)
-        return await self.policy.run(ctx, lambda c: self.index.index(c, manifest.collection, document), work)
+        return await self.policy.run(
+            ctx, lambda c: self.index.index(c, manifest.collection, document, anew), work
+        )
 
     def _manifest(
         self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from services.retrieval.config import RetrievalConfig
+from services.retrieval.embedder import EmbedderSettings
 from services.retrieval.handlers import RetrievalHandlers
 from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import connect
 from services.retrieval.service import RetrievalService
-from services.retrieval.transformer_embedder import load_embedder
+from services.retrieval.transformer_embedder import TransformerEmbedder, load_embedder
 from shared import log as logs
 from shared.errors import KvquiltError
 from shared.serving import builder_of, load_or_error
@@ -42,9 +43,14 @@ def _try_to_build(config: RetrievalConfig) -> RetrievalService | KvquiltError:
 
 
 def build_service(config: RetrievalConfig) -> RetrievalService:
-    embedder = load_embedder(config.embedder, config.embedder_threads)
+    def load(settings: EmbedderSettings) -> TransformerEmbedder:
+        return load_embedder(settings, config.embedder_threads)
+
+    settings = EmbedderSettings(config.embedder, config.query_prefix, config.document_prefix)
+    embedder = load(settings)
     milvus = connect(config.milvus_uri, config.milvus_token, config.startup_timeout_s)
-    return RetrievalService(embedder, MilvusIndex(milvus, embedder.identity, embedder.dim), config.default_k)
+    index = MilvusIndex(milvus, embedder.identity, embedder.dim, settings)
+    return RetrievalService(embedder, index, config.default_k, load, config.dense_weight)
 
 
 build = builder_of(Retrieval, RetrievalConfig)

@@ -14,9 +14,14 @@ class RetrievalConfig:
     milvus_uri: absolute path of a directory for the embedded Milvus, or ``http(s)://host:port`` of a server.
     milvus_token: ``user:password`` or API key of a server.
     embedder: "minilm" (all-MiniLM-L6-v2, comes with the installation), or the path of any
-    sentence-transformers model.
+    sentence-transformers model. Another one than made an index: what is there is searched with the one that
+    made it, until `kvquilt retrieval rebuild` has indexed it anew.
+    query_prefix, document_prefix: texts that the embedder wants in front of queries and of documents
+    ("query: ", "passage: " for e5); null: those that the model's own files name.
     embedder_threads: 0 uses the CPUs that the process may run on.
     default_k: hits per query where the caller names no number.
+    dense_weight: what meaning (the embedder's score) counts in a hybrid search, 0 to 1; words (BM25's) count
+    the rest.
     startup_timeout_s: how long to wait for a Milvus server, or for the previous owner of the embedded
     directory to let go.
     """
@@ -24,8 +29,11 @@ class RetrievalConfig:
     milvus_uri: str
     milvus_token: str = ""
     embedder: str = "minilm"
+    query_prefix: str | None = None
+    document_prefix: str | None = None
     embedder_threads: int = 0
     default_k: int = 8
+    dense_weight: float = 0.5
     startup_timeout_s: float = 60.0
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
@@ -34,6 +42,8 @@ class RetrievalConfig:
             raise ValueError("milvus_uri: must be a directory or an http(s) address")
         check_least(self, 1, "default_k")
         check_least(self, 0, "embedder_threads")
+        if not 0 <= self.dense_weight <= 1:
+            raise ValueError(f"dense_weight: must be 0 to 1, got {self.dense_weight}")
         if self.embedded and max(self.deployment.num_replicas, self.deployment.max_replicas) > 1:
             raise ValueError(
                 "deployment.num_replicas: the embedded Milvus has one owner; use 1, or a Milvus server "

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderSettings:
+    """From which an embedder can be loaded again: its model, and the texts in front of queries and documents
+    (None: those that the model's files name)."""
+
+    model: str
+    query_prefix: str | None = None
+    document_prefix: str | None = None
 
 
 class Embedder(Protocol):
@@ -22,6 +33,11 @@ class Embedder(Protocol):
 
     @property
     def dim(self) -> int: ...
+
+    @property
+    def languages(self) -> Sequence[str]:
+        """Those that it was made for, as ISO 639 codes; empty: unknown."""
+        ...
 
     def embed_queries(self, texts: Sequence[str]) -> Vectors: ...
 

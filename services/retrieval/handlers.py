@@ -37,7 +37,7 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
     async def Index(
         self, request: retrieval_pb2.IndexRequest, ctx: RequestContext
     ) -> retrieval_pb2.IndexResponse:
-        changed = await self._service.index(ctx, request.collection, DOCUMENT.of(request))
+        changed = await self._service.index(ctx, request.collection, DOCUMENT.of(request), request.anew)
         return retrieval_pb2.IndexResponse(num_chunks=len(request.chunks), existed=not changed)
 
     @unary(retrieval_pb2.UnindexResponse)
@@ -46,6 +46,14 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
     ) -> retrieval_pb2.UnindexResponse:
         return retrieval_pb2.UnindexResponse(
             num_chunks=await self._service.unindex(ctx, request.collection, request.document_ids)
+        )
+
+    @unary(retrieval_pb2.AdoptIndexResponse)
+    async def AdoptIndex(
+        self, request: retrieval_pb2.AdoptIndexRequest, ctx: RequestContext
+    ) -> retrieval_pb2.AdoptIndexResponse:
+        return retrieval_pb2.AdoptIndexResponse(
+            num_replaced=await self._service.adopt(ctx, request.collection)
         )
 
     @unary(retrieval_pb2.ListCollectionsResponse)
@@ -67,4 +75,7 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
             )
 
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:
-        return ServiceHealth(self.application, ready=True, facts=await self._service.facts())
+        service = self._service
+        return ServiceHealth(
+            self.application, ready=True, detail=await service.shortcomings(), facts=await service.facts()
+        )

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from services.retrieval.collection import MAX_K, Ranked
 from services.retrieval.embedder import Embedder, Vectors
+from services.retrieval.embedders import Embedders, Load
 from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
 from services.retrieval.rows import MAX_FIELD_BYTES, rows_of, searchable_text
-from shared.errors import FailedPrecondition, InvalidRequest
-from shared.ranking import fuse_rankings
+from shared.errors import FailedPrecondition, InvalidRequest, NotFound
+from shared.ranking import fuse_scores
 from shared.request import RequestContext, check_name
 from shared.search import (
     CollectionInfo,
@@ -35,14 +36,34 @@ from shared.search import (
 MAX_QUERIES = 256
 _TEXTS_PER_STEP = 16
 _READERS = 4
+_LEAST_DEPTH = 64  # of both rankings that hybrid fuses
 ResultT = TypeVar("ResultT")
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    queries: tuple[str, ...]
+    k: int
+    mode: SearchMode
+    where: str
+
+
 class RetrievalService:
-    def __init__(self, embedder: Embedder, index: MilvusIndex, default_k: int) -> None:
+    """``load_other``: the embedder of a collection that another one than ``embedder`` has indexed."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        index: MilvusIndex,
+        default_k: int,
+        load_other: Load | None = None,
+        dense_weight: float = 0.5,
+    ) -> None:
         self._embedder = embedder
+        self._embedders = Embedders(embedder, load_other)
         self._index = index
         self._default_k = default_k
+        self._weights = (dense_weight, 1 - dense_weight)
         self._embedding = ThreadPoolExecutor(1, thread_name_prefix="embed")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="index-write")
         self._reading = ThreadPoolExecutor(_READERS, thread_name_prefix="index-read")
@@ -69,39 +90,66 @@ class RetrievalService:
             raise InvalidRequest(f"k: at most {MAX_K}, got {k}")
         mode = self._mode(mode)
         where = expression(filters)
-        k = k or self._default_k
-        depth = k if mode is not SearchMode.HYBRID else min(MAX_K, max(4 * k, 64))
-        halves: list[Awaitable[list[Ranked]]] = []
-        if mode is not SearchMode.BM25:
-            halves.append(self._dense(ctx, collection, queries, depth, where))
-        if mode is not SearchMode.DENSE:
-            halves.append(self._read(self._index.search_bm25, ctx.tenant, collection, queries, depth, where))
-        found = await asyncio.gather(*halves)
-        rankings = (
-            found[0]
-            if len(found) == 1
-            else [
-                fuse_rankings([[key for key, _ in r] for r in of_query])
-                for of_query in zip(*found, strict=True)
-            ]
-        )
-        ctx.check_deadline("searching")
-        return SearchResult(await self._hits(ctx, collection, [r[:k] for r in rankings]), mode)
+        asked = _Asked(tuple(queries), k or self._default_k, mode, where)
+        name = (await self._read(self._index.searched, ctx.tenant, collection)).searched
+        try:
+            rankings = await self._search(ctx, collection, name, asked)
+        except NotFound:  # another one took its place meanwhile
+            name = (await self._read(self._index.searched, ctx.tenant, collection)).searched
+            rankings = await self._search(ctx, collection, name, asked)
+        return SearchResult(rankings, mode)
 
-    async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
+    async def _search(
+        self, ctx: RequestContext, collection: str, name: str, asked: _Asked
+    ) -> tuple[tuple[SearchHit, ...], ...]:
+        """In the Milvus collection ``name``."""
+        hybrid = asked.mode is SearchMode.HYBRID
+        depth = min(MAX_K, max(4 * asked.k, _LEAST_DEPTH)) if hybrid else asked.k
+        halves: list[Awaitable[list[Ranked]]] = []
+        if asked.mode is not SearchMode.BM25:
+            halves.append(self._dense(name, collection, asked, depth))
+        if asked.mode is not SearchMode.DENSE:
+            halves.append(self._read(self._index.search_bm25, name, asked.queries, depth, asked.where))
+        found = await asyncio.gather(*halves)
+        rankings = found[0]
+        if hybrid:
+            rankings = [fuse_scores(both, depth, self._weights) for both in zip(*found, strict=True)]
+        ctx.check_deadline("searching")
+        similarities = found[0] if asked.mode is not SearchMode.BM25 else [[] for _ in rankings]
+        return await self._hits(name, [r[: asked.k] for r in rankings], similarities)
+
+    async def index(
+        self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
+    ) -> bool:
         """Makes exactly these chunks of the document searchable; False where they were already (nothing is
-        embedded then)."""
+        embedded then). ``anew``: the whole collection is being indexed, and searched as before until
+        ``adopt``."""
         check_name("collection", collection)
         if not document.document_id:
             raise InvalidRequest("document_id: is empty")
         if not document.chunks:
             raise InvalidRequest("chunks: a document without chunks cannot be indexed; unindex it instead")
         rows_of(ctx.tenant, collection, document)  # refuses what does not fit before anything is computed
-        if await self._read(self._index.is_current, ctx.tenant, collection, document):
-            return False
-        vectors = await self._embed(ctx, [searchable_text(document, chunk) for chunk in document.chunks])
-        await self._run(self._writing, self._index.put, ctx.tenant, collection, document, vectors)
-        return True
+        places = await self._read(self._index.places, ctx.tenant, collection)
+        targets = {places.own: self._embedder}
+        if places.replacing and not anew:
+            targets[places.searched] = await self._embedder_of(places.searched, collection)
+        changed = False
+        for name, embedder in targets.items():
+            if not await self._read(self._index.is_current, name, document):
+                texts = [searchable_text(document, chunk) for chunk in document.chunks]
+                vectors = await self._embed(ctx, embedder, texts)
+                await self._run(
+                    self._writing, self._index.put, name, ctx.tenant, collection, document, vectors
+                )
+                changed = True
+        return changed
+
+    async def adopt(self, ctx: RequestContext, collection: str) -> int:
+        """Searches what the configured embedder indexed from now on, and drops what others did; returns how
+        many indexes were dropped."""
+        check_name("collection", collection)
+        return await self._run(self._writing, self._index.adopt, ctx.tenant, collection)
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         """Returns how many chunks were removed; unknown documents and collections have none."""
@@ -117,6 +165,16 @@ class RetrievalService:
         """The documents that the index holds; none for an unknown collection."""
         check_name("collection", collection)
         return await self._read(self._index.documents, ctx.tenant, collection)
+
+    async def shortcomings(self) -> str:
+        """What an operator should do something about; empty: nothing."""
+        outdated = await self._read(self._index.outdated)
+        return (
+            f"{outdated} collections are indexed with another embedder than {self._embedder.identity}, and "
+            "searched with that one while it can be loaded; index them anew: kvquilt retrieval rebuild"
+            if outdated
+            else ""
+        )
 
     async def facts(self) -> dict[str, str]:
         """For an operator."""
@@ -143,30 +201,37 @@ class RetrievalService:
             )
         return asked
 
-    async def _dense(
-        self, ctx: RequestContext, collection: str, queries: Sequence[str], depth: int, where: str
-    ) -> list[Ranked]:
-        vectors = await self._run(self._embedding, self._embedder.embed_queries, list(queries))
-        return await self._read(self._index.search_dense, ctx.tenant, collection, vectors, depth, where)
+    async def _dense(self, name: str, collection: str, asked: _Asked, depth: int) -> list[Ranked]:
+        embedder = await self._embedder_of(name, collection)
+        vectors = await self._run(self._embedding, embedder.embed_queries, list(asked.queries))
+        return await self._read(self._index.search_dense, name, vectors, depth, asked.where)
+
+    async def _embedder_of(self, name: str, collection: str) -> Embedder:
+        return await self._read(self._embedders.of, name, collection, self._index.settings_of)
 
     async def _hits(
-        self, ctx: RequestContext, collection: str, rankings: list[Ranked]
+        self, name: str, rankings: list[Ranked], similarities: list[Ranked]
     ) -> tuple[tuple[SearchHit, ...], ...]:
         """A row that was removed since it was found is left out."""
         keys = list(dict.fromkeys(key for ranking in rankings for key, _ in ranking))
-        rows = await self._read(self._index.fetch, ctx.tenant, collection, keys) if keys else {}
+        rows = await self._read(self._index.fetch, name, keys) if keys else {}
+
+        def hit(key: str, score: float, similar: dict[str, float]) -> SearchHit:
+            least = min(similar.values(), default=None)
+            return replace(rows[key], score=score, similarity=similar.get(key, least))
+
         return tuple(
-            tuple(replace(rows[key], score=score) for key, score in ranking if key in rows)
-            for ranking in rankings
+            tuple(hit(key, score, dict(similar)) for key, score in ranking if key in rows)
+            for ranking, similar in zip(rankings, similarities, strict=True)
         )
 
-    async def _embed(self, ctx: RequestContext, texts: list[str]) -> Vectors:
+    async def _embed(self, ctx: RequestContext, embedder: Embedder, texts: list[str]) -> Vectors:
         steps = []
         for begin in range(0, len(texts), _TEXTS_PER_STEP):
             ctx.check_deadline("embedding a document")
             steps.append(
                 await self._run(
-                    self._embedding, self._embedder.embed_documents, texts[begin : begin + _TEXTS_PER_STEP]
+                    self._embedding, embedder.embed_documents, texts[begin : begin + _TEXTS_PER_STEP]
                 )
             )
         return np.concatenate(steps)

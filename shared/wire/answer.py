@@ -17,7 +17,7 @@ from shared.answer import (
     Retrieved,
 )
 from shared.wire.asked import DECODING, reuse_of, reuse_to_pb
-from shared.wire.enums import FINISH_REASONS, SEARCH_MODES
+from shared.wire.enums import FINISH_REASONS, REFUSALS, SEARCH_MODES
 from shared.wire.message import MessageWire, OneOfWire
 from shared.wire.retrieval import FILTER, HIT
 from shared.wire.told import EVENTS, USAGE
@@ -34,14 +34,17 @@ ANSWERED: OneOfWire[AnswerEvent, rag_pb2.AnswerEvent] = OneOfWire(
 
 
 class _Inquiry(MessageWire[Inquiry, rag_pb2.AnswerRequest]):
-    """``reuse`` is three fields."""
+    """``reuse`` is three fields; an unknown ``refusal`` is refused."""
 
     def fields_of(self, value: Inquiry) -> dict[str, Any]:
         return super().fields_of(value) | reuse_to_pb(value.reuse)
 
     def values_of(self, message: Message) -> dict[str, Any]:
         assert isinstance(message, rag_pb2.AnswerRequest)
-        return super().values_of(message) | {"reuse": reuse_of(message)}
+        return super().values_of(message) | {
+            "reuse": reuse_of(message),
+            "refusal": REFUSALS.of(message.refusal, "refusal"),
+        }
 
 
-INQUIRY = _Inquiry(Inquiry, rag_pb2.AnswerRequest, retrieval=_OPTIONS, decoding=DECODING)
+INQUIRY = _Inquiry(Inquiry, rag_pb2.AnswerRequest, retrieval=_OPTIONS, decoding=DECODING, refusal=REFUSALS)

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 from protos.kvquilt.v1 import common_pb2, ingest_pb2, retrieval_pb2, selection_pb2
+from shared.answer import Refusal
 from shared.documents import Stage
 from shared.errors import InvalidRequest
 from shared.generation.asked import ChoiceRule, EarlyStopping, MarginsAfter
@@ -71,8 +72,11 @@ class NameWire(Generic[NamedT]):
 MODES: NameWire[AskedMode] = NameWire(ASKED_MODES)
 USED_MODES = NameWire(ReuseMode)
 FINISH_REASONS = EnumWire(
-    common_pb2.FinishReason, (FinishReason.STOP, FinishReason.LENGTH), FinishReason.UNKNOWN
+    common_pb2.FinishReason,
+    (reason for reason in FinishReason if reason is not FinishReason.UNKNOWN),
+    FinishReason.UNKNOWN,
 )
+REFUSALS = NameWire(Refusal)
 STOPPINGS = EnumWire(common_pb2.EarlyStopping, EarlyStopping, None)
 RULES = EnumWire(common_pb2.ChoiceRule, ChoiceRule, None)
 MARGINS_AFTER = EnumWire(common_pb2.MarginsAfter, MarginsAfter, None)

@@ -12,11 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.retrieval.embedder import EmbedderSettings
 from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
+from services.retrieval.layout import Places
 from services.retrieval.milvus import Lexical, connect
-from shared.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable
-from shared.search import Filter, FilterOp, IndexedChunk, IndexedDocument, IndexedIds, SearchHit
+from shared.errors import InvalidRequest, NotFound, Unavailable
+from shared.search import (
+    CollectionInfo,
+    Filter,
+    FilterOp,
+    IndexedChunk,
+    IndexedDocument,
+    IndexedIds,
+    SearchHit,
+)
 
 DIM = 8
 _names = (f"c-{i}.x_y" for i in itertools.count())
@@ -48,20 +58,23 @@ def _vectors(document: IndexedDocument) -> np.ndarray:
 
 def _put(index: MilvusIndex, collection: str, *documents: IndexedDocument, tenant: str = "t") -> None:
     for document in documents:
-        index.put(tenant, collection, document, _vectors(document))
+        name = index.places(tenant, collection).own
+        index.put(name, tenant, collection, document, _vectors(document))
 
 
 def _dense(
     index: MilvusIndex, collection: str, where: str = "", limit: int = 1000, tenant: str = "t"
 ) -> list[SearchHit]:
-    ranked = index.search_dense(tenant, collection, np.ones((1, DIM), np.float32), limit, where)[0]
-    rows = index.fetch(tenant, collection, [key for key, _ in ranked])
+    name = index.searched(tenant, collection).searched
+    ranked = index.search_dense(name, np.ones((1, DIM), np.float32), limit, where)[0]
+    rows = index.fetch(name, [key for key, _ in ranked])
     return [rows[key] for key, _ in ranked]
 
 
 def _bm25(index: MilvusIndex, collection: str, query: str) -> list[str]:
-    ranked = index.search_bm25("t", collection, [query], 100, "")[0]
-    rows = index.fetch("t", collection, [key for key, _ in ranked])
+    name = index.searched("t", collection).searched
+    ranked = index.search_bm25(name, [query], 100, "")[0]
+    rows = index.fetch(name, [key for key, _ in ranked])
     return [rows[key].chunk.text for key, _ in ranked]
 
 
@@ -89,10 +102,9 @@ def test_the_documents_of_a_collection_are_listed_whichever_embedder_indexed_the
     assert index.documents("t", collection) == IndexedIds(("a", "b/ü"))
     later = MilvusIndex(index._milvus, "another embedder", DIM)
     assert later.documents("t", collection) == IndexedIds(("a", "b/ü"), other_embedder=True)
-    with pytest.raises(FailedPrecondition, match="kvquilt retrieval rebuild"):
-        _put(later, collection, _document("c", "five"))
-    later.remove("t", collection, ["a", "b/ü"])
     _put(later, collection, _document("c", "five"))
+    assert later.documents("t", collection) == IndexedIds(("a", "b/ü", "c"), other_embedder=True)
+    later.remove("t", collection, ["a", "b/ü"])
     assert later.documents("t", collection) == IndexedIds(("c",))
 
 
@@ -100,16 +112,16 @@ def test_the_nearest_vector_comes_first_with_its_cosine(index: MilvusIndex, coll
     document = _document("d", "one", "two", "three")
     _put(index, collection, document)
     query = _vectors(document)[1:2]
-    best_key, best_score = index.search_dense("t", collection, query, 3, "")[0][0]
-    assert index.fetch("t", collection, [best_key])[best_key].chunk.text == "two"
+    best_key, best_score = index.search_dense(index.places("t", collection).own, query, 3, "")[0][0]
+    assert index.fetch(index.places("t", collection).own, [best_key])[best_key].chunk.text == "two"
     assert best_score == pytest.approx(1.0, abs=1e-5)
 
 
 def test_every_query_of_a_batch_gets_its_own_ranking(index: MilvusIndex, collection: str) -> None:
     document = _document("d", "one", "two", "three")
     _put(index, collection, document)
-    rankings = index.search_dense("t", collection, _vectors(document), 1, "")
-    rows = index.fetch("t", collection, [ranking[0][0] for ranking in rankings])
+    rankings = index.search_dense(index.places("t", collection).own, _vectors(document), 1, "")
+    rows = index.fetch(index.places("t", collection).own, [ranking[0][0] for ranking in rankings])
     assert [rows[ranking[0][0]].chunk.text for ranking in rankings] == ["one", "two", "three"]
 
 
@@ -130,13 +142,13 @@ def test_replacing_a_document_removes_its_old_chunks(index: MilvusIndex, collect
 
 
 def test_only_an_equal_document_is_current(index: MilvusIndex, collection: str) -> None:
-    document = _document("d", "one", "two")
-    assert not index.is_current("t", collection, document)
+    document, own = _document("d", "one", "two"), index.places("t", collection).own
+    assert not index.is_current(own, document)
     _put(index, collection, document)
-    assert index.is_current("t", collection, document)
-    assert not index.is_current("t", collection, replace(document, chunks=document.chunks[:1]))
-    assert not index.is_current("t", collection, replace(document, model_fingerprint="other"))
-    assert not index.is_current("t", collection, replace(document, document_id="e"))
+    assert index.is_current(own, document)
+    assert not index.is_current(own, replace(document, chunks=document.chunks[:1]))
+    assert not index.is_current(own, replace(document, model_fingerprint="other"))
+    assert not index.is_current(own, replace(document, document_id="e"))
 
 
 def test_a_rare_word_finds_its_chunk_however_late_it_came(index: MilvusIndex, collection: str) -> None:
@@ -152,8 +164,8 @@ def test_a_rare_word_finds_its_chunk_however_late_it_came(index: MilvusIndex, co
 
 def test_words_that_nobody_has_find_nothing(index: MilvusIndex, collection: str) -> None:
     _put(index, collection, _document("d", "one"))
-    assert index.search_bm25("t", collection, ["zebra", "one", "!?"], 5, "")[0] == []
-    assert len(index.search_bm25("t", collection, ["zebra", "one", "!?"], 5, "")[1]) == 1
+    assert index.search_bm25(index.places("t", collection).own, ["zebra", "one", "!?"], 5, "")[0] == []
+    assert len(index.search_bm25(index.places("t", collection).own, ["zebra", "one", "!?"], 5, "")[1]) == 1
 
 
 def test_a_chunk_without_any_word_can_be_stored(index: MilvusIndex, collection: str) -> None:
@@ -165,10 +177,9 @@ def test_tenants_do_not_see_each_other(index: MilvusIndex, collection: str) -> N
     _put(index, collection, _document("d", "mine"), tenant="a-tenant")
     _put(index, collection, _document("d", "theirs"), tenant="b-tenant")
     assert [hit.chunk.text for hit in _dense(index, collection, tenant="a-tenant")] == ["mine"]
-    theirs = [
-        key for key, _ in index.search_dense("b-tenant", collection, np.ones((1, DIM), np.float32), 9, "")[0]
-    ]
-    assert index.fetch("a-tenant", collection, theirs) == {}
+    place = index.places("b-tenant", collection).own
+    theirs = [key for key, _ in index.search_dense(place, np.ones((1, DIM), np.float32), 9, "")[0]]
+    assert index.fetch(index.places("a-tenant", collection).own, theirs) == {}
     assert index.remove("c-tenant", collection, ["d"]) == 0
     assert [(info.name, info.num_chunks) for info in index.collections("a-tenant")] == [(collection, 1)]
     assert index.collections("c-tenant") == []
@@ -264,20 +275,63 @@ def test_filters_apply_to_built_in_fields_and_all_together(index: MilvusIndex, c
     assert [hit.document_id for hit in _dense(index, collection, expression(both))] == ["a/1"]
     titled = [Filter("title", FilterOp.EQ, ("Title of b/1",))]
     assert [hit.document_id for hit in _dense(index, collection, expression(titled))] == ["b/1"]
-    assert len(index.search_bm25("t", collection, ["x"], 9, expression(both))[0]) == 1
+    assert len(index.search_bm25(index.places("t", collection).own, ["x"], 9, expression(both))[0]) == 1
 
 
-def test_another_embedder_is_refused_until_the_collection_is_gone(tmp_path: Path) -> None:
+def test_what_another_embedder_indexed_is_searched_until_it_is_replaced_at_once(tmp_path: Path) -> None:
+    milvus = connect(str(tmp_path / "index"), "", 5)
+    noted = EmbedderSettings("/models/old", "q: ", None)
+    old, new = (
+        MilvusIndex(milvus, "old", DIM, noted),
+        MilvusIndex(milvus, "new", DIM, EmbedderSettings("new")),
+    )
+    _put(old, "c", _document("d", "one"), _document("e", "two"))
+    assert new.outdated() == 1
+    places = new.searched("t", "c")
+    assert places.replacing
+    assert new.settings_of(places.searched) == noted
+    assert new.adopt("t", "c") == 0  # nothing could be searched any more
+    for text, document in (("one", "d"), ("two", "e")):
+        _put(new, "c", _document(document, text))
+        assert sorted(hit.chunk.text for hit in _dense(new, "c")) == ["one", "two"]
+        assert new.searched("t", "c") == places
+        assert new.collections("t") == [CollectionInfo("c", 2)]
+    assert new.adopt("t", "c") == 1
+    assert new.outdated() == 0
+    assert new.searched("t", "c") == Places(places.own, places.own)
+    assert sorted(hit.chunk.text for hit in _dense(new, "c")) == ["one", "two"]
+    with pytest.raises(NotFound, match="removed while searching"):  # who has not noticed yet, does now
+        _dense(old, "c")
+    assert sorted(hit.chunk.text for hit in _dense(old, "c")) == ["one", "two"]
+    assert new.adopt("t", "c") == 0
+    new.close()
+
+
+def test_going_back_and_forth_between_embedders_loses_nothing(tmp_path: Path) -> None:
+    milvus = connect(str(tmp_path / "index"), "", 5)
+    one, two, three = (MilvusIndex(milvus, name, DIM) for name in ("one", "two", "three"))
+    _put(one, "c", _document("d", "text"))
+    _put(two, "c", _document("d", "text"))  # given up half-way for another one
+    for index, others in ((three, 2), (one, 1), (two, 1)):
+        _put(index, "c", _document("d", "text"))
+        assert index.adopt("t", "c") == others
+        places = index.searched("t", "c")
+        assert places.own == places.searched
+        assert [hit.chunk.text for hit in _dense(index, "c")] == ["text"]
+    one.close()
+
+
+def test_a_removed_document_is_gone_from_what_is_searched_and_from_what_replaces_it(
+    tmp_path: Path,
+) -> None:
     milvus = connect(str(tmp_path / "index"), "", 5)
     old, new = MilvusIndex(milvus, "old", DIM), MilvusIndex(milvus, "new", DIM)
-    _put(old, "c", _document("d", "one"))
-    with pytest.raises(FailedPrecondition, match="another embedder than new"):
-        _dense(new, "c")
-    with pytest.raises(FailedPrecondition, match="another embedder than new"):
-        _put(new, "c", _document("e", "two"))
-    assert new.remove("t", "c", ["d"]) == 1
-    _put(new, "c", _document("e", "two"))
-    assert [hit.chunk.text for hit in _dense(new, "c")] == ["two"]
+    for index in (old, new):
+        _put(index, "c", _document("d", "one", "two"), _document("e", "three"))
+    assert new.remove("t", "c", ["d"]) == 2
+    assert new.documents("t", "c") == IndexedIds(("e",), other_embedder=True)
+    assert new.remove("t", "c", ["e"]) == 1
+    assert not milvus.client.list_collections()
     new.close()
 
 

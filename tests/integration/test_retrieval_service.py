@@ -11,7 +11,8 @@ import pytest
 
 from protos.kvquilt.v1 import retrieval_pb2_grpc
 from services.retrieval.config import RetrievalConfig
-from services.retrieval.embedder import Embedder, Vectors
+from services.retrieval.embedder import Embedder, EmbedderSettings, Vectors
+from services.retrieval.embedders import Load
 from services.retrieval.handlers import RetrievalHandlers
 from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import Lexical, Milvus, connect
@@ -28,10 +29,11 @@ from shared.search import Filter, FilterOp, IndexedChunk, IndexedDocument, Index
 class WordEmbedder:
     """Texts with the same words are near each other."""
 
-    identity = "words"
     dim = 64
+    languages = ("en",)
 
-    def __init__(self) -> None:
+    def __init__(self, identity: str = "words") -> None:
+        self.identity = identity
         self.num_embedded = 0
 
     def embed_queries(self, texts: Sequence[str]) -> Vectors:
@@ -54,9 +56,12 @@ def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Milvus]:
 
 
 @asynccontextmanager
-async def _serving(embedder: Embedder, milvus: Milvus) -> AsyncIterator[RetrievalClient]:
+async def _serving(
+    embedder: Embedder, milvus: Milvus, load_other: Load | None = None
+) -> AsyncIterator[RetrievalClient]:
     borrowed = Milvus(milvus.client, milvus.version, milvus.embedded, milvus.lexical, lambda: None)
-    service = RetrievalService(embedder, MilvusIndex(borrowed, embedder.identity, embedder.dim), default_k=2)
+    index = MilvusIndex(borrowed, embedder.identity, embedder.dim, EmbedderSettings(embedder.identity))
+    service = RetrievalService(embedder, index, 2, load_other)
     server = grpc.aio.server()
     retrieval_pb2_grpc.add_RetrievalServicer_to_server(RetrievalHandlers(service), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -219,6 +224,64 @@ async def test_documents_that_cannot_be_are_refused_by_name(
         await client.search(ctx, "c", ["x"])
 
 
+async def test_another_embedders_collection_is_searched_with_it_until_it_is_indexed_anew(
+    client: RetrievalClient, milvus: Milvus, ctx: RequestContext
+) -> None:
+    await client.index(ctx, "c", _document("d", "a red apple falls", "a blue whale swims"))
+    assert (await client.health(ctx)).detail == ""
+    loaded: list[WordEmbedder] = []
+
+    def load(settings: EmbedderSettings) -> WordEmbedder:
+        loaded.append(WordEmbedder(settings.model))
+        return loaded[-1]
+
+    new = WordEmbedder("new")
+    async with _serving(new, milvus, load) as later:
+
+        async def found(query: str) -> str:
+            result = await later.search(ctx, "c", [query], mode=SearchMode.DENSE)
+            return result.rankings[0][0].chunk.text
+
+        assert "kvquilt retrieval rebuild" in (await later.health(ctx)).detail
+        assert await found("blue whale") == "a blue whale swims"
+        assert [embedder.identity for embedder in loaded] == ["words"]
+        assert await later.index(ctx, "c", _document("e", "a green frog jumps"))  # meanwhile, by both
+        assert (new.num_embedded, loaded[0].num_embedded) == (1, 1)
+        assert await found("green frog") == "a green frog jumps"
+        assert await later.index(
+            ctx, "c", _document("d", "a red apple falls", "a blue whale swims"), anew=True
+        )
+        assert (new.num_embedded, loaded[0].num_embedded) == (3, 1)
+        assert (await later.list_indexed(ctx, "c")).other_embedder
+        assert await later.adopt(ctx, "c") == 1
+        for query, text in (("green frog", "a green frog jumps"), ("blue whale", "a blue whale swims")):
+            assert await found(query) == text
+        assert not (await later.list_indexed(ctx, "c")).other_embedder
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_an_embedder_that_is_gone_or_has_changed_is_told_with_what_helps(
+    client: RetrievalClient, milvus: Milvus, ctx: RequestContext, gone: bool
+) -> None:
+    def load(settings: EmbedderSettings) -> WordEmbedder:
+        if gone:
+            raise ConfigError("embedder: nothing there")
+        return WordEmbedder("has other weights now")
+
+    await client.index(ctx, "c", _document("d", "one"))
+    async with _serving(WordEmbedder("new"), milvus, load) as later:
+        for call in (
+            later.search(ctx, "c", ["one"]),
+            later.index(ctx, "c", _document("e", "two")),
+        ):
+            with pytest.raises(FailedPrecondition, match="kvquilt retrieval rebuild -c c"):
+                await call
+        assert (await later.search(ctx, "c", ["one"], mode=SearchMode.BM25)).rankings[0]
+        await later.index(ctx, "c", _document("d", "one"), anew=True)
+        await later.adopt(ctx, "c")
+        assert (await later.search(ctx, "c", ["one"])).rankings[0]
+
+
 async def test_without_bm25_searches_are_dense_and_say_so(
     embedder: WordEmbedder, milvus: Milvus, ctx: RequestContext
 ) -> None:
@@ -247,7 +310,7 @@ async def test_health_tells_what_is_served(client: RetrievalClient, ctx: Request
 async def test_minilm_finds_by_meaning_and_reads_to_the_end_of_long_text(
     milvus: Milvus, ctx: RequestContext
 ) -> None:
-    embedder = load_embedder("minilm", num_threads=1)
+    embedder = load_embedder(EmbedderSettings("minilm"), num_threads=1)
     one, long = (
         embedder.embed_documents(["The harbour master keeps the keys."]),
         "The river is wide and slow. " * 60,

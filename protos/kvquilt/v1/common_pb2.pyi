@@ -31,6 +31,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+    FINISH_REASON_REFUSED: _ClassVar[FinishReason]
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_FIRST: EarlyStopping
 EARLY_STOPPING_ESTIMATE: EarlyStopping
@@ -44,6 +45,7 @@ MARGINS_AFTER_PREVIOUS: MarginsAfter
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+FINISH_REASON_REFUSED: FinishReason
 
 class RequestMeta(_message.Message):
     __slots__ = ("request_id", "tenant", "deadline_ms")

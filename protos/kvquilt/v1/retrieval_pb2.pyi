@@ -58,7 +58,7 @@ class SearchRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., queries: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ...) -> None: ...
 
 class SearchHit(_message.Message):
-    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "prefix_hash", "template_hash")
+    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "similarity", "prefix_hash", "template_hash")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class SearchHit(_message.Message):
     CHAR_END_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
@@ -90,9 +91,10 @@ class SearchHit(_message.Message):
     char_end: int
     metadata: _containers.ScalarMap[str, str]
     model_fingerprint: str
+    similarity: float
     prefix_hash: str
     template_hash: str
-    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ...) -> None: ...
+    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., similarity: _Optional[float] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ...) -> None: ...
 
 class Ranking(_message.Message):
     __slots__ = ("hits",)
@@ -125,7 +127,7 @@ class IndexedChunk(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ...) -> None: ...
 
 class IndexRequest(_message.Message):
-    __slots__ = ("meta", "collection", "document_id", "title", "metadata", "model_fingerprint", "chunks", "prefix_hash", "template_hash")
+    __slots__ = ("meta", "collection", "document_id", "title", "metadata", "model_fingerprint", "chunks", "anew", "prefix_hash", "template_hash")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +142,7 @@ class IndexRequest(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
@@ -149,9 +152,10 @@ class IndexRequest(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     model_fingerprint: str
     chunks: _containers.RepeatedCompositeFieldContainer[IndexedChunk]
+    anew: bool
     prefix_hash: str
     template_hash: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[IndexedChunk, _Mapping]]] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ...) -> None: ...
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[IndexedChunk, _Mapping]]] = ..., anew: _Optional[bool] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ...) -> None: ...
 
 class IndexResponse(_message.Message):
     __slots__ = ("num_chunks", "existed")
@@ -176,6 +180,20 @@ class UnindexResponse(_message.Message):
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     num_chunks: int
     def __init__(self, num_chunks: _Optional[int] = ...) -> None: ...
+
+class AdoptIndexRequest(_message.Message):
+    __slots__ = ("meta", "collection")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ...) -> None: ...
+
+class AdoptIndexResponse(_message.Message):
+    __slots__ = ("num_replaced",)
+    NUM_REPLACED_FIELD_NUMBER: _ClassVar[int]
+    num_replaced: int
+    def __init__(self, num_replaced: _Optional[int] = ...) -> None: ...
 
 class CollectionInfo(_message.Message):
     __slots__ = ("name", "num_chunks")

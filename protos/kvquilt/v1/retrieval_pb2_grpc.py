@@ -51,6 +51,11 @@ class RetrievalStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.UnindexRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.UnindexResponse.FromString,
                 _registered_method=True)
+        self.AdoptIndex = channel.unary_unary(
+                '/kvquilt.v1.Retrieval/AdoptIndex',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.AdoptIndexRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.AdoptIndexResponse.FromString,
+                _registered_method=True)
         self.ListCollections = channel.unary_unary(
                 '/kvquilt.v1.Retrieval/ListCollections',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.ListCollectionsRequest.SerializeToString,
@@ -92,6 +97,13 @@ class RetrievalServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AdoptIndex(self, request, context):
+        """What was indexed with IndexRequest.anew is searched from now on; what other embedders indexed is dropped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListCollections(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -128,6 +140,11 @@ def add_RetrievalServicer_to_server(servicer, server):
                     servicer.Unindex,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.UnindexRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.UnindexResponse.SerializeToString,
+            ),
+            'AdoptIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptIndex,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.AdoptIndexRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.AdoptIndexResponse.SerializeToString,
             ),
             'ListCollections': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCollections,
@@ -227,6 +244,33 @@ class Retrieval:
             '/kvquilt.v1.Retrieval/Unindex',
             protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.UnindexRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.UnindexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.Retrieval/AdoptIndex',
+            protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.AdoptIndexRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_retrieval__pb2.AdoptIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

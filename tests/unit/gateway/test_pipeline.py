@@ -7,12 +7,13 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from protos.kvquilt.v1 import rag_pb2, recompute_pb2
-from services.gateway.config import GatewayConfig
+from services.gateway.config import GatewayConfig, RefusalConfig
 from services.gateway.handlers import GatewayHandlers
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
@@ -22,6 +23,7 @@ from shared.answer import (
     AnswerText,
     AnswerUsage,
     Inquiry,
+    Refusal,
     RetrievalOptions,
     Retrieved,
 )
@@ -39,9 +41,10 @@ from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import GenerationOrder, Reuse
 from shared.generation.pieces import Tokenized
 from shared.generation.selection import Grouping, Reading
-from shared.generation.told import ChosenEvent, SelectedEvent, TextSpan, TokenEvent
+from shared.generation.told import ChosenEvent, FinishReason, SelectedEvent, TextSpan, TokenEvent
 from shared.request import RequestContext
 from shared.search import Filter, FilterOp, SearchMode
+from shared.wire.answer import INQUIRY
 from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever, hit
 from tests.virtual_time import run_virtually, virtual_loop
 
@@ -377,3 +380,62 @@ async def test_the_gateway_names_the_field_of_what_it_does_not_know(
     with pytest.raises(InvalidRequest) as refusal:
         [_ async for _ in handlers.Answer(request)]
     assert says in refusal.value.detail
+
+
+FAR = [replace(hit("x", "Rain is expected"), similarity=0.1)]
+
+
+async def test_a_question_without_evidence_gets_the_configured_text_and_the_generator_is_not_asked() -> None:
+    generator, fetcher = FakeGenerator({}), FakeFetcher()
+    p = pipeline(
+        generator, FakeRetriever({WHO: FAR}), fetcher, refusal=RefusalConfig(text="Not in the handbook.")
+    )
+    events = await ask(p, inquiry(refusal=Refusal.STRICT))
+    assert [type(event) for event in events] == [Retrieved, AnswerText, AnswerUsage, AnswerDone]
+    assert events[1] == AnswerText(0, 0, "Not in the handbook.", FinishReason.REFUSED)
+    usage = events[2]
+    assert isinstance(usage, AnswerUsage)
+    assert usage.usage.note == "refused: the evidence in the documents is 0.05, below 0.5 (strict)"
+    assert (usage.usage.prompt_tokens, usage.usage.generated_tokens) == (0, 0)
+    assert usage.timings.total_s > 0
+    assert generator.asked == []
+    assert fetcher.asked == []
+
+
+async def test_of_several_questions_those_with_evidence_are_answered_under_their_own_numbers() -> None:
+    near = [replace(h, similarity=0.9) for h in HITS]
+    generator = FakeGenerator({WHEN: "in 1874"})
+    retriever = FakeRetriever({WHO: FAR, WHEN: near})
+    events = await ask(pipeline(generator, retriever), inquiry(WHO, WHEN, refusal=Refusal.STRICT))
+    assert generator.asked[0].questions == (WHEN,)
+    texts = {e.question: (e.text, e.finish_reason) for e in events if isinstance(e, AnswerText)}
+    assert texts == {
+        0: ("The documents do not say.", FinishReason.REFUSED),
+        1: ("in 1874", FinishReason.STOP),
+    }
+    assert {e.question for e in events if isinstance(e, TokenEvent)} == {1}
+
+
+async def test_refusal_is_off_unless_configured_and_the_request_has_the_last_word() -> None:
+    for configured, asked, refused in (
+        (Refusal.OFF, None, False),
+        (Refusal.LENIENT, None, True),
+        (Refusal.STRICT, Refusal.OFF, False),
+        (Refusal.OFF, Refusal.LENIENT, True),
+    ):
+        generator = FakeGenerator({WHO: "Orla"})
+        p = pipeline(generator, FakeRetriever({WHO: FAR}), refusal=RefusalConfig(configured))
+        await ask(p, inquiry(refusal=asked))
+        assert (generator.asked == []) is refused
+
+
+async def test_where_nothing_is_found_a_refusal_is_an_answer() -> None:
+    p = pipeline(retriever=FakeRetriever({WHO: []}))
+    assert any(isinstance(e, AnswerText) for e in await ask(p, inquiry(refusal=Refusal.LENIENT)))
+    with pytest.raises(NotFound):
+        await ask(p, inquiry())
+
+
+def test_an_unknown_refusal_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="refusal: 'maybe' is not one of off, lenient, strict"):
+        INQUIRY.of(rag_pb2.AnswerRequest(refusal="maybe"))

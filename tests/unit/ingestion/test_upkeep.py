@@ -103,12 +103,39 @@ async def test_an_interrupted_rebuild_goes_on(step: str) -> None:
     assert world.texts().keys() == {"a.txt", "b.txt", "d.txt"}
 
 
-async def test_a_collection_of_another_embedder_is_indexed_anew() -> None:
+async def test_a_collection_of_another_embedder_is_indexed_anew_while_the_old_index_is_searched() -> None:
     world, service = await filled(a=LONG, b="Short.")
-    world.other_embedder.add("c")
+    world.other_embedder["c"] = {}
+    before = dict(world.indexed)
+
+    def still_searched(name: str) -> None:
+        assert name in ("adopted", "delete_manifest") or world.indexed == before
+
+    world.step = still_searched
     assert await ended(rebuild(service)) == {"a.txt": Stage.STORED, "b.txt": Stage.STORED}
     assert not world.other_embedder
+    assert world.calls["unindex"] == 0
     assert world.texts().keys() == {"a.txt", "b.txt"}
+
+
+async def test_what_is_ingested_while_a_collection_is_indexed_anew_is_found_before_and_after() -> None:
+    world, service = await filled(a=LONG)
+    world.other_embedder["c"] = {}
+    await upsert(service, text("new.txt", "New."))
+    assert world.texts().keys() == {"a.txt", "new.txt"}
+    assert await ended(rebuild(service)) == {"a.txt": Stage.STORED, "new.txt": Stage.UNCHANGED}
+    assert world.texts().keys() == {"a.txt", "new.txt"}
+
+
+async def test_a_collection_of_which_a_document_fails_is_searched_as_before_until_all_are_indexed() -> None:
+    world, service = await filled(a=LONG, b="Short.")
+    world.other_embedder["c"] = {}
+    world.step = fail_once("index", InvalidRequest("does not fit"))
+    assert set((await ended(rebuild(service))).values()) == {Stage.FAILED, Stage.STORED}
+    assert "c" in world.other_embedder
+    assert world.texts().keys() == {"a.txt", "b.txt"}
+    assert set((await ended(rebuild(service))).values()) == {Stage.STORED, Stage.UNCHANGED}
+    assert not world.other_embedder
 
 
 async def test_a_document_that_is_deleted_during_the_rebuild_is_not_found_afterwards() -> None:
