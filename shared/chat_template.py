@@ -26,8 +26,8 @@ from typing import Any
 
 from shared.errors import ConfigError
 from shared.piece_encoder import backend_of
-from shared.prompt import PromptTemplate
 from shared.prompt_config import PromptConfig
+from shared.prompt_template import PromptTemplate
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from shared.generation.pieces import Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestPage
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
 

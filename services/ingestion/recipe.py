@@ -14,7 +14,7 @@ from shared.errors import ModelMismatch
 from shared.generation.described import MadeFor, ModelDescription, text_hash
 from shared.identity import digest, ids_hash
 from shared.kv_types import Manifest
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 
 _RECUT = "recut"
 

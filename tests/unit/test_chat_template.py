@@ -12,8 +12,9 @@ import pytest
 
 from shared.chat_template import template_of
 from shared.errors import ConfigError
-from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.prompt import PromptTokenizer
 from shared.prompt_config import PromptConfig
+from shared.prompt_template import PromptTemplate
 from shared.selection.spans import SpanTokenizer
 from tests.chat_templates import CHATML, FAMILIES, chat_tokenizer
 

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import InvalidRequest, ModelUnsupported
-from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.prompt import PromptTokenizer
+from shared.prompt_template import PromptTemplate
 from shared.selection.mapping import UNTOUCHED, carry_picks, carry_ranks, carry_scores
 from shared.selection.spans import SpanTokenizer, TokenSpans
 from tests.token_families import FAMILIES, texts, tokenizer_of
