@@ -1,5 +1,5 @@
-"""The texts of a prompt: shared prefix, text around a chunk, text around the question; and the file by which a
-model brings its own."""
+"""The texts of a prompt: shared prefix, text around a chunk, text around the question; and the file by which
+a model brings its own."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ async def shown(
 
 
 @pytest.mark.parametrize(
-    "command", ["", "up", "down", "status", "ingest", "ask", "explore", "documents", "delete", "demo"]
+    "command",
+    ["", "up", "down", "status", "ingest", "ask", "explore", "documents", "delete", "models", "demo"],
 )
 def test_every_command_explains_itself(command: str) -> None:
     code, output = invoke(*filter(None, [command]), "--help")
