@@ -22,7 +22,7 @@ from shared.generation.pieces import Conditioned, Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
 from shared.kv_types import KvContext, Manifest, ManifestPage
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
 
@@ -37,11 +37,11 @@ class Crash(BaseException):
 class WordTokenizer:
     """A token per word."""
 
-    template = PromptTemplate(prefix="P", chunk="{text}\n", question="{question}")
     prefix_ids = (7, 8)
 
-    def __init__(self, salt: int = 0) -> None:
+    def __init__(self, salt: int = 0, chunk: str = "{text}\n") -> None:
         self._salt = salt
+        self.template = PromptTemplate(prefix="P", chunk=chunk, question="{question}")
 
     @property
     def hash(self) -> str:
@@ -96,6 +96,7 @@ class World:
 
     fingerprint: str = "model-a"
     salt: int = 0
+    chunk_template: str = "{text}\n"
     kv: set[str] = field(default_factory=set)
     selector: Selector | None = None
     manifests: dict[tuple[str, str, str], Manifest] = field(default_factory=dict)
@@ -120,13 +121,14 @@ class World:
         store = DocumentStore(
             self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
         )
-        tokenizer, context_tokens = WordTokenizer(self.salt), settings.kv_context_tokens or CONTEXT_TOKENS
+        tokenizer = WordTokenizer(self.salt, self.chunk_template)
+        context_tokens = settings.kv_context_tokens or CONTEXT_TOKENS
         recipe = Recipe(tokenizer, chunk_tokens, settings.kv_context, context_tokens, parsers)
         return IngestionService(settings, recipe, store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         self._effect("describe")
-        tokenizer = WordTokenizer(self.salt)
+        tokenizer = WordTokenizer(self.salt, self.chunk_template)
         return ModelDescription(
             "m",
             self.fingerprint,

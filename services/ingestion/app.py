@@ -50,7 +50,7 @@ def build_service(config: IngestionConfig) -> IngestionService:
 
 def _recipe(config: IngestionConfig) -> Recipe | None:
     """None: the model has no tokenizer."""
-    tokenizer = PromptTokenizer.of_model(config.model)
+    tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
     if tokenizer is None:
         return None
     context_tokens = _context_tokens(config, tokenizer)

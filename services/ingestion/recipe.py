@@ -14,10 +14,10 @@ from services.ingestion.formats.parse import PARSERS_VERSION, depends_on_ocr, me
 from services.ingestion.formats.reading import ParserSettings
 from shared.documents import SourceDocument
 from shared.errors import ModelMismatch
-from shared.generation.described import ModelDescription
-from shared.identity import digest
+from shared.generation.described import MadeFor, ModelDescription, text_hash
+from shared.identity import digest, ids_hash
 from shared.kv_types import KvContext, Manifest
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 
 _RECUT = "recut:"  # in front of the settings by which a stored text was cut
 _INCOMPLETE = "incomplete"
@@ -50,8 +50,8 @@ class Draft:
 
 
 class Recipe:
-    """``source_hash`` = hash of the source, a dash, hash of these settings. Parsing is for several threads,
-    the rest is not: tokenizers are not."""
+    """``source_hash`` = hash of the source, a dash, hash of these settings, a dot, hash of how text becomes
+    ids. Parsing is for several threads, the rest is not: tokenizers are not."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Recipe:
         if context is not KvContext.NONE:
             settings += [context.value, context_tokens]
         self._settings_hash = digest(json.dumps(settings).encode())
+        self._text_hash = text_hash(tokenizer.hash, template.chunk)
 
     def source_hash(self, source: SourceDocument) -> str:
         """
@@ -79,7 +80,12 @@ class Recipe:
         described: list[object] = [(media_type, charset), sorted(source.metadata.items())]
         if self._parsers.ocr_name and depends_on_ocr(media_type):
             described.append(self._parsers.ocr_name)
-        return f"{digest(json.dumps(described).encode(), source.content)}-{self._settings_hash}"
+        hashed = digest(json.dumps(described).encode(), source.content)
+        return f"{hashed}-{self._settings_hash}.{self._text_hash}"
+
+    def is_of(self, stored: Manifest, source: SourceDocument) -> bool:
+        """Whether ``stored`` was cut of this source by these settings. Raises as ``source_hash``."""
+        return stored.source_hash.split(".")[0] == self.source_hash(source).split(".")[0]
 
     def parse(self, source: SourceDocument, check: Callable[[], None]) -> ParsedDocument:
         """``check`` is called now and then, and raises when nobody waits any more.
@@ -98,7 +104,7 @@ class Recipe:
         """
         source_hash = self.source_hash(source)
         if parsed.incomplete:
-            source_hash = f"{source_hash.rpartition('-')[0]}-{_INCOMPLETE}"
+            source_hash = f"{source_hash.rpartition('-')[0]}-{_INCOMPLETE}.{self._text_hash}"
         return Draft(
             source.document_id,
             parsed.title,
@@ -125,15 +131,16 @@ class Recipe:
             )
             for c in stored.chunks
         )
-        source, _, settings = stored.source_hash.rpartition("-")
+        source, _, settings = stored.source_hash.split(".")[0].rpartition("-")
         if settings != self._settings_hash:
             chunks = tuple(self._chunker.recut(stored.title, chunks))
             settings = _RECUT + self._settings_hash
-        return Draft(stored.document_id, stored.title, f"{source}-{settings}", stored.metadata, chunks)
+        source_hash = f"{source}-{settings}.{self._text_hash}"
+        return Draft(stored.document_id, stored.title, source_hash, stored.metadata, chunks)
 
     def is_current(self, stored: Manifest, model: ModelDescription) -> bool:
         """Whether the document is cut, and its KV computed, as it would be now."""
-        settings = stored.source_hash.rpartition("-")[2].removeprefix(_RECUT)
+        settings = stored.source_hash.split(".")[0].rpartition("-")[2].removeprefix(_RECUT)
         return settings == self._settings_hash and is_current(stored, model)
 
     def check_model(self, model: ModelDescription) -> None:
@@ -150,12 +157,19 @@ class Recipe:
         ):
             if not same:
                 raise ModelMismatch(
-                    f"the {what} of the generator's model is not that of the model ingestion was "
-                    "configured with; "
-                    "configure both with the same model"
+                    f"the {what} of the generator's model (prompt: {model.prompt or 'unknown'}) is not "
+                    "that of the model ingestion was configured with "
+                    f"(prompt: {ours.template.origin}); "
+                    "configure both with the same model and the same prompt section"
                 )
+
+
+def made_for(stored: Manifest) -> MadeFor:
+    """What the document was made for when it was stored."""
+    _, _, template = stored.source_hash.partition(".")
+    return MadeFor(stored.model_fingerprint, ids_hash(stored.prefix_ids), template)
 
 
 def is_current(stored: Manifest, model: ModelDescription) -> bool:
     """Whether the stored KV is what ``model`` would compute."""
-    return stored.model_fingerprint == model.fingerprint and stored.prefix_ids == model.prefix_ids
+    return not made_for(stored).differs_from(model.made_for)
