@@ -123,7 +123,7 @@ class World:
         )
         tokenizer = WordTokenizer(self.salt, self.chunk_template)
         context_tokens = settings.kv_context_tokens or CONTEXT_TOKENS
-        recipe = Recipe(tokenizer, chunk_tokens, settings.kv_context, context_tokens, parsers)
+        recipe = Recipe(tokenizer, chunk_tokens, parsers, settings.kv_context, context_tokens)
         return IngestionService(settings, recipe, store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:

@@ -54,7 +54,7 @@ def _recipe(config: IngestionConfig) -> Recipe | None:
     if tokenizer is None:
         return None
     context_tokens = _context_tokens(config, tokenizer)
-    return Recipe(tokenizer, config.chunk_tokens, config.kv_context, context_tokens, _parsers(config))
+    return Recipe(tokenizer, config.chunk_tokens, _parsers(config), config.kv_context, context_tokens)
 
 
 def _context_tokens(config: IngestionConfig, tokenizer: PromptTokenizer) -> int:

@@ -57,9 +57,9 @@ class Recipe:
         self,
         tokenizer: Tokenizer,
         chunk_tokens: int,
+        parsers: ParserSettings = _DEFAULT,
         context: KvContext = KvContext.NONE,
         context_tokens: int = 0,
-        parsers: ParserSettings = _DEFAULT,
     ) -> None:
         self._parsers = replace(parsers, table_chars=chunk_tokens * _CHARS_PER_TOKEN)
         self._tokenizer = tokenizer
