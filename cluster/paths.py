@@ -16,3 +16,8 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
         return Path(chosen).expanduser().absolute()
     base = environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "kvquilt"
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """What can be made or downloaded again: converted and pulled models."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvquilt"

@@ -11,6 +11,7 @@ from typing import Any
 
 from services.ingestion.calls import CallPolicy
 from services.ingestion.config import IngestionConfig
+from services.ingestion.formats.reading import ParserSettings
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
@@ -24,6 +25,8 @@ from shared.kv_types import Manifest, ManifestPage
 from shared.prompt import PromptTemplate
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
+
+_PARSERS = ParserSettings()
 
 
 class Crash(BaseException):
@@ -104,13 +107,15 @@ class World:
     other_embedder: dict[str, dict[tuple[str, str, str], IndexedDocument]] = field(default_factory=dict)
     """Collections that were indexed with another embedder, and what was indexed anew of them."""
 
-    def service(self, chunk_tokens: int = 16, **config: Any) -> IngestionService:
+    def service(
+        self, chunk_tokens: int = 16, parsers: ParserSettings = _PARSERS, **config: Any
+    ) -> IngestionService:
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
         policy = CallPolicy(timeout_s=settings.step_timeout_s, first_pause_s=0.0)
         store = DocumentStore(
             self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
         )
-        return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens), store)
+        return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens, parsers), store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         self._effect("describe")
@@ -304,6 +309,6 @@ async def upsert(
 
 def outcome(events: list[UpsertProgress]) -> dict[str, Stage]:
     """How each document ended; each ends exactly once."""
-    ended = [e for e in events if e.stage in (Stage.STORED, Stage.UNCHANGED, Stage.FAILED, Stage.REMOVED)]
+    ended = [e for e in events if e.stage not in (Stage.PARSED, Stage.PREFILLED)]
     assert len({e.document_id for e in ended}) == len(ended)
     return {e.document_id: e.stage for e in ended}

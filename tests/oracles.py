@@ -24,10 +24,12 @@ from transformers import (
     DynamicCache,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -57,6 +59,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 256,
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 2500}
+_EXPERTS = {"head_dim": 32, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 _CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
@@ -68,6 +71,8 @@ _CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
     "qwen3": lambda **kw: Qwen3Config(**_SIZES | {"head_dim": 32} | kw),
     "mistral": lambda **kw: MistralConfig(**_SIZES | {"sliding_window": None} | kw),
     "phi3": lambda **kw: Phi3Config(**_SIZES | kw),
+    "qwen3_moe": lambda **kw: Qwen3MoeConfig(**_SIZES | _EXPERTS | {"num_experts": 4} | kw),
+    "mixtral": lambda **kw: MixtralConfig(**_SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2} | kw),
     "phi3_partial": lambda **kw: Phi3Config(**_SIZES | {"partial_rotary_factor": 0.5} | kw),
 }
 FAMILIES = ("llama3", "qwen2", "qwen3", "mistral", "phi3")

@@ -1,10 +1,10 @@
-"""The command line: `kvquilt up`, `ingest`, `ask`, `documents`, `delete`, `store`, `retrieval`, `status`,
-`down`, `demo`.
+"""The command line: `kvquilt up`, `ingest`, `ask`, `documents`, `delete`, `models`, `store`, `retrieval`,
+`status`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``ask_command``,
-``explore_command``, ``store_commands`` and ``retrieval_commands``.
+``explore_command``, ``model_commands``, ``store_commands`` and ``retrieval_commands``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 from cluster.cli.ask_command import ask
 from cluster.cli.document_commands import delete, documents, ingest
 from cluster.cli.explore_command import explore
+from cluster.cli.model_commands import models
 from cluster.cli.retrieval_commands import retrieval
 from cluster.cli.session import Commands, Session
 from cluster.cli.store_commands import store
@@ -59,7 +60,9 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
 
 @main.command()
 @click.option(
-    "--model", help="A model directory or a Hugging Face id. Default: the demo model that comes along."
+    "--model",
+    help="A model directory, a GGUF file, a Hugging Face id, `smollm2` or `demo`; see `kvquilt models`. "
+    "Default: smollm2, where its package is installed, else demo.",
 )
 @click.option(
     "--config",
@@ -82,20 +85,27 @@ def up(
     \b
     kvquilt up
     kvquilt up --model Qwen/Qwen2.5-0.5B-Instruct
+    kvquilt up --model ./Qwen3-0.6B-Q8_0.gguf        converted once, into the cache
     kvquilt --data-dir /srv/kv up --config quilt.yaml
     """
+    from cluster.cli.model_choice import choose_model
     from cluster.cli.startup import start_progress
     from cluster.config import load_quilt
     from cluster.local import launcher
-    from shared.config import read_yaml
+    from shared.config import ENV_PREFIX, merge_env, read_yaml
 
     values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path)) if config_path else {}
     given = {"model": model, "grpc_port": grpc_port, "http_port": http_port}
-    values |= {key: value for key, value in given.items() if value is not None}
-    environ = dict(os.environ)
-    if session.data_dir_chosen:  # an option is stronger than the environment, which is stronger than the file
-        values["data_dir"] = str(session.data_dir)
-        environ.pop("KVQUILT_DATA_DIR", None)
+    if session.data_dir_chosen:
+        given["data_dir"] = str(session.data_dir)
+    chosen = {key: value for key, value in given.items() if value is not None}
+    # an option is stronger than the environment, which is stronger than the file
+    weaker = {ENV_PREFIX + key.upper() for key in chosen}
+    environ = {k: v for k, v in os.environ.items() if k not in weaker}
+    values = merge_env(values | chosen, environ)
+    environ = {k: v for k, v in environ.items() if not k.startswith(ENV_PREFIX)}
+    load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
+    values["model"] = choose_model(str(values.get("model") or ""), environ, session.out)
     config = load_quilt(values, environ)
     with start_progress(session.out) as on_progress:
         state = launcher.start(config, on_progress)
@@ -152,7 +162,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
     run_demo(session.out, json_path, keep)
 
 
-for command in (ingest, ask, explore, documents, delete, store, retrieval):
+for command in (ingest, ask, explore, documents, delete, models, store, retrieval):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from cluster.cli.sources import find_sources
 from cluster.cli.startup import start_progress
 from cluster.config import QuiltConfig, load_quilt
 from cluster.local import launcher
+from cluster.models.names import DEMO
 from cluster.paths import DEMO_ASSETS
 from services.training.demo_documents import DemoQuestion
 from shared.answer import Inquiry, RetrievalOptions
@@ -203,9 +204,9 @@ def measure_engine(console: Console) -> tuple[Measurement, dict[str, float]]:
 
 
 def demo_config(data_dir: Path, **more: Any) -> QuiltConfig:
-    """A data directory and ports of its own, so that it disturbs nothing."""
+    """The demo model; a data directory and ports of its own, so that it disturbs nothing."""
     ports = {name: launcher.free_port() for name in ("grpc_port", "http_port")}
-    return load_quilt({"data_dir": str(data_dir.absolute())} | ports | more, {})
+    return load_quilt({"model": DEMO, "data_dir": str(data_dir.absolute())} | ports | more, {})
 
 
 def normalized(text: str) -> str:

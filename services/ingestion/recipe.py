@@ -4,11 +4,14 @@ this has changed."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.ingestion.chunker import CHUNKER_VERSION, Chunker, TextChunk
-from services.ingestion.formats.parse import PARSERS_VERSION, media_type_of, parse
+from services.ingestion.formats.document import ParsedDocument
+from services.ingestion.formats.parse import PARSERS_VERSION, depends_on_ocr, media_type_of, parse
+from services.ingestion.formats.reading import ParserSettings
 from shared.documents import SourceDocument
 from shared.errors import ModelMismatch
 from shared.generation.described import ModelDescription
@@ -17,6 +20,9 @@ from shared.kv_types import Manifest
 from shared.prompt import PromptTemplate
 
 _RECUT = "recut"
+_INCOMPLETE = "incomplete"
+_DEFAULT = ParserSettings()
+_CHARS_PER_TOKEN = 2  # of tables, which are mostly numbers and signs
 
 
 class Tokenizer(Protocol):
@@ -33,20 +39,22 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A document that is cut and waits to be stored."""
+    """A document that is cut and waits to be stored. ``warnings``: what of it was not read."""
 
     document_id: str
     title: str
     source_hash: str
     metadata: dict[str, str]
     chunks: tuple[TextChunk, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class Recipe:
-    """``source_hash`` = hash of the source, a dash, hash of these settings. Not for several threads:
-    tokenizers are not."""
+    """``source_hash`` = hash of the source, a dash, hash of these settings. Parsing is for several threads,
+    the rest is not: tokenizers are not."""
 
-    def __init__(self, tokenizer: Tokenizer, chunk_tokens: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, chunk_tokens: int, parsers: ParserSettings = _DEFAULT) -> None:
+        self._parsers = replace(parsers, table_chars=chunk_tokens * _CHARS_PER_TOKEN)
         self._tokenizer = tokenizer
         self._chunker = Chunker(tokenizer, chunk_tokens)
         template = tokenizer.template
@@ -58,17 +66,38 @@ class Recipe:
         Raises:
             UnreadableDocument: the format is not known.
         """
-        described = json.dumps([media_type_of(source), sorted(source.metadata.items())]).encode()
-        return f"{digest(described, source.content)}-{self._settings_hash}"
+        media_type, charset = media_type_of(source)
+        described: list[object] = [(media_type, charset), sorted(source.metadata.items())]
+        if self._parsers.ocr_name and depends_on_ocr(media_type):
+            described.append(self._parsers.ocr_name)
+        return f"{digest(json.dumps(described).encode(), source.content)}-{self._settings_hash}"
 
-    def cut(self, source: SourceDocument) -> Draft:
-        """
+    def parse(self, source: SourceDocument, check: Callable[[], None]) -> ParsedDocument:
+        """``check`` is called now and then, and raises when nobody waits any more.
+
         Raises:
             UnreadableDocument: says what is wrong with the document.
         """
-        parsed = parse(source)
-        chunks = tuple(self._chunker.split(parsed))
-        return Draft(source.document_id, parsed.title, self.source_hash(source), source.metadata, chunks)
+        return parse(source, self._parsers, check)
+
+    def cut(self, source: SourceDocument, parsed: ParsedDocument) -> Draft:
+        """The hash of a document that a tool failed on is not that of its source, so that it counts as
+        changed when it comes again.
+
+        Raises:
+            UnreadableDocument: it cannot be cut.
+        """
+        source_hash = self.source_hash(source)
+        if parsed.incomplete:
+            source_hash = f"{source_hash.rpartition('-')[0]}-{_INCOMPLETE}"
+        return Draft(
+            source.document_id,
+            parsed.title,
+            source_hash,
+            source.metadata,
+            tuple(self._chunker.split(parsed)),
+            parsed.warnings,
+        )
 
     def recut(self, stored: Manifest) -> Draft:
         """A stored document for the model served now, without its source.

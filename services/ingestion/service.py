@@ -4,18 +4,29 @@ stored ones.)"""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 
 from services.ingestion.config import IngestionConfig
-from services.ingestion.recipe import Recipe, is_current
+from services.ingestion.recipe import Draft, Recipe, is_current
 from services.ingestion.run import run_documents
 from services.ingestion.upkeep import DocumentUpkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
-from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, UpsertProgress
+from shared.documents import (
+    SOURCE_KEY,
+    DeletedDocuments,
+    DocumentInfo,
+    DocumentPage,
+    SourceDocument,
+    Stage,
+    UpsertProgress,
+)
 from shared.errors import (
+    Cancelled,
     FailedPrecondition,
     InvalidRequest,
     KvquiltError,
@@ -47,13 +58,18 @@ class IngestionService:
         self._store = store
         # one: tokenizers are not for several threads
         self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")
+        self._parsing = ThreadPoolExecutor(config.parallel_documents, thread_name_prefix="parse")
         self._locks = Locks()
         self.upkeep = DocumentUpkeep(store, self._locks, config.parallel_documents)
 
     async def upsert(
-        self, ctx: RequestContext, collection: str, documents: Sequence[SourceDocument]
+        self,
+        ctx: RequestContext,
+        collection: str,
+        documents: Sequence[SourceDocument],
+        dry_run: bool = False,
     ) -> AsyncGenerator[UpsertProgress, None]:
-        """Adds documents, or replaces those that changed.
+        """Adds documents, or replaces those that changed; with ``dry_run`` only says which these are.
 
         Raises:
             InvalidRequest: no documents, an empty id, or one that comes twice.
@@ -85,9 +101,15 @@ class IngestionService:
                     stored = await self._store.stored(ctx, collection, document_id)
                     # still: others may have changed it meanwhile
                     if stored is not None and unchanged(stored, source):
+                        if dry_run:
+                            return report(UpsertProgress(document_id, Stage.UNCHANGED))
                         return await self._store.keep(ctx, stored, report, auxiliary)
-                draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.cut, source)
-                return await self._store.put(ctx, collection, model, draft, report, auxiliary)
+                draft = await self._cut(ctx, recipe, source)
+                if dry_run:
+                    return report(_would_store(draft))
+                return await self._store.put(
+                    ctx, collection, model, draft, _warning(draft.warnings, report), auxiliary
+                )
 
         async with aclosing(run_documents(list(sources), work, self._config.parallel_documents)) as progress:
             async for event in progress:
@@ -178,7 +200,24 @@ class IngestionService:
         await self._prepare(ctx)
         return ""
 
+    async def _cut(self, ctx: RequestContext, recipe: Recipe, source: SourceDocument) -> Draft:
+        """Parses in a thread of its own, which ends soon after nobody waits for it any more."""
+        given_up = threading.Event()
+
+        def check() -> None:
+            ctx.check_deadline("reading a document")
+            if given_up.is_set():
+                raise Cancelled("the run was ended")
+
+        loop = asyncio.get_running_loop()
+        try:
+            parsed = await loop.run_in_executor(self._parsing, recipe.parse, source, check)
+        finally:
+            given_up.set()
+        return await loop.run_in_executor(self._cutting, recipe.cut, source, parsed)
+
     def close(self) -> None:
+        self._parsing.shutdown(wait=False, cancel_futures=True)
         self._cutting.shutdown(wait=False, cancel_futures=True)
 
     async def _prepare(self, ctx: RequestContext) -> tuple[Recipe, ModelDescription]:
@@ -218,6 +257,21 @@ def _check_ids(document_ids: list[str]) -> None:
         raise InvalidRequest(f"documents: {twice[0]!r} comes more than once")
 
 
+def _would_store(draft: Draft) -> UpsertProgress:
+    return UpsertProgress(
+        draft.document_id,
+        Stage.WOULD_STORE,
+        num_chunks=len(draft.chunks),
+        num_tokens=sum(len(c.token_ids) for c in draft.chunks),
+        warnings=draft.warnings,
+    )
+
+
+def _warning(warnings: tuple[str, ...], report: Report) -> Report:
+    """Says them where the document ends."""
+    return lambda told: report(replace(told, warnings=warnings) if told.stage is Stage.STORED else told)
+
+
 def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
     return DocumentInfo(
         collection=manifest.collection,
@@ -227,6 +281,7 @@ def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
         model_fingerprint=manifest.model_fingerprint,
         current=is_current(manifest, model),
         created_s=manifest.created_s,
+        source=manifest.metadata.get(SOURCE_KEY, ""),
     )
 
 

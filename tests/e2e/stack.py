@@ -17,6 +17,7 @@ from cluster.config import load_quilt
 from cluster.local import launcher
 from cluster.local.processes import session_members
 from cluster.local.state import StackState
+from cluster.models.names import DEMO
 from cluster.paths import PROJECT_ROOT
 
 ResultT = TypeVar("ResultT")
@@ -49,9 +50,12 @@ class Stack:
 
 
 def start(data_dir: Path, **values: object) -> Stack:
-    """The same code path as ``kvquilt up``."""
+    """The same code path as ``kvquilt up --model demo``."""
     ports = {"grpc_port": launcher.free_port(), "http_port": launcher.free_port()}
-    return Stack(data_dir, launcher.start(load_quilt({"data_dir": str(data_dir), **ports, **values}, {})))
+    return Stack(
+        data_dir,
+        launcher.start(load_quilt({"model": DEMO, "data_dir": str(data_dir), **ports, **values}, {})),
+    )
 
 
 def cli(

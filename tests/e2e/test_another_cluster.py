@@ -30,6 +30,7 @@ def front(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     """Started as an operator does it; ``stack`` is the other cluster."""
     folder = tmp_path_factory.mktemp("front")
     quilt = {
+        "model": "demo",
         "grpc_port": launcher.free_port(),
         "http_port": launcher.free_port(),
         "ingestion": {"chunk_tokens": 96},

@@ -155,14 +155,16 @@ def test_documents_are_listed_and_deleted(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_a_second_up_says_what_runs_and_where(stack: Stack) -> None:
-    shown = stack.cli("up")
+    shown = stack.cli("up", "--model", "demo")
     assert shown.returncode != 0
     assert "running already" in shown.stderr
     assert stack.target in shown.stderr
 
 
 def test_a_port_that_is_taken_is_named_by_its_setting(stack: Stack, tmp_path: Path) -> None:
-    shown = stacks.cli(tmp_path / "other", "up", "--grpc-port", stack.target.rpartition(":")[2])
+    shown = stacks.cli(
+        tmp_path / "other", "up", "--model", "demo", "--grpc-port", stack.target.rpartition(":")[2]
+    )
     assert shown.returncode != 0
     assert "grpc_port: port" in shown.stderr
     assert "--grpc-port" in shown.stderr

@@ -55,7 +55,7 @@ def test_documents_survive_a_restart_and_another_model_is_refused_until_they_are
 ) -> None:
     data = tmp_path / "data"
     try:
-        up = stacks.cli(data, "up", *ports())
+        up = stacks.cli(data, "up", "--model", "demo", *ports())
         assert up.returncode == 0, up.stderr
         assert stacks.cli(data, "ingest", str(documents), "-c", "towns").returncode == 0
         state = RunDirectory(data).running()
@@ -109,7 +109,7 @@ def test_an_answer_on_its_way_is_finished_before_the_services_end(tmp_path: Path
 
 def test_ctrl_c_while_starting_takes_everything_down_and_is_told_as_such(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    command = stacks.command(data, "up", *ports())
+    command = stacks.command(data, "up", "--model", "demo", *ports())
     up = subprocess.Popen(
         command,
         env=stacks.environment(),

@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from shared.engine.attention import StepPlan
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.packing import can_pack
+from shared.engine.model.refusals import check_config
 from shared.engine.model.rope import RopeSpec
 from shared.engine.model.self_check import check_model
 from shared.engine.model.spec import ModelSpec
@@ -27,9 +27,9 @@ from shared.errors import ConfigError, InvalidRequest, ModelUnsupported
 ATTENTION = "kvquilt"
 # what reading weights raises when files are missing, truncated or of another shape
 _BROKEN_WEIGHTS = (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError)
+_BUILT_DIFFERENTLY = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _CHANGES_ATTENTION = ("softcap", "s_aux")
-_EXACT_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> LoadedModel:
@@ -41,8 +41,7 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
         ModelUnsupported: the engine would not compute what the model computes; the reason is named.
     """
     check_device(torch.device(device))
-    config = _read_config(path)
-    _check_config(config)
+    config = read_config(path)
     hf_model = read_weights(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
     return wrap_model(hf_model.to(device))
 
@@ -54,7 +53,7 @@ def read_weights(path: str, **options: Any) -> Any:
         InvalidRequest: they cannot be loaded.
     """
     try:
-        return AutoModelForCausalLM.from_pretrained(path, **options)
+        return AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **options)
     except _BROKEN_WEIGHTS as error:
         raise InvalidRequest(f"model: the weights of {path!r} cannot be loaded: {error}") from error
 
@@ -88,7 +87,7 @@ def wrap_model(hf_model: Any) -> LoadedModel:
     Raises:
         ModelUnsupported: see ``load_model``.
     """
-    _check_config(hf_model.config)
+    check_config(hf_model.config)
     _check_structure(hf_model)
     AttentionInterface.register(ATTENTION, _attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
@@ -97,10 +96,26 @@ def wrap_model(hf_model: Any) -> LoadedModel:
     spec = _spec_of(hf_model)
     model = LoadedModel(hf_model, spec)
     with torch.inference_mode():
-        check_model(model)
+        _check_model(model)
         if can_pack(spec.device, spec.dtype):
             model.pack()
     return model
+
+
+def _check_model(model: LoadedModel) -> None:
+    """
+    Raises:
+        ModelUnsupported: it is not reproduced, or built so differently that the check itself cannot run.
+    """
+    try:
+        check_model(model)
+    except torch.OutOfMemoryError:
+        raise
+    except _BUILT_DIFFERENTLY as error:
+        raise ModelUnsupported(
+            f"{type(model.hf_model).__name__} is not built like a Llama; the engine cannot run its layers: "
+            f"{error}"
+        ) from error
 
 
 def _attend(
@@ -134,9 +149,20 @@ def _run_step(step: StepPlan, module: Any, query: Tensor, key: Tensor, value: Te
     return out_HRD.transpose(0, 1)[None]
 
 
-def _read_config(path: str) -> Any:
+def read_config(path: str) -> Any:
+    """The configuration of a model that is served, as far as it tells.
+
+    Raises:
+        InvalidRequest, ModelUnsupported: see ``load_model``.
+    """
+    config = _config_at(path)
+    check_config(config)
+    return config
+
+
+def _config_at(path: str) -> Any:
     try:
-        return AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         if Path(path).is_absolute() and not Path(path).exists():
             raise InvalidRequest(f"model: there is no directory {path!r}") from error
@@ -145,34 +171,6 @@ def _read_config(path: str) -> Any:
                 f"model: {path!r} is a file; give the model's directory or its hub id"
             ) from error
         raise InvalidRequest(f"model: no usable model configuration at {path!r}: {error}") from error
-
-
-def _check_config(config: Any) -> None:
-    architectures = getattr(config, "architectures", None) or []
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or (
-        architectures and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures)
-    ):
-        raise InvalidRequest(
-            f"model: {' '.join(architectures) or config.model_type} is not a causal language model; "
-            "give one that generates text"
-        )
-    rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict):
-        raise ModelUnsupported(
-            f"model type {config.model_type!r} has no rotary position embedding (RoPE); stored KV can "
-            "only be moved by rotation"
-        )
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise ModelUnsupported(
-            "the model rotates its layers differently (RoPE parameters per layer type); one rotation "
-            "is needed"
-        )
-    kind = rope.get("rope_type", "default")
-    if kind not in _EXACT_ROPE_TYPES:
-        raise ModelUnsupported(
-            f"RoPE type {kind!r} is not supported: its angles depend on the request's length; "
-            f"supported: {', '.join(_EXACT_ROPE_TYPES)}"
-        )
 
 
 def _check_structure(hf_model: Any) -> None:

