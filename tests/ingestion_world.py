@@ -22,7 +22,7 @@ from shared.generation.pieces import Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestPage
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
 
@@ -36,11 +36,11 @@ class Crash(BaseException):
 class WordTokenizer:
     """A token per word."""
 
-    template = PromptTemplate(prefix="P", chunk="{text}\n", question="{question}")
     prefix_ids = (7, 8)
 
-    def __init__(self, salt: int = 0) -> None:
+    def __init__(self, salt: int = 0, chunk: str = "{text}\n") -> None:
         self._salt = salt
+        self.template = PromptTemplate(prefix="P", chunk=chunk, question="{question}")
 
     @property
     def hash(self) -> str:
@@ -95,6 +95,7 @@ class World:
 
     fingerprint: str = "model-a"
     salt: int = 0
+    chunk_template: str = "{text}\n"
     kv: set[str] = field(default_factory=set)
     selector: Selector | None = None
     manifests: dict[tuple[str, str, str], Manifest] = field(default_factory=dict)
@@ -115,11 +116,12 @@ class World:
         store = DocumentStore(
             self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
         )
-        return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens, parsers), store)
+        recipe = Recipe(WordTokenizer(self.salt, self.chunk_template), chunk_tokens, parsers)
+        return IngestionService(settings, recipe, store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         self._effect("describe")
-        tokenizer = WordTokenizer(self.salt)
+        tokenizer = WordTokenizer(self.salt, self.chunk_template)
         return ModelDescription(
             "m",
             self.fingerprint,

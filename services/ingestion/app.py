@@ -48,7 +48,7 @@ def build_service(config: IngestionConfig) -> IngestionService:
 
 def _recipe(config: IngestionConfig) -> Recipe | None:
     """None: the model has no tokenizer."""
-    tokenizer = PromptTokenizer.of_model(config.model)
+    tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
     return None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens, _parsers(config))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
+from shared.prompt_config import PromptConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class IngestionConfig:
     selector: the application that makes auxiliary KV; empty: there is none. Filled in where `selector.model`
     is set.
     addresses: of applications that another cluster serves; filled in from `applications`.
+    prompt: of the generator's model; filled in from the shared section.
     """
 
     model: str
@@ -39,6 +41,7 @@ class IngestionConfig:
     step_timeout_s: float = 120.0
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

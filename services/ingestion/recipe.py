@@ -14,10 +14,10 @@ from services.ingestion.formats.parse import PARSERS_VERSION, depends_on_ocr, me
 from services.ingestion.formats.reading import ParserSettings
 from shared.documents import SourceDocument
 from shared.errors import ModelMismatch
-from shared.generation.described import ModelDescription
-from shared.identity import digest
+from shared.generation.described import MadeFor, ModelDescription, text_hash
+from shared.identity import digest, ids_hash
 from shared.kv_types import Manifest
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 
 _RECUT = "recut"
 _INCOMPLETE = "incomplete"
@@ -50,8 +50,8 @@ class Draft:
 
 
 class Recipe:
-    """``source_hash`` = hash of the source, a dash, hash of these settings. Parsing is for several threads,
-    the rest is not: tokenizers are not."""
+    """``source_hash`` = hash of the source, a dash, hash of these settings, a dot, hash of how text becomes
+    ids. Parsing is for several threads, the rest is not: tokenizers are not."""
 
     def __init__(self, tokenizer: Tokenizer, chunk_tokens: int, parsers: ParserSettings = _DEFAULT) -> None:
         self._parsers = replace(parsers, table_chars=chunk_tokens * _CHARS_PER_TOKEN)
@@ -60,6 +60,7 @@ class Recipe:
         template = tokenizer.template
         settings = [PARSERS_VERSION, CHUNKER_VERSION, chunk_tokens, tokenizer.hash, template.chunk]
         self._settings_hash = digest(json.dumps(settings).encode())
+        self._text_hash = text_hash(tokenizer.hash, template.chunk)
 
     def source_hash(self, source: SourceDocument) -> str:
         """
@@ -70,7 +71,12 @@ class Recipe:
         described: list[object] = [(media_type, charset), sorted(source.metadata.items())]
         if self._parsers.ocr_name and depends_on_ocr(media_type):
             described.append(self._parsers.ocr_name)
-        return f"{digest(json.dumps(described).encode(), source.content)}-{self._settings_hash}"
+        made_of = digest(json.dumps(described).encode(), source.content)
+        return f"{made_of}-{self._settings_hash}.{self._text_hash}"
+
+    def is_of(self, stored: Manifest, source: SourceDocument) -> bool:
+        """Whether ``stored`` was cut of this source by these settings. Raises as ``source_hash``."""
+        return stored.source_hash.split(".")[0] == self.source_hash(source).split(".")[0]
 
     def parse(self, source: SourceDocument, check: Callable[[], None]) -> ParsedDocument:
         """``check`` is called now and then, and raises when nobody waits any more.
@@ -89,7 +95,7 @@ class Recipe:
         """
         source_hash = self.source_hash(source)
         if parsed.incomplete:
-            source_hash = f"{source_hash.rpartition('-')[0]}-{_INCOMPLETE}"
+            source_hash = f"{source_hash.rpartition('-')[0]}-{_INCOMPLETE}.{self._text_hash}"
         return Draft(
             source.document_id,
             parsed.title,
@@ -108,11 +114,12 @@ class Recipe:
         chunks = tuple(
             TextChunk(c.text, c.token_ids, c.char_start, c.char_end, c.heading) for c in stored.chunks
         )
-        source, _, settings = stored.source_hash.rpartition("-")
+        source, _, settings = stored.source_hash.split(".")[0].rpartition("-")
         if settings != self._settings_hash:
             chunks = tuple(self._chunker.recut(chunks))
             settings = _RECUT
-        return Draft(stored.document_id, stored.title, f"{source}-{settings}", stored.metadata, chunks)
+        source_hash = f"{source}-{settings}.{self._text_hash}"
+        return Draft(stored.document_id, stored.title, source_hash, stored.metadata, chunks)
 
     def check_model(self, model: ModelDescription) -> None:
         """
@@ -128,12 +135,19 @@ class Recipe:
         ):
             if not same:
                 raise ModelMismatch(
-                    f"the {what} of the generator's model is not that of the model ingestion was "
-                    "configured with; "
-                    "configure both with the same model"
+                    f"the {what} of the generator's model (prompt: {model.prompt or 'unknown'}) is not "
+                    "that of the model ingestion was configured with "
+                    f"(prompt: {ours.template.origin}); "
+                    "configure both with the same model and the same prompt section"
                 )
+
+
+def made_for(stored: Manifest) -> MadeFor:
+    """What the document was made for when it was stored."""
+    _, _, template = stored.source_hash.partition(".")
+    return MadeFor(stored.model_fingerprint, ids_hash(stored.prefix_ids), template)
 
 
 def is_current(stored: Manifest, model: ModelDescription) -> bool:
     """Whether the stored KV is what ``model`` would compute."""
-    return stored.model_fingerprint == model.fingerprint and stored.prefix_ids == model.prefix_ids
+    return not made_for(stored).differs_from(model.made_for)

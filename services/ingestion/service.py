@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from services.ingestion.config import IngestionConfig
-from services.ingestion.recipe import Draft, Recipe, is_current
+from services.ingestion.recipe import Draft, Recipe, is_current, made_for
 from services.ingestion.run import run_documents
 from services.ingestion.upkeep import DocumentUpkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
@@ -80,15 +80,11 @@ class IngestionService:
         recipe, model = await self._prepare(ctx)
         sources = {d.document_id: d for d in documents}
         known = {m.document_id: m async for m in self._store.summaries(ctx, collection)}
-        stale = [d for d, m in known.items() if d not in sources and not is_current(m, model)]
+        stale = [m for d, m in known.items() if d not in sources and not is_current(m, model)]
         auxiliary = await self._store.auxiliary(ctx, model)
 
         def unchanged(stored: Manifest | None, source: SourceDocument) -> bool:
-            return (
-                stored is not None
-                and stored.source_hash == recipe.source_hash(source)
-                and is_current(stored, model)
-            )
+            return stored is not None and recipe.is_of(stored, source) and is_current(stored, model)
 
         async def work(document_id: str, report: Report) -> None:
             source = sources[document_id]
@@ -96,7 +92,7 @@ class IngestionService:
             self._check_size(source)
             async with self._locks.hold(ctx.tenant, collection, document_id):
                 if stale and document_id not in known:
-                    raise _mixing(collection, len(stale))
+                    raise _mixing(collection, stale, model)
                 if unchanged(known.get(document_id), source):
                     stored = await self._store.stored(ctx, collection, document_id)
                     # still: others may have changed it meanwhile
@@ -285,9 +281,10 @@ def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
     )
 
 
-def _mixing(collection: str, num_stale: int) -> ModelMismatch:
+def _mixing(collection: str, stale: Sequence[Manifest], model: ModelDescription) -> ModelMismatch:
+    what = made_for(stale[0]).differs_from(model.made_for)
     return ModelMismatch(
-        f"collection {collection!r} has {num_stale} documents made for another model than the one "
+        f"collection {collection!r} has {len(stale)} documents made for another {what} than the one "
         "being served; new ones are not "
         f"mixed in. Re-encode the collection first: kvquilt ingest --re-encode --collection {collection}"
     )
