@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config import QuiltConfig, load_quilt
+from cluster.config import PROMPTED, QuiltConfig, load_quilt
 from shared.config import merge_env, read_yaml
 from shared.errors import KvquiltError
 
@@ -80,6 +80,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
         args["model"] = config.model
     if values.get("log"):
         args["log"] = values["log"]
+    if values.get("prompt") and name in PROMPTED:
+        args["prompt"] = values["prompt"]
     given = values.get(name) or {}
     section = {key: value for key, value in given.items() if key != "deployment"}
     # decided here: a node that knows a model with an auxiliary need not know what is deployed

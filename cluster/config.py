@@ -26,10 +26,15 @@ from services.selector.config import SelectorConfig
 from shared.config import load, merge_env, read_yaml
 from shared.errors import ConfigError
 from shared.log import LogConfig
+from shared.prompt_config import PromptConfig
 
 DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
 SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator", "selector")
+SUITED = (*SECTIONS, "prompt")
+"""What a model may bring settings for."""
+PROMPTED = ("ingestion", "generator", "selector")
+"""Those that make prompts of texts."""
 MODEL_SETTINGS_FILE = "quilt.yaml"
 
 
@@ -42,6 +47,7 @@ class QuiltConfig:
     grpc_port: where every service is called. Ray Serve listens on all interfaces there.
     http_port, http_host: Ray Serve's health checks over HTTP.
     log: level (DEBUG, INFO, WARNING, ERROR) and format (text, json) of every service.
+    prompt: what the model is told around documents and questions (docs/prompts.md).
     applications: `NAME.address` is `host:port` of the cluster that serves NAME instead of this one
     (docs/transport.md).
     """
@@ -58,6 +64,7 @@ class QuiltConfig:
     http_port: int = DEFAULT_HTTP_PORT
     http_host: str = "127.0.0.1"
     log: LogConfig = field(default_factory=LogConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
     applications: dict[str, ApplicationConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,7 +99,7 @@ def load_quilt(
     merged["model"] = (resolve or partial(resolve_model, setting="model", environ=environ))(
         str(merged.get("model") or DEMO_MODEL)
     )
-    for section in SECTIONS:
+    for section in SUITED:
         merged[section] = merged.get(section) or {}
         if not isinstance(merged[section], Mapping):
             raise ConfigError(f"{section}: expected a section, got {merged[section]!r}")
@@ -100,8 +107,9 @@ def load_quilt(
     # a selector that ran here would have no store to keep its KV in
     elsewhere = {*addresses, *(("selector",) if "kv_store" in addresses else ())}
     suited = model_settings(merged["model"])
-    for section in SECTIONS:
+    for section in SUITED:
         merged[section] = under(merged[section], {} if section in elsewhere else suited.get(section, {}))
+    load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
     auxiliary = merged["selector"].get("model") or ""
     merged["selector"]["model"] = auxiliary and (
         resolve or partial(resolve_model, setting="selector.model", environ=environ)
@@ -122,10 +130,9 @@ def model_settings(model: str) -> dict[str, dict[str, Any]]:
         return {}
     settings = read_yaml(path.read_text(encoding="utf-8"), f"the model's {MODEL_SETTINGS_FILE}")
     for section, values in settings.items():
-        if section not in SECTIONS or not isinstance(values, dict):
+        if section not in SUITED or not isinstance(values, dict):
             raise ConfigError(
-                f"the model's {MODEL_SETTINGS_FILE}: {section}: expected a section among "
-                f"{', '.join(SECTIONS)}"
+                f"the model's {MODEL_SETTINGS_FILE}: {section}: expected a section among {', '.join(SUITED)}"
             )
     auxiliary = settings.get("selector", {}).get("model")
     if auxiliary and (beside := Path(model) / str(auxiliary)).is_dir():
@@ -147,6 +154,8 @@ def _shared_values(merged: Mapping[str, Any], addresses: Mapping[str, str]) -> d
     if "log" in merged:
         for section in values.values():
             section["deployment"] = {"log": merged["log"]}
+    for name in PROMPTED:
+        values[name]["prompt"] = merged["prompt"]
     return values
 
 

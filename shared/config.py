@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime
 import difflib
 import enum
 import json
@@ -128,6 +129,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{path}: expected a mapping, got {value!r}")
         return {str(k): _convert(args[1], v, f"{path}.{k}") for k, v in value.items()}
+    if hint is str and isinstance(value, datetime.date):  # YAML takes one for more than its text
+        return value.isoformat()
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and (

@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+SOURCE_KEY = "source"
+"""The key in a document's metadata that says which folder or bucket it came from."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceDocument:
@@ -18,7 +21,8 @@ class SourceDocument:
 
 
 class Stage(enum.Enum):
-    """The last four end a document. REMOVED: it was in the index, but there is no such document."""
+    """The last five end a document. REMOVED: it was in the index, but there is no such document. WOULD_STORE:
+    it is new or changed, in a dry run."""
 
     PARSED = "parsed"
     PREFILLED = "prefilled"
@@ -26,12 +30,13 @@ class Stage(enum.Enum):
     UNCHANGED = "unchanged"
     FAILED = "failed"
     REMOVED = "removed"
+    WOULD_STORE = "would_store"
 
 
 @dataclass(frozen=True, slots=True)
 class UpsertProgress:
     """The progress of one document. ``num_chunks_reused``: chunks whose KV existed already. ``error`` says
-    what to do."""
+    what to do; ``warnings`` what of a document that is stored was not read."""
 
     document_id: str
     stage: Stage
@@ -41,6 +46,7 @@ class UpsertProgress:
     num_chunks_reused: int = 0
     error: str = ""
     error_code: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,8 @@ class DeletedDocuments:
 
 @dataclass(frozen=True, slots=True)
 class DocumentInfo:
-    """``current``: made for the model that is being served. ``created_s``: seconds since 1970."""
+    """``current``: made for the model that is being served. ``created_s``: seconds since 1970. ``source``:
+    the folder or bucket it came from; empty where nobody said."""
 
     collection: str
     document_id: str
@@ -63,6 +70,7 @@ class DocumentInfo:
     model_fingerprint: str
     current: bool
     created_s: float
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,51 +1,27 @@
 """The prompt of a model: shared prefix, text around a chunk, text around the question, and the tokenizer that
 makes ids of them.
 
-A model directory may hold ``kvquilt.json`` ({"prefix": ..., "chunk": "{text}...", "question":
-"...{question}..."}); without it the default template applies. Chunks and questions are tokenized alone and
-without special tokens, so that a chunk's ids do not depend on its neighbours; the prefix begins with BOS
-where the model has one. Torch-free.
+Where the template comes from: ``kvquilt.json`` in the model's directory ({"prefix": ..., "chunk":
+"{text}...", "question": "...{question}..."}), else the tokenizer's chat template
+(``shared.chat_template``), else the default. Special tokens of a template are tokens; in chunks and questions
+they are text. Chunks and questions are tokenized alone, so that a chunk's ids do not depend on its
+neighbours. Torch-free.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.chat_template import template_of
 from shared.errors import ConfigError, InvalidRequest
+from shared.piece_encoder import PieceEncoder, backend_of
+from shared.prompt_config import PromptConfig
+from shared.prompt_template import PromptTemplate
 
-TEMPLATE_FILE = "kvquilt.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-
-
-@dataclass(frozen=True, slots=True)
-class PromptTemplate:
-    prefix: str = "Answer the question from the documents below.\n\n"
-    chunk: str = "{text}\n\n"
-    question: str = "Question: {question}\nAnswer:"
-
-    def __post_init__(self) -> None:
-        for name, slot in (("chunk", "{text}"), ("question", "{question}")):
-            if getattr(self, name).count(slot) != 1:
-                raise ValueError(f"{name}: must contain {slot} exactly once")
-
-    @classmethod
-    def of_model(cls, model: str) -> PromptTemplate:
-        """
-        Raises:
-            ConfigError: the model's template file is not a template.
-        """
-        path = Path(model) / TEMPLATE_FILE
-        if not path.is_file():
-            return cls()
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{TEMPLATE_FILE} of the model: {error}") from None
 
 
 class PromptTokenizer:
@@ -54,10 +30,19 @@ class PromptTokenizer:
     def __init__(self, tokenizer: Any, template: PromptTemplate) -> None:
         self.tokenizer = tokenizer
         self.template = template
-        self.prefix_ids = self.encode_prefix(template.prefix)
+        backend = backend_of(tokenizer)
+        whole = "\0".join((template.prefix, template.chunk, template.question, template.controls))
+        self.pieces = None if backend is None else PieceEncoder(backend, whole)
+        self._chunk = self._around(template.chunk, "{text}")
+        self._question = self._around(template.question, "{question}")
+        prefix_ids = self._encode(self._marked(template.prefix))
+        bos = () if tokenizer.bos_token_id is None else (int(tokenizer.bos_token_id),)
+        begins = prefix_ids[:1] == bos
+        self._bos = bos if begins or not template.is_whole else ()
+        self.prefix_ids = prefix_ids if begins else self._bos + prefix_ids
 
     @classmethod
-    def of_model(cls, model: str) -> PromptTokenizer | None:
+    def of_model(cls, model: str, config: PromptConfig | None = None) -> PromptTokenizer | None:
         """The tokenizer of a model directory or hub id; None for a directory without one (served by ids
         only).
 
@@ -70,11 +55,18 @@ class PromptTokenizer:
             return None
         from transformers import AutoTokenizer
 
-        template = PromptTemplate.of_model(model)
+        brought = PromptTemplate.of_model(model)
         try:
-            return cls(AutoTokenizer.from_pretrained(model), template)
+            tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model: its tokenizer cannot be loaded: {error}") from error
+        template = template_of(tokenizer, brought, config or PromptConfig())
+        try:
+            prompts = cls(tokenizer, template)
+        except Exception as error:  # tokenizers raises nothing else
+            raise ConfigError(f"model: its tokenizer cannot be copied: {error}") from error
+        prompts.check_specials()
+        return prompts
 
     @property
     def backend(self) -> Any:
@@ -86,29 +78,68 @@ class PromptTokenizer:
         """32 hex digits over vocabulary, merges and normalisation."""
         return hashlib.blake2b(self.backend.to_str().encode(), digest_size=16).hexdigest()
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end the model's turn, besides those that the model itself names."""
+        found = None if self.pieces is None else self.pieces.leading(self.template.end_of_turn)
+        return frozenset() if found is None else frozenset([found])
+
+    def check_specials(self) -> None:
+        """
+        Raises:
+            ConfigError: the tokenizer itself makes other ids of the template, so a special token of it would
+                not reach the model.
+        """
+        if not self.template.is_whole:
+            return
+        question = self.template.question.replace("{question}", "why?")
+        for name, text, ours in (
+            ("prefix", self.template.prefix, self.prefix_ids),
+            ("question", question, self.encode_question("why?")),
+        ):
+            theirs = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            if theirs != ours:
+                raise ConfigError(
+                    f"chat template: the {name} {text!r} becomes the ids {ours}, but {theirs} by the "
+                    "tokenizer itself; set prompt.template to default, or give the model a kvquilt.json"
+                )
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of ``text`` alone, without special tokens; text that looks like a special token stays text."""
-        return (
-            tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
-            if text
-            else ()
-        )
+        return self._encode(text)
 
     def encode_prefix(self, text: str) -> tuple[int, ...]:
-        """BOS, where the model has one, and the ids of ``text``."""
-        bos = () if self.tokenizer.bos_token_id is None else (int(self.tokenizer.bos_token_id),)
-        return bos + self.encode(text)
+        """BOS, where prompts of the model begin with it, and the ids of ``text``."""
+        return self._bos + self.encode(text)
 
     def encode_chunk(self, text: str) -> tuple[int, ...]:
-        return self.encode(self.template.chunk.replace("{text}", text))
+        before, after = self._chunk
+        return self._encode(before + text + after)
 
     def encode_question(self, question: str) -> tuple[int, ...]:
         if not question.strip():
             raise InvalidRequest("question: is empty")
-        return self.encode(self.template.question.replace("{question}", question))
+        before, after = self._question
+        return self._encode(
+            before + (question.rstrip() if self.template.trims_question else question) + after
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+    def _around(self, template: str, slot: str) -> tuple[str, str]:
+        before, after = template.split(slot)
+        return self._marked(before), self._marked(after)
+
+    def _marked(self, template: str) -> str:
+        return template if self.pieces is None else self.pieces.marked(template)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        if not text:
+            return ()
+        if self.pieces is not None:
+            return tuple(self.pieces.encode(text).ids)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))

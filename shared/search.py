@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
+from shared.generation.described import MadeFor
 
 BUILT_IN_FIELDS = ("document_id", "title")
 
@@ -52,13 +53,15 @@ class IndexedChunk:
 
 @dataclass(frozen=True, slots=True)
 class IndexedDocument:
-    """All chunks of one document, computed by one model."""
+    """All chunks of one document, computed by one model; the two hashes are those of ``MadeFor``."""
 
     document_id: str
     title: str
     model_fingerprint: str
     chunks: tuple[IndexedChunk, ...]
     metadata: dict[str, str] = field(default_factory=dict)
+    prefix_hash: str = ""
+    template_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ class SearchHit:
     score: float
     metadata: dict[str, str] = field(default_factory=dict)
     similarity: float | None = None
+    prefix_hash: str = ""
+    template_hash: str = ""
+
+    @property
+    def made_for(self) -> MadeFor:
+        return MadeFor(self.model_fingerprint, self.prefix_hash, self.template_hash)
 
 
 @dataclass(frozen=True, slots=True)

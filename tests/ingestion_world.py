@@ -11,6 +11,7 @@ from typing import Any
 
 from services.ingestion.calls import CallPolicy
 from services.ingestion.config import IngestionConfig
+from services.ingestion.formats.reading import ParserSettings
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
@@ -21,9 +22,11 @@ from shared.generation.pieces import Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
 from shared.kv_types import Manifest, ManifestPage
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 from shared.request import RequestContext
 from shared.search import CollectionInfo, IndexedDocument, IndexedIds
+
+_PARSERS = ParserSettings()
 
 
 class Crash(BaseException):
@@ -33,11 +36,11 @@ class Crash(BaseException):
 class WordTokenizer:
     """A token per word."""
 
-    template = PromptTemplate(prefix="P", chunk="{text}\n", question="{question}")
     prefix_ids = (7, 8)
 
-    def __init__(self, salt: int = 0) -> None:
+    def __init__(self, salt: int = 0, chunk: str = "{text}\n") -> None:
         self._salt = salt
+        self.template = PromptTemplate(prefix="P", chunk=chunk, question="{question}")
 
     @property
     def hash(self) -> str:
@@ -92,6 +95,7 @@ class World:
 
     fingerprint: str = "model-a"
     salt: int = 0
+    chunk_template: str = "{text}\n"
     kv: set[str] = field(default_factory=set)
     selector: Selector | None = None
     manifests: dict[tuple[str, str, str], Manifest] = field(default_factory=dict)
@@ -104,17 +108,20 @@ class World:
     other_embedder: dict[str, dict[tuple[str, str, str], IndexedDocument]] = field(default_factory=dict)
     """Collections that were indexed with another embedder, and what was indexed anew of them."""
 
-    def service(self, chunk_tokens: int = 16, **config: Any) -> IngestionService:
+    def service(
+        self, chunk_tokens: int = 16, parsers: ParserSettings = _PARSERS, **config: Any
+    ) -> IngestionService:
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
         policy = CallPolicy(timeout_s=settings.step_timeout_s, first_pause_s=0.0)
         store = DocumentStore(
             self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
         )
-        return IngestionService(settings, Recipe(WordTokenizer(self.salt), chunk_tokens), store)
+        recipe = Recipe(WordTokenizer(self.salt, self.chunk_template), chunk_tokens, parsers)
+        return IngestionService(settings, recipe, store)
 
     async def describe(self, ctx: RequestContext) -> ModelDescription:
         self._effect("describe")
-        tokenizer = WordTokenizer(self.salt)
+        tokenizer = WordTokenizer(self.salt, self.chunk_template)
         return ModelDescription(
             "m",
             self.fingerprint,
@@ -304,6 +311,6 @@ async def upsert(
 
 def outcome(events: list[UpsertProgress]) -> dict[str, Stage]:
     """How each document ended; each ends exactly once."""
-    ended = [e for e in events if e.stage in (Stage.STORED, Stage.UNCHANGED, Stage.FAILED, Stage.REMOVED)]
+    ended = [e for e in events if e.stage not in (Stage.PARSED, Stage.PREFILLED)]
     assert len({e.document_id for e in ended}) == len(ended)
     return {e.document_id: e.stage for e in ended}

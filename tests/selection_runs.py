@@ -13,7 +13,8 @@ import torch
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from shared.engine import EngineConfig, wrap_model
-from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.prompt import PromptTokenizer
+from shared.prompt_template import PromptTemplate
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.scoring import EngineScorer
 from shared.selection.spans import SpanTokenizer

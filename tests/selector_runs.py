@@ -22,7 +22,8 @@ from shared.generation.selection import (
     SelectionChunk,
     SelectionOrder,
 )
-from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.prompt import PromptTokenizer
+from shared.prompt_template import PromptTemplate
 from shared.request import RequestContext
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.selector import Selector

@@ -27,10 +27,11 @@ INGEST_DEADLINE_MS = 3_600_000
 )
 @click.pass_obj
 def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode: bool) -> None:
-    """Documents in: folders (searched through) and files, .txt .md .html .pdf.
+    """Documents in: folders (searched through) and files, .txt .md .html .pdf .docx .pptx .xlsx .csv .eml.
 
     Unchanged documents cost a lookup, changed ones are replaced, an interrupted run goes on when the same
-    command is given again. Exit code 1 when a document failed; the others are in.
+    command is given again. What of a document could not be read, as pages without text, is a warning. Exit
+    code 1 when a document failed; the others are in.
 
     \b
     kvquilt ingest ./docs --collection handbook

@@ -93,9 +93,9 @@ async def _context(
         model = await generation.describe(ctx)
     if not hits:
         raise NotFound(f"nothing in collection {collection!r} matches")
-    if any(hit.model_fingerprint != model.fingerprint for hit in hits):
+    if what := next(filter(None, (hit.made_for.differs_from(model.made_for) for hit in hits)), ""):
         raise ModelMismatch(
-            f"collection {collection!r} was ingested for another model; run `kvquilt ingest -c "
+            f"collection {collection!r} was ingested for another {what}; run `kvquilt ingest -c "
             f"{collection} --re-encode`"
         )
     for number, hit in enumerate(hits):

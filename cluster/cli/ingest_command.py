@@ -15,13 +15,14 @@ from cluster.cli.sources import SourceFile
 from shared.documents import SourceDocument, Stage, UpsertProgress
 
 GROUP_LEN, GROUP_BYTES = 8, 16 * 2**20
-_SHOWN_SKIPPED = 20
+_SHOWN = 20
 Upsert = Callable[[Sequence[SourceDocument]], AsyncGenerator[UpsertProgress, None]]
 
 
 @dataclass(slots=True)
 class Summary:
-    """Counts of what became of the documents. ``failed``: document → reason."""
+    """Counts of what became of the documents. ``failed``: document → reason. ``warnings``: document → what of
+    it was not read."""
 
     num_stored: int = 0
     num_unchanged: int = 0
@@ -30,9 +31,12 @@ class Summary:
     num_chunks_reused: int = 0
     num_tokens: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    warnings: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, progress: UpsertProgress) -> bool:
         """Counts the end of a document; False while it goes on."""
+        if progress.warnings:
+            self.warnings[progress.document_id] = progress.warnings
         match progress.stage:
             case Stage.STORED:
                 self.num_stored += 1
@@ -62,7 +66,16 @@ class Summary:
             f"{self.num_stored} stored ({chunks}), {self.num_unchanged} unchanged{removed}, "
             f"{len(self.failed)} failed"
         )
+        self.print_warnings(console)
         self.print_failed(console)
+
+    def print_warnings(self, console: Console) -> None:
+        """One by one as long as they are few, then by their number."""
+        lines = [f"  {d}: {warning}" for d, warnings in sorted(self.warnings.items()) for warning in warnings]
+        for line in lines[:_SHOWN]:
+            console.print(Text(line, "yellow"), soft_wrap=True)
+        if (more := len(lines) - _SHOWN) > 0:
+            console.print(Text(f"  {more} more warnings", "yellow"))
 
     def print_failed(self, console: Console) -> None:
         for document_id, reason in sorted(self.failed.items()):
@@ -71,9 +84,9 @@ class Summary:
 
 def print_skipped(console: Console, skipped: Mapping[Path, str]) -> None:
     """Files one by one as long as they are few, then by their number."""
-    for path, reason in list(skipped.items())[:_SHOWN_SKIPPED]:
+    for path, reason in list(skipped.items())[:_SHOWN]:
         console.print(Text(f"skipped {path}: {reason}", "yellow"), soft_wrap=True)
-    if (more := len(skipped) - _SHOWN_SKIPPED) > 0:
+    if (more := len(skipped) - _SHOWN) > 0:
         console.print(Text(f"skipped {more} more", "yellow"))
 
 

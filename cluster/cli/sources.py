@@ -8,7 +8,11 @@ from pathlib import Path
 
 from shared.errors import InvalidRequest
 
-ENDINGS = (".txt", ".md", ".html", ".htm", ".pdf")
+ENDINGS = (
+    *(".txt", ".text", ".md", ".markdown", ".html", ".htm", ".xhtml", ".pdf"),
+    *(".docx", ".pptx", ".xlsx", ".csv", ".tsv", ".eml"),
+)
+_LOCK_PREFIX = "~$"  # what Office puts beside a document that is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +76,8 @@ def _unfit(file: Path) -> str:
         return "the link leads nowhere"
     if not file.is_file():
         return "is no file"
+    if file.name.startswith(_LOCK_PREFIX):
+        return "tells that a document is open"
+    if not str(file).isprintable():
+        return "its name cannot be printed"
     return "" if file.suffix.lower() in ENDINGS else f"is none of {' '.join(ENDINGS)}"

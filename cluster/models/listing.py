@@ -14,8 +14,9 @@ from typing import Any
 from cluster.models.names import CONVERTED, DEMO, PULLED, SMOLLM2, SMOLLM2_INSTALL, models_dir, smollm2_file
 from cluster.paths import DEMO_MODEL
 from services.ingestion.config import IngestionConfig
+from shared.chat_template import CHAT
 from shared.errors import ConfigError
-from shared.prompt import TEMPLATE_FILE
+from shared.prompt_template import TEMPLATE_FILE
 from shared.verdict import VERDICT_FILE, Verdict
 
 _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -115,7 +116,14 @@ def _kv_bytes(config: Mapping[str, Any]) -> int | None:
 
 
 def _template(directory: Path) -> str:
-    return TEMPLATE_FILE if (directory / TEMPLATE_FILE).is_file() else "default"
+    """The prompt that it has unless the operator names another."""
+    if (directory / TEMPLATE_FILE).is_file():
+        return TEMPLATE_FILE
+    told = directory / "tokenizer_config.json"
+    has_chat = (directory / "chat_template.jinja").is_file() or (
+        told.is_file() and "chat_template" in json.loads(told.read_text(encoding="utf-8"))
+    )
+    return CHAT if has_chat else "default"
 
 
 def _chunk_tokens(directory: Path) -> int:

@@ -80,7 +80,7 @@ class QualityBench:
         self.prompts, self.ratio, self.clips = prompts, ratio, tuple(clips)
         model = load_model(primary)
         self.engine = Engine(model, EngineConfig(), decode=prompts.decode)
-        self.selector = Selector(load_auxiliary(auxiliary), SpanTokenizer(prompts.tokenizer, primary))
+        self.selector = Selector(load_auxiliary(auxiliary), SpanTokenizer(prompts, primary))
         self._attention = {
             name: EngineScorer(model, prompts.prefix_ids, layer=layer)
             for name, layer in ((FIRST_LAYER, 0), (LAST_LAYER, model.spec.num_layers - 1))

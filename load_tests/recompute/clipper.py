@@ -18,7 +18,8 @@ from shared.engine.kv.source import SegmentSource
 from shared.engine.model.model import LoadedModel
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
-from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.prompt import PromptTokenizer
+from shared.prompt_template import PromptTemplate
 from shared.selection.auxiliary import Auxiliary
 from shared.selection.scoring import EngineScorer, Scores
 from shared.selection.selector import Selector, is_open

@@ -147,10 +147,11 @@ class Pipeline:
                 f"nothing in collection {inquiry.collection!r} matches; ask for less by filters or use "
                 "another search mode"
             )
-        stale = sorted({hit.document_id for hit in hits if hit.model_fingerprint != model.fingerprint})
-        if stale:
+        differing = ((hit.document_id, hit.made_for.differs_from(model.made_for)) for hit in hits)
+        document_id, what = min(((name, what) for name, what in differing if what), default=("", ""))
+        if what:
             raise ModelMismatch(
-                f"{stale[0]!r} in collection {inquiry.collection!r} was ingested for another model "
+                f"{document_id!r} in collection {inquiry.collection!r} was ingested for another {what} "
                 "than the one being served; "
                 f"run `kvquilt ingest --collection {inquiry.collection} --re-encode`"
             )

@@ -34,7 +34,7 @@ class ChunkReader:
         self._spans: SpanTokenizer | None = None
         if tokenizer is not None:
             try:
-                self._spans = SpanTokenizer(tokenizer.tokenizer, "the primary model")
+                self._spans = SpanTokenizer(tokenizer, "the primary model")
             except ModelUnsupported:  # it gives no offsets: chunks have no text here
                 self._spans = None
 
@@ -49,7 +49,7 @@ class ChunkReader:
         else:
             whole = self._tokenizer.decode(token_ids)
             begin, end = 0, len(whole)
-        tokens = self._read(whole)
+        tokens = self._spans.tokenize_chunk(whole)
         return (
             ChunkText(whole, tokens, begin, end)
             if tokens is not None and tokens.token_ids == token_ids

@@ -11,6 +11,7 @@ from shared.engine_config import EngineConfig
 from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
+from shared.prompt_config import PromptConfig
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
 
@@ -51,7 +52,7 @@ class GeneratorConfig:
     the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
     ``kv_encoding``: how new KV is stored (see ``docs/encodings.md``); what is stored already is read as it
     is. ``verdict``: the file that ``auto`` goes by; empty: ``quilt.verdict.json`` in the model's directory,
-    if it is there (docs/recompute.md).
+    if it is there (docs/recompute.md). ``prompt``: filled in from the shared section.
     """
 
     model: str
@@ -65,6 +66,7 @@ class GeneratorConfig:
     kv_encoding: Literal["exact", "int8", "int4"] = "exact"
     verdict: str = ""
     selector: SelectionConfig = field(default_factory=SelectionConfig)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

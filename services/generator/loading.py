@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from services.generator.config import GeneratorConfig
@@ -35,8 +36,10 @@ def load_generator(
         verdict is broken.
     """
     verdict = _verdict(config)
+    tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
     model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
-    tokenizer = PromptTokenizer.of_model(config.model)
+    if tokenizer:
+        model.spec = replace(model.spec, eos_ids=model.spec.eos_ids | tokenizer.end_ids)
     source: SegmentSource = NoSource()
     if store:
         shape = KvShape.of_model(model, tokenizer.hash if tokenizer else "")

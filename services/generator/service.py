@@ -200,6 +200,7 @@ class Generator:
             device=str(spec.device),
             eos_ids=tuple(sorted(spec.eos_ids)),
             kv_encoding=self.config.kv_encoding,
+            prompt=tokenizer.template.origin if tokenizer else "",
         )
 
     def facts(self) -> dict[str, str]:
@@ -211,6 +212,7 @@ class Generator:
             "device": str(spec.device),
             "dtype": spec.dtype_name,
             "kv_encoding": self.config.kv_encoding,
+            "prompt": self.tokenizer.template.origin if self.tokenizer else "token ids only",
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),

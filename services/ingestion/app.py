@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from services.ingestion.calls import CallPolicy
 from services.ingestion.config import IngestionConfig
+from services.ingestion.formats.ocr import OcrCommand
+from services.ingestion.formats.reading import ParserSettings
 from services.ingestion.handlers import IngestHandlers
 from services.ingestion.recipe import Recipe
 from services.ingestion.service import IngestionService
@@ -46,8 +48,13 @@ def build_service(config: IngestionConfig) -> IngestionService:
 
 def _recipe(config: IngestionConfig) -> Recipe | None:
     """None: the model has no tokenizer."""
-    tokenizer = PromptTokenizer.of_model(config.model)
-    return None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens)
+    tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
+    return None if tokenizer is None else Recipe(tokenizer, config.chunk_tokens, _parsers(config))
+
+
+def _parsers(config: IngestionConfig) -> ParserSettings:
+    ocr = OcrCommand(config.ocr_command, config.ocr_timeout_s) if config.ocr_command else None
+    return ParserSettings(ocr, " ".join(config.ocr_command), config.max_unpacked_bytes)
 
 
 build = builder_of(Ingestion, IngestionConfig)

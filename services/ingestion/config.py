@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
+from shared.prompt_config import PromptConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +16,17 @@ class IngestionConfig:
     chunk_tokens: most token ids per chunk, the template's text around it included.
     prefill_batch: chunks per call to the generator.
     parallel_documents: documents of one run that are worked on at the same time.
+    max_unpacked_bytes: what the packed parts of one document (.docx, .pptx, .xlsx) may unpack to.
+    ocr_command: program and arguments, run without a shell for every page of a PDF that has no text. A PDF of
+    the page is on standard input, or where `{pdf}` says; the text is taken from standard output, or from the
+    file that `{text}` names, as UTF-8. Empty: such pages are only reported.
+    ocr_timeout_s: how long it may take for a page.
     run_deadline_s: how long a run may take where the caller names no deadline.
     step_timeout_s: how long one call to another service may take; a prefill call gets it once per chunk.
     selector: the application that makes auxiliary KV; empty: there is none. Filled in where `selector.model`
     is set.
     addresses: of applications that another cluster serves; filled in from `applications`.
+    prompt: of the generator's model; filled in from the shared section.
     """
 
     model: str
@@ -27,10 +34,14 @@ class IngestionConfig:
     prefill_batch: int = 32
     parallel_documents: int = 4
     max_document_bytes: int = 64 * 2**20
+    max_unpacked_bytes: int = 256 * 2**20
+    ocr_command: tuple[str, ...] = ()
+    ocr_timeout_s: float = 60.0
     run_deadline_s: float = 24 * 3600.0
     step_timeout_s: float = 120.0
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
+    prompt: PromptConfig = field(default_factory=PromptConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
@@ -39,5 +50,8 @@ class IngestionConfig:
                 "chunk_tokens: must be 16 to 8192 (a row of the index holds no more), got "
                 f"{self.chunk_tokens}"
             )
-        check_least(self, 1, "prefill_batch", "parallel_documents", "max_document_bytes")
-        check_above_zero(self, "run_deadline_s", "step_timeout_s")
+        check_least(self, 1, "prefill_batch", "parallel_documents")
+        check_least(self, 1, "max_document_bytes", "max_unpacked_bytes")
+        check_above_zero(self, "run_deadline_s", "step_timeout_s", "ocr_timeout_s")
+        if self.ocr_command and not self.ocr_command[0].strip():
+            raise ValueError("ocr_command: must begin with the name of a program")

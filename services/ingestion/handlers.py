@@ -31,11 +31,13 @@ class IngestHandlers(HealthServicer):
         ctx = self._run_context(request.meta)
         if request.re_encode and request.documents:
             raise InvalidRequest("documents: must be empty with re_encode")
+        if request.re_encode and request.dry_run:
+            raise InvalidRequest("dry_run: not with re_encode")
         if request.re_encode:
             progress = self._service.re_encode(ctx, request.collection)
         else:
             progress = self._service.upsert(
-                ctx, request.collection, [SOURCE.of(d) for d in request.documents]
+                ctx, request.collection, [SOURCE.of(d) for d in request.documents], request.dry_run
             )
         return mapped(progress, PROGRESS.to_pb)
 

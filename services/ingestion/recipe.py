@@ -4,19 +4,25 @@ this has changed."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.ingestion.chunker import CHUNKER_VERSION, Chunker, TextChunk
-from services.ingestion.formats.parse import PARSERS_VERSION, media_type_of, parse
+from services.ingestion.formats.document import ParsedDocument
+from services.ingestion.formats.parse import PARSERS_VERSION, depends_on_ocr, media_type_of, parse
+from services.ingestion.formats.reading import ParserSettings
 from shared.documents import SourceDocument
 from shared.errors import ModelMismatch
-from shared.generation.described import ModelDescription
-from shared.identity import digest
+from shared.generation.described import MadeFor, ModelDescription, text_hash
+from shared.identity import digest, ids_hash
 from shared.kv_types import Manifest
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 
 _RECUT = "recut"
+_INCOMPLETE = "incomplete"
+_DEFAULT = ParserSettings()
+_CHARS_PER_TOKEN = 2  # of tables, which are mostly numbers and signs
 
 
 class Tokenizer(Protocol):
@@ -33,42 +39,70 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A document that is cut and waits to be stored."""
+    """A document that is cut and waits to be stored. ``warnings``: what of it was not read."""
 
     document_id: str
     title: str
     source_hash: str
     metadata: dict[str, str]
     chunks: tuple[TextChunk, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class Recipe:
-    """``source_hash`` = hash of the source, a dash, hash of these settings. Not for several threads:
-    tokenizers are not."""
+    """``source_hash`` = hash of the source, a dash, hash of these settings, a dot, hash of how text becomes
+    ids. Parsing is for several threads, the rest is not: tokenizers are not."""
 
-    def __init__(self, tokenizer: Tokenizer, chunk_tokens: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, chunk_tokens: int, parsers: ParserSettings = _DEFAULT) -> None:
+        self._parsers = replace(parsers, table_chars=chunk_tokens * _CHARS_PER_TOKEN)
         self._tokenizer = tokenizer
         self._chunker = Chunker(tokenizer, chunk_tokens)
         template = tokenizer.template
         settings = [PARSERS_VERSION, CHUNKER_VERSION, chunk_tokens, tokenizer.hash, template.chunk]
         self._settings_hash = digest(json.dumps(settings).encode())
+        self._text_hash = text_hash(tokenizer.hash, template.chunk)
 
     def source_hash(self, source: SourceDocument) -> str:
         """
         Raises:
             UnreadableDocument: the format is not known.
         """
-        described = json.dumps([media_type_of(source), sorted(source.metadata.items())]).encode()
-        return f"{digest(described, source.content)}-{self._settings_hash}"
+        media_type, charset = media_type_of(source)
+        described: list[object] = [(media_type, charset), sorted(source.metadata.items())]
+        if self._parsers.ocr_name and depends_on_ocr(media_type):
+            described.append(self._parsers.ocr_name)
+        return f"{digest(json.dumps(described).encode(), source.content)}-{self._settings_hash}.{self._text_hash}"
 
-    def cut(self, source: SourceDocument) -> Draft:
-        """
+    def is_of(self, stored: Manifest, source: SourceDocument) -> bool:
+        """Whether ``stored`` was cut of this source by these settings. Raises as ``source_hash``."""
+        return stored.source_hash.split(".")[0] == self.source_hash(source).split(".")[0]
+
+    def parse(self, source: SourceDocument, check: Callable[[], None]) -> ParsedDocument:
+        """``check`` is called now and then, and raises when nobody waits any more.
+
         Raises:
             UnreadableDocument: says what is wrong with the document.
         """
-        parsed = parse(source)
-        chunks = tuple(self._chunker.split(parsed))
-        return Draft(source.document_id, parsed.title, self.source_hash(source), source.metadata, chunks)
+        return parse(source, self._parsers, check)
+
+    def cut(self, source: SourceDocument, parsed: ParsedDocument) -> Draft:
+        """The hash of a document that a tool failed on is not that of its source, so that it counts as
+        changed when it comes again.
+
+        Raises:
+            UnreadableDocument: it cannot be cut.
+        """
+        source_hash = self.source_hash(source)
+        if parsed.incomplete:
+            source_hash = f"{source_hash.rpartition('-')[0]}-{_INCOMPLETE}.{self._text_hash}"
+        return Draft(
+            source.document_id,
+            parsed.title,
+            source_hash,
+            source.metadata,
+            tuple(self._chunker.split(parsed)),
+            parsed.warnings,
+        )
 
     def recut(self, stored: Manifest) -> Draft:
         """A stored document for the model served now, without its source.
@@ -79,11 +113,12 @@ class Recipe:
         chunks = tuple(
             TextChunk(c.text, c.token_ids, c.char_start, c.char_end, c.heading) for c in stored.chunks
         )
-        source, _, settings = stored.source_hash.rpartition("-")
+        source, _, settings = stored.source_hash.split(".")[0].rpartition("-")
         if settings != self._settings_hash:
             chunks = tuple(self._chunker.recut(chunks))
             settings = _RECUT
-        return Draft(stored.document_id, stored.title, f"{source}-{settings}", stored.metadata, chunks)
+        source_hash = f"{source}-{settings}.{self._text_hash}"
+        return Draft(stored.document_id, stored.title, source_hash, stored.metadata, chunks)
 
     def check_model(self, model: ModelDescription) -> None:
         """
@@ -99,12 +134,19 @@ class Recipe:
         ):
             if not same:
                 raise ModelMismatch(
-                    f"the {what} of the generator's model is not that of the model ingestion was "
-                    "configured with; "
-                    "configure both with the same model"
+                    f"the {what} of the generator's model (prompt: {model.prompt or 'unknown'}) is not "
+                    "that of the model ingestion was configured with "
+                    f"(prompt: {ours.template.origin}); "
+                    "configure both with the same model and the same prompt section"
                 )
+
+
+def made_for(stored: Manifest) -> MadeFor:
+    """What the document was made for when it was stored."""
+    _, _, template = stored.source_hash.partition(".")
+    return MadeFor(stored.model_fingerprint, ids_hash(stored.prefix_ids), template)
 
 
 def is_current(stored: Manifest, model: ModelDescription) -> bool:
     """Whether the stored KV is what ``model`` would compute."""
-    return stored.model_fingerprint == model.fingerprint and stored.prefix_ids == model.prefix_ids
+    return not made_for(stored).differs_from(model.made_for)

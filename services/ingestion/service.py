@@ -4,18 +4,29 @@ stored ones.)"""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 
 from services.ingestion.config import IngestionConfig
-from services.ingestion.recipe import Recipe, is_current
+from services.ingestion.recipe import Draft, Recipe, is_current, made_for
 from services.ingestion.run import run_documents
 from services.ingestion.upkeep import DocumentUpkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
-from shared.documents import DeletedDocuments, DocumentInfo, DocumentPage, SourceDocument, UpsertProgress
+from shared.documents import (
+    SOURCE_KEY,
+    DeletedDocuments,
+    DocumentInfo,
+    DocumentPage,
+    SourceDocument,
+    Stage,
+    UpsertProgress,
+)
 from shared.errors import (
+    Cancelled,
     FailedPrecondition,
     InvalidRequest,
     KvquiltError,
@@ -47,13 +58,18 @@ class IngestionService:
         self._store = store
         # one: tokenizers are not for several threads
         self._cutting = ThreadPoolExecutor(1, thread_name_prefix="cut")
+        self._parsing = ThreadPoolExecutor(config.parallel_documents, thread_name_prefix="parse")
         self._locks = Locks()
         self.upkeep = DocumentUpkeep(store, self._locks, config.parallel_documents)
 
     async def upsert(
-        self, ctx: RequestContext, collection: str, documents: Sequence[SourceDocument]
+        self,
+        ctx: RequestContext,
+        collection: str,
+        documents: Sequence[SourceDocument],
+        dry_run: bool = False,
     ) -> AsyncGenerator[UpsertProgress, None]:
-        """Adds documents, or replaces those that changed.
+        """Adds documents, or replaces those that changed; with ``dry_run`` only says which these are.
 
         Raises:
             InvalidRequest: no documents, an empty id, or one that comes twice.
@@ -64,15 +80,11 @@ class IngestionService:
         recipe, model = await self._prepare(ctx)
         sources = {d.document_id: d for d in documents}
         known = {m.document_id: m async for m in self._store.summaries(ctx, collection)}
-        stale = [d for d, m in known.items() if d not in sources and not is_current(m, model)]
+        stale = [m for d, m in known.items() if d not in sources and not is_current(m, model)]
         auxiliary = await self._store.auxiliary(ctx, model)
 
         def unchanged(stored: Manifest | None, source: SourceDocument) -> bool:
-            return (
-                stored is not None
-                and stored.source_hash == recipe.source_hash(source)
-                and is_current(stored, model)
-            )
+            return stored is not None and recipe.is_of(stored, source) and is_current(stored, model)
 
         async def work(document_id: str, report: Report) -> None:
             source = sources[document_id]
@@ -80,14 +92,20 @@ class IngestionService:
             self._check_size(source)
             async with self._locks.hold(ctx.tenant, collection, document_id):
                 if stale and document_id not in known:
-                    raise _mixing(collection, len(stale))
+                    raise _mixing(collection, stale, model)
                 if unchanged(known.get(document_id), source):
                     stored = await self._store.stored(ctx, collection, document_id)
                     # still: others may have changed it meanwhile
                     if stored is not None and unchanged(stored, source):
+                        if dry_run:
+                            return report(UpsertProgress(document_id, Stage.UNCHANGED))
                         return await self._store.keep(ctx, stored, report, auxiliary)
-                draft = await asyncio.get_running_loop().run_in_executor(self._cutting, recipe.cut, source)
-                return await self._store.put(ctx, collection, model, draft, report, auxiliary)
+                draft = await self._cut(ctx, recipe, source)
+                if dry_run:
+                    return report(_would_store(draft))
+                return await self._store.put(
+                    ctx, collection, model, draft, _warning(draft.warnings, report), auxiliary
+                )
 
         async with aclosing(run_documents(list(sources), work, self._config.parallel_documents)) as progress:
             async for event in progress:
@@ -178,7 +196,24 @@ class IngestionService:
         await self._prepare(ctx)
         return ""
 
+    async def _cut(self, ctx: RequestContext, recipe: Recipe, source: SourceDocument) -> Draft:
+        """Parses in a thread of its own, which ends soon after nobody waits for it any more."""
+        given_up = threading.Event()
+
+        def check() -> None:
+            ctx.check_deadline("reading a document")
+            if given_up.is_set():
+                raise Cancelled("the run was ended")
+
+        loop = asyncio.get_running_loop()
+        try:
+            parsed = await loop.run_in_executor(self._parsing, recipe.parse, source, check)
+        finally:
+            given_up.set()
+        return await loop.run_in_executor(self._cutting, recipe.cut, source, parsed)
+
     def close(self) -> None:
+        self._parsing.shutdown(wait=False, cancel_futures=True)
         self._cutting.shutdown(wait=False, cancel_futures=True)
 
     async def _prepare(self, ctx: RequestContext) -> tuple[Recipe, ModelDescription]:
@@ -218,6 +253,21 @@ def _check_ids(document_ids: list[str]) -> None:
         raise InvalidRequest(f"documents: {twice[0]!r} comes more than once")
 
 
+def _would_store(draft: Draft) -> UpsertProgress:
+    return UpsertProgress(
+        draft.document_id,
+        Stage.WOULD_STORE,
+        num_chunks=len(draft.chunks),
+        num_tokens=sum(len(c.token_ids) for c in draft.chunks),
+        warnings=draft.warnings,
+    )
+
+
+def _warning(warnings: tuple[str, ...], report: Report) -> Report:
+    """Says them where the document ends."""
+    return lambda told: report(replace(told, warnings=warnings) if told.stage is Stage.STORED else told)
+
+
 def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
     return DocumentInfo(
         collection=manifest.collection,
@@ -227,12 +277,14 @@ def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
         model_fingerprint=manifest.model_fingerprint,
         current=is_current(manifest, model),
         created_s=manifest.created_s,
+        source=manifest.metadata.get(SOURCE_KEY, ""),
     )
 
 
-def _mixing(collection: str, num_stale: int) -> ModelMismatch:
+def _mixing(collection: str, stale: Sequence[Manifest], model: ModelDescription) -> ModelMismatch:
+    what = made_for(stale[0]).differs_from(model.made_for)
     return ModelMismatch(
-        f"collection {collection!r} has {num_stale} documents made for another model than the one "
+        f"collection {collection!r} has {len(stale)} documents made for another {what} than the one "
         "being served; new ones are not "
         f"mixed in. Re-encode the collection first: kvquilt ingest --re-encode --collection {collection}"
     )

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from services.ingestion.recipe import is_current
+from services.ingestion.recipe import made_for
 from services.ingestion.run import run_documents
 from services.ingestion.upsert import DocumentStore, Report
 from shared.documents import Stage, UpsertProgress
@@ -91,9 +91,9 @@ class DocumentUpkeep:
                 manifest = await self._store.stored(ctx, name, document_id)
                 if manifest is None:  # deleted meanwhile
                     return report(UpsertProgress(key, Stage.REMOVED))
-                if not is_current(manifest, model):
+                if what := made_for(manifest).differs_from(model.made_for):
                     raise ModelMismatch(
-                        "made for another model than the one being served, which cannot compute its "
+                        f"made for another {what} than the one being served, which cannot compute its "
                         "KV; make it anew: "
                         f"kvquilt ingest --re-encode --collection {name}"
                     )

@@ -22,7 +22,7 @@ from functools import partial
 from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
 from services.ingestion.ports import EncoderPort, Index, PrefillPort
-from services.ingestion.recipe import Draft
+from services.ingestion.recipe import Draft, made_for
 from shared.documents import Stage, UpsertProgress
 from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
@@ -217,6 +217,7 @@ class DocumentStore:
         return sum(durable.values())
 
     async def _index(self, ctx: RequestContext, manifest: Manifest, anew: bool = False) -> bool:
+        made = made_for(manifest)
         document = IndexedDocument(
             document_id=manifest.document_id,
             title=manifest.title,
@@ -226,6 +227,9 @@ class DocumentStore:
                 for c in manifest.chunks
             ),
             metadata=manifest.metadata,
+            # of a document of an earlier version nothing: its rows are as they should be
+            prefix_hash=made.prefix if made.template else "",
+            template_hash=made.template,
         )
         work = max(1, len(manifest.chunks) // self.prefill_batch)
         return await self.policy.run(

@@ -32,9 +32,9 @@ def revision_of(document: IndexedDocument) -> str:
         [c.chunk_id, c.text, _pack_ids(c.token_ids), c.heading, c.char_start, c.char_end]
         for c in document.chunks
     ]
-    return _digest(
-        json.dumps([document.title, document.model_fingerprint, sorted(document.metadata.items()), chunks])
-    )
+    told = [document.title, document.model_fingerprint, sorted(document.metadata.items()), chunks]
+    prompt = [document.prefix_hash, document.template_hash] if document.template_hash else []
+    return _digest(json.dumps([*told, *prompt]))
 
 
 def searchable_text(document: IndexedDocument, chunk: IndexedChunk) -> str:
@@ -93,6 +93,8 @@ def hit_of(row: Mapping[str, Any], score: float) -> SearchHit:
         model_fingerprint=stored["model_fingerprint"],
         score=score,
         metadata=stored["metadata"],
+        prefix_hash=stored.get("prefix_hash", ""),
+        template_hash=stored.get("template_hash", ""),
     )
 
 
@@ -107,6 +109,8 @@ def _payload(document: IndexedDocument, chunk: IndexedChunk) -> str:
             "document_id": document.document_id,
             "title": document.title,
             "model_fingerprint": document.model_fingerprint,
+            "prefix_hash": document.prefix_hash,
+            "template_hash": document.template_hash,
             "metadata": document.metadata,
             "text_start": len(_header(document, chunk)),
             "token_ids": _pack_ids(chunk.token_ids),

@@ -8,6 +8,7 @@ from typing import Literal
 from shared.config import check_least
 from shared.deployment import DeploymentConfig
 from shared.engine_config import GIB
+from shared.prompt_config import PromptConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class SelectorConfig:
     """
     model: the auxiliary model, a directory or Hugging Face id; empty: there is no selector. In the
         `quilt.yaml` of a model's directory a folder of that directory may be named.
-    primary: the model whose tokens are chosen; only its tokenizer is read.
+    primary: the model whose tokens are chosen; only its tokenizer and template are read.
     dtype: of the auxiliary's weights and KV; ``auto`` is bfloat16 where the processor computes it, else
     float32.
     threads: of one computation; 0: all CPUs that the process may use.
@@ -25,6 +26,7 @@ class SelectorConfig:
     max_waiting: requests that wait for the auxiliary model beyond this many are refused as overloaded.
     kv_store: the application that keeps auxiliary KV; empty: none, it is computed here and forgotten with the
     process.
+    prompt: of the primary; filled in from the shared section.
     """
 
     model: str = ""
@@ -37,6 +39,7 @@ class SelectorConfig:
     max_questions: int = 64
     max_waiting: int = 64
     kv_store: str = "kv_store"
+    prompt: PromptConfig = field(default_factory=PromptConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ def load_selector(
     """
     if not config.model:
         raise ConfigError("selector.model: name an auxiliary model, a directory or Hugging Face id")
-    primary = PromptTokenizer.of_model(config.primary)
+    primary = PromptTokenizer.of_model(config.primary, config.prompt)
     if primary is None:
         raise ConfigError(
             "selector.primary: the model has no tokenizer, so the tokens of a text cannot be chosen"

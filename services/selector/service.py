@@ -41,7 +41,7 @@ class SelectorService:
             ModelUnsupported: the primary's tokenizer gives no offsets.
         """
         self._config, self._auxiliary, self._primary = config, auxiliary, primary
-        self._selector = Selector(auxiliary, SpanTokenizer(primary.tokenizer, config.primary))
+        self._selector = Selector(auxiliary, SpanTokenizer(primary, config.primary))
         # A thread each: texts are tokenized while the model computes for somebody else.
         self._tokenizers = WorkerThread("tokenize", config.max_waiting)
         self._model = WorkerThread("auxiliary", config.max_waiting)

@@ -15,7 +15,7 @@ from services.training.cross_chunk import LEAST_PASSAGES, draw_cross_chunk
 from services.training.names import Split
 from services.training.rows import Batch, Row, RowMaker, collate
 from services.training.tokenizer import Family
-from shared.prompt import PromptTemplate
+from shared.prompt_template import PromptTemplate
 
 TEMPLATE = PromptTemplate(
     prefix="Answer the question from the documents below.\n\n",

@@ -21,7 +21,8 @@ from services.training.recipe import TEMPLATE, TrainingRecipe, build_model, draw
 from services.training.rows import Batch, RowMaker, collate
 from services.training.tokenizer import train_tokenizer
 from shared.errors import ConfigError
-from shared.prompt import TEMPLATE_FILE, PromptTokenizer
+from shared.prompt import PromptTokenizer
+from shared.prompt_template import TEMPLATE_FILE
 
 CHECKPOINT = "checkpoint.pt"
 

@@ -24,21 +24,27 @@ from shared.wire.ingest import DELETED, PAGE, PROGRESS, SOURCE
 SERVICE = "kvquilt.v1.Ingest"
 APPLICATION = "ingestion"
 
-_LAST_STAGES = (Stage.STORED, Stage.UNCHANGED, Stage.FAILED)
+_LAST_STAGES = (Stage.STORED, Stage.UNCHANGED, Stage.FAILED, Stage.WOULD_STORE)
 
 
 class IngestClient(ServiceClient):
     async def upsert(
-        self, ctx: RequestContext, collection: str, documents: Sequence[SourceDocument]
+        self,
+        ctx: RequestContext,
+        collection: str,
+        documents: Sequence[SourceDocument],
+        dry_run: bool = False,
     ) -> AsyncGenerator[UpsertProgress, None]:
-        """Progress of every document; each ends with STORED, UNCHANGED or FAILED. One message carries them
-        all, so a large folder takes several calls.
+        """Progress of every document; each ends with STORED, UNCHANGED or FAILED, with ``dry_run`` with
+        WOULD_STORE instead of STORED. One message carries them all, so a large folder takes several calls.
 
         Raises:
             Unavailable: the service went away before every document had ended; the same call goes on from
             there.
         """
-        request = ingest_pb2.UpsertRequest(collection=collection, documents=map(SOURCE.to_pb, documents))
+        request = ingest_pb2.UpsertRequest(
+            collection=collection, documents=map(SOURCE.to_pb, documents), dry_run=dry_run
+        )
         unfinished = {d.document_id for d in documents}
         async with aclosing(self._progress(ctx, "Upsert", request)) as progress:
             async for event in progress:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.identity import digest, ids_hash
+
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     """``tokenizer_hash`` is empty for a model without a tokenizer, which is served by ids only.
-    ``kv_encoding``: how new KV is stored (exact, int8, …)."""
+    ``kv_encoding``: how new KV is stored (exact, int8, …). ``prompt``: where its prompt comes from."""
 
     model: str
     fingerprint: str
@@ -22,6 +24,37 @@ class ModelDescription:
     device: str
     eos_ids: tuple[int, ...]
     kv_encoding: str = ""
+    prompt: str = ""
+
+    @property
+    def made_for(self) -> MadeFor:
+        """What KV of a chunk's text is made for, by this model."""
+        return MadeFor(
+            self.fingerprint, ids_hash(self.prefix_ids), text_hash(self.tokenizer_hash, self.chunk_template)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFor:
+    """What a document's KV and token ids depend on besides its text. ``prefix``, ``template``: hashes; empty:
+    not known, since an earlier version stored the document."""
+
+    fingerprint: str
+    prefix: str = ""
+    template: str = ""
+
+    def differs_from(self, now: MadeFor) -> str:
+        """Names the first thing that is another one now; empty: none."""
+        if self.fingerprint != now.fingerprint:
+            return "model"
+        if self.prefix and self.prefix != now.prefix:
+            return "prompt prefix"
+        return "chunk template" if self.template and self.template != now.template else ""
+
+
+def text_hash(tokenizer_hash: str, chunk_template: str) -> str:
+    """Stands for how a chunk's text becomes ids: 16 hex digits."""
+    return digest(tokenizer_hash.encode(), chunk_template.encode(), size=8)
 
 
 @dataclass(frozen=True, slots=True)

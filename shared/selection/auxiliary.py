@@ -41,7 +41,7 @@ def load_auxiliary(path: str, config: EngineConfig | None = None) -> Auxiliary:
         ModelUnsupported: its attention cannot be seen, or its tokenizer gives no offsets; says which.
     """
     config = config or EngineConfig()
-    prompts = PromptTokenizer.of_model(path)
+    prompts = PromptTokenizer.of_model(path)  # by its own template, whatever the primary's is
     if prompts is None:
         raise ConfigError(
             f"model: {path!r} has no tokenizer; an auxiliary model reads text, so it needs its own"

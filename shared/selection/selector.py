@@ -78,7 +78,7 @@ class Selector:
             InvalidRequest: the text is not Unicode.
             ModelMismatch: the primary's tokenizer makes other tokens of it.
         """
-        primary = self._primary.tokenize(text)
+        primary = self._primary.tokenize_chunk(text)
         if token_ids is not None and primary.token_ids != tuple(token_ids):
             raise ModelMismatch(
                 "chunks: the primary's tokenizer makes other token ids of a chunk's text than the "

@@ -11,8 +11,8 @@ post-processor trims it, and completed:
 * **Pieces of one character** (bytes of an emoji, an expanded ligature, the space that some tokenizers put in
   front of a text) all have that character's span, or that of the run of unknown characters of which they are
   bytes: they are touched together.
-* **Special tokens** are never added, and text that looks like one stays text. Added tokens that are not
-  special have the span of the text that they match.
+* **Special tokens** are never added, and text that looks like one stays text, but for those of the template
+  around a chunk. Added tokens that are not special have the span of the text that they match.
 
     text     e ◌́ l a n ␣ ␣ v i t a l
     reports  e   l a n     v i t a l        a tokenizer that drops accents and spaces
@@ -21,16 +21,16 @@ post-processor trims it, and completed:
 
 from __future__ import annotations
 
-import copy
 import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, processors
 
 from shared.errors import InvalidRequest, ModelUnsupported
+from shared.piece_encoder import PieceEncoder, backend_of
+from shared.prompt import PromptTokenizer
 
 _CHANGES_WHAT_IS_IN_FRONT = ("Mn", "Mc", "Me", "Cf")
 
@@ -58,45 +58,61 @@ class SpanTokenizer:
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         """
-        tokenizer: of ``transformers``, or a ``tokenizers.Tokenizer``.
+        tokenizer: of ``transformers``, a ``tokenizers.Tokenizer``, or the ``PromptTokenizer`` of a model
+        whose chunks are read.
 
         Raises:
             ModelUnsupported: it cannot say where in the text its tokens are; names it.
         """
-        backend = (
-            tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
-        )
-        if not isinstance(backend, Tokenizer):
+        self._around = ("", "")
+        if isinstance(tokenizer, PromptTokenizer):
+            before, after = tokenizer.template.chunk.split("{text}")
+            self._around = before, after
+            if tokenizer.pieces is not None:
+                self._pieces = tokenizer.pieces
+                return
+            tokenizer = tokenizer.tokenizer
+        backend = backend_of(tokenizer)
+        if backend is None:
             raise ModelUnsupported(
                 f"tokenizer of {name!r}: {type(tokenizer).__name__} gives no character offsets, so its "
                 "tokens cannot be found in "
                 "another model's; use a model whose tokenizer has a fast version (tokenizer.json)"
             )
         try:
-            self._backend = copy.deepcopy(backend)
+            self._pieces = PieceEncoder(backend)
         except Exception as error:
             raise ModelUnsupported(
                 f"tokenizer of {name!r}: it cannot be copied, because a part of it is written in "
                 f"Python ({error})"
             ) from error
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.post_processor = processors.Sequence([])
-        self._backend.encode_special_tokens = True
 
     def tokenize(self, text: str) -> TokenSpans:
         """
         Raises:
             InvalidRequest: the text is not Unicode (half of a surrogate pair).
         """
+        return self._tokenize(text, "", "")
+
+    def tokenize_chunk(self, text: str) -> TokenSpans:
+        """As ``tokenize``, of a chunk's text with its template around it: special tokens of the template are
+        tokens."""
+        before, after = self._around
+        if text.startswith(before) and text[len(before) :].endswith(after):
+            return self._tokenize(text, before, after)
+        return self._tokenize(text, "", "")
+
+    def _tokenize(self, text: str, before: str, after: str) -> TokenSpans:
         try:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(
                 "text: holds half of a surrogate pair, which is no character; remove it"
             ) from None
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        inner = text[len(before) : len(text) - len(after)]
+        marked = self._pieces.marked(before) + inner + self._pieces.marked(after)
+        encoding = self._pieces.encode(marked)
+        offsets = self._pieces.unmarked(marked, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2))
         starts, ends = _complete(offsets[:, 0], offsets[:, 1], text)
         return TokenSpans(tuple(encoding.ids), starts, ends, max(1, len(text)))
 

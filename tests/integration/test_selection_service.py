@@ -131,7 +131,7 @@ def library(models: Path) -> Selector:
     auxiliary = load_auxiliary(str(models / "auxiliary"), EngineConfig(dtype="float32"))
     prompts = PromptTokenizer.of_model(str(models / "primary"))
     assert prompts is not None
-    return Selector(auxiliary, SpanTokenizer(prompts.tokenizer, "primary"))
+    return Selector(auxiliary, SpanTokenizer(prompts, "primary"))
 
 
 async def encode(client: SelectionClient, chunks: list[SelectionChunk]) -> list[tuple[int, bool]]:

@@ -28,19 +28,21 @@ class SourceDocument(_message.Message):
     def __init__(self, document_id: _Optional[str] = ..., content: _Optional[bytes] = ..., media_type: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class UpsertRequest(_message.Message):
-    __slots__ = ("meta", "collection", "documents", "re_encode")
+    __slots__ = ("meta", "collection", "documents", "re_encode", "dry_run")
     META_FIELD_NUMBER: _ClassVar[int]
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     RE_ENCODE_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     documents: _containers.RepeatedCompositeFieldContainer[SourceDocument]
     re_encode: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[SourceDocument, _Mapping]]] = ..., re_encode: _Optional[bool] = ...) -> None: ...
+    dry_run: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[SourceDocument, _Mapping]]] = ..., re_encode: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class UpsertProgress(_message.Message):
-    __slots__ = ("document_id", "stage", "num_chunks", "num_chunks_done", "num_tokens", "num_chunks_reused", "error", "error_code")
+    __slots__ = ("document_id", "stage", "num_chunks", "num_chunks_done", "num_tokens", "num_chunks_reused", "error", "error_code", "warnings")
     class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STAGE_UNSPECIFIED: _ClassVar[UpsertProgress.Stage]
@@ -50,6 +52,7 @@ class UpsertProgress(_message.Message):
         STAGE_UNCHANGED: _ClassVar[UpsertProgress.Stage]
         STAGE_FAILED: _ClassVar[UpsertProgress.Stage]
         STAGE_REMOVED: _ClassVar[UpsertProgress.Stage]
+        STAGE_WOULD_STORE: _ClassVar[UpsertProgress.Stage]
     STAGE_UNSPECIFIED: UpsertProgress.Stage
     STAGE_PARSED: UpsertProgress.Stage
     STAGE_PREFILLED: UpsertProgress.Stage
@@ -57,6 +60,7 @@ class UpsertProgress(_message.Message):
     STAGE_UNCHANGED: UpsertProgress.Stage
     STAGE_FAILED: UpsertProgress.Stage
     STAGE_REMOVED: UpsertProgress.Stage
+    STAGE_WOULD_STORE: UpsertProgress.Stage
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +69,7 @@ class UpsertProgress(_message.Message):
     NUM_CHUNKS_REUSED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     document_id: str
     stage: UpsertProgress.Stage
     num_chunks: int
@@ -73,7 +78,8 @@ class UpsertProgress(_message.Message):
     num_chunks_reused: int
     error: str
     error_code: str
-    def __init__(self, document_id: _Optional[str] = ..., stage: _Optional[_Union[UpsertProgress.Stage, str]] = ..., num_chunks: _Optional[int] = ..., num_chunks_done: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_chunks_reused: _Optional[int] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, document_id: _Optional[str] = ..., stage: _Optional[_Union[UpsertProgress.Stage, str]] = ..., num_chunks: _Optional[int] = ..., num_chunks_done: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_chunks_reused: _Optional[int] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteDocumentsRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_ids", "all")
@@ -110,7 +116,7 @@ class ListDocumentsRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DocumentInfo(_message.Message):
-    __slots__ = ("collection", "document_id", "title", "num_chunks", "model_fingerprint", "current", "created_s")
+    __slots__ = ("collection", "document_id", "title", "num_chunks", "model_fingerprint", "current", "created_s", "source")
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +124,7 @@ class DocumentInfo(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CURRENT_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     collection: str
     document_id: str
     title: str
@@ -125,7 +132,8 @@ class DocumentInfo(_message.Message):
     model_fingerprint: str
     current: bool
     created_s: float
-    def __init__(self, collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., num_chunks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., current: _Optional[bool] = ..., created_s: _Optional[float] = ...) -> None: ...
+    source: str
+    def __init__(self, collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., num_chunks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., current: _Optional[bool] = ..., created_s: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
 
 class ListDocumentsResponse(_message.Message):
     __slots__ = ("documents", "truncated")

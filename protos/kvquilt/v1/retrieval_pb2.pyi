@@ -58,7 +58,7 @@ class SearchRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., queries: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ...) -> None: ...
 
 class SearchHit(_message.Message):
-    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "similarity")
+    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "similarity", "prefix_hash", "template_hash")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,8 @@ class SearchHit(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SIMILARITY_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     document_id: str
     title: str
@@ -90,7 +92,9 @@ class SearchHit(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     model_fingerprint: str
     similarity: float
-    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., similarity: _Optional[float] = ...) -> None: ...
+    prefix_hash: str
+    template_hash: str
+    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., similarity: _Optional[float] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ...) -> None: ...
 
 class Ranking(_message.Message):
     __slots__ = ("hits",)
@@ -123,7 +127,7 @@ class IndexedChunk(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ...) -> None: ...
 
 class IndexRequest(_message.Message):
-    __slots__ = ("meta", "collection", "document_id", "title", "metadata", "model_fingerprint", "chunks", "anew")
+    __slots__ = ("meta", "collection", "document_id", "title", "metadata", "model_fingerprint", "chunks", "anew", "prefix_hash", "template_hash")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +143,8 @@ class IndexRequest(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     ANEW_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     document_id: str
@@ -147,7 +153,9 @@ class IndexRequest(_message.Message):
     model_fingerprint: str
     chunks: _containers.RepeatedCompositeFieldContainer[IndexedChunk]
     anew: bool
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[IndexedChunk, _Mapping]]] = ..., anew: _Optional[bool] = ...) -> None: ...
+    prefix_hash: str
+    template_hash: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[IndexedChunk, _Mapping]]] = ..., anew: _Optional[bool] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ...) -> None: ...
 
 class IndexResponse(_message.Message):
     __slots__ = ("num_chunks", "existed")

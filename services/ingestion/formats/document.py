@@ -16,9 +16,13 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class ParsedDocument:
-    """``markdown``: the text is Markdown, so its structure says where to cut. ``title`` may be empty."""
+    """``markdown``: the text is Markdown, so its structure says where to cut. ``title`` may be empty.
+    ``warnings``: parts that were not read, one sentence each. ``incomplete``: reading it again may give more,
+    because a tool failed."""
 
     text: str
     title: str = ""
     headings: tuple[Heading, ...] = ()
     markdown: bool = False
+    warnings: tuple[str, ...] = ()
+    incomplete: bool = False

@@ -7,25 +7,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from services.ingestion.formats.csv import parse_csv, parse_tsv
 from services.ingestion.formats.document import ParsedDocument
+from services.ingestion.formats.docx import parse_docx
+from services.ingestion.formats.eml import parse_eml
 from services.ingestion.formats.html import parse_html
 from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.pdf import parse_pdf
 from services.ingestion.formats.plain import parse_plain
+from services.ingestion.formats.pptx import parse_pptx
+from services.ingestion.formats.reading import DocumentReading, ParserSettings
+from services.ingestion.formats.xlsx import parse_xlsx
 from shared.documents import SourceDocument
 from shared.errors import UnreadableDocument
 
 # Goes into a document's source hash: raise it when a parser makes another text of the same bytes.
 PARSERS_VERSION = 1
+_DEFAULT = ParserSettings()
 
-_Parser = Callable[[bytes, str], ParsedDocument]
+_Parser = Callable[[bytes, str, DocumentReading], ParsedDocument]
+_OPEN_XML = "application/vnd.openxmlformats-officedocument"
 _BY_MEDIA_TYPE: dict[str, _Parser] = {
-    "text/plain": parse_plain,
-    "text/markdown": parse_markdown,
-    "text/x-markdown": parse_markdown,
-    "text/html": parse_html,
-    "application/xhtml+xml": parse_html,
-    "application/pdf": parse_pdf,
+    "text/plain": lambda content, charset, _: parse_plain(content, charset),
+    "text/markdown": lambda content, charset, _: parse_markdown(content, charset),
+    "text/x-markdown": lambda content, charset, _: parse_markdown(content, charset),
+    "text/html": lambda content, charset, _: parse_html(content, charset),
+    "application/xhtml+xml": lambda content, charset, _: parse_html(content, charset),
+    "application/pdf": lambda content, _, reading: parse_pdf(content, reading),
+    f"{_OPEN_XML}.wordprocessingml.document": lambda content, _, reading: parse_docx(content, reading),
+    f"{_OPEN_XML}.presentationml.presentation": lambda content, _, reading: parse_pptx(content, reading),
+    f"{_OPEN_XML}.spreadsheetml.sheet": lambda content, _, reading: parse_xlsx(content, reading),
+    "text/csv": parse_csv,
+    "text/tab-separated-values": parse_tsv,
+    "message/rfc822": lambda content, _, reading: parse_eml(content, reading, _parse_attached),
 }
 _MEDIA_TYPE_BY_ENDING = {
     ".txt": "text/plain",
@@ -36,25 +50,57 @@ _MEDIA_TYPE_BY_ENDING = {
     ".htm": "text/html",
     ".xhtml": "application/xhtml+xml",
     ".pdf": "application/pdf",
+    ".docx": f"{_OPEN_XML}.wordprocessingml.document",
+    ".pptx": f"{_OPEN_XML}.presentationml.presentation",
+    ".xlsx": f"{_OPEN_XML}.spreadsheetml.sheet",
+    ".csv": "text/csv",
+    ".tsv": "text/tab-separated-values",
+    ".eml": "message/rfc822",
 }
+_WITH_PAGES = ("application/pdf", "message/rfc822")
 
 
-def parse(document: SourceDocument) -> ParsedDocument:
-    """Text, title and headings; where the document names no title, its file's name is one.
+def parse(
+    document: SourceDocument,
+    settings: ParserSettings = _DEFAULT,
+    check: Callable[[], None] = lambda: None,
+) -> ParsedDocument:
+    """Text, title and headings; where the document names no title, its file's name is one. ``check`` is
+    called now and then, and raises when nobody waits any more.
 
     Raises:
         UnreadableDocument: says what is wrong with the document and what to do about it.
     """
-    media_type, charset = media_type_of(document)
     if not document.content.strip():
+        media_type_of(document)
         raise UnreadableDocument("the document is empty")
     try:
-        parsed = _BY_MEDIA_TYPE[media_type](document.content, charset)
+        parsed = _parse(document, DocumentReading(settings, check))
     except RecursionError:
         raise UnreadableDocument("the document is nested too deeply") from None
     if not parsed.text.strip():
         raise UnreadableDocument("the document holds no text")
     return replace(parsed, title=parsed.title or _title_of_name(document.document_id))
+
+
+def depends_on_ocr(media_type: str) -> bool:
+    """Whether a document of this kind may have pages that are pictures."""
+    return media_type in _WITH_PAGES
+
+
+def _parse(document: SourceDocument, reading: DocumentReading) -> ParsedDocument:
+    media_type, charset = media_type_of(document)
+    return _BY_MEDIA_TYPE[media_type](document.content, charset, reading)
+
+
+def _parse_attached(document: SourceDocument, reading: DocumentReading) -> ParsedDocument:
+    """By the ending of its name, else by the media type, which senders often know less of."""
+    if PurePosixPath(document.document_id).suffix.lower() in _MEDIA_TYPE_BY_ENDING:
+        return _parse(replace(document, media_type=""), reading)
+    name = document.media_type.partition(";")[0]
+    if name not in _BY_MEDIA_TYPE:
+        raise UnreadableDocument(f"media type {name!r} is not supported")
+    return _parse(document, reading)
 
 
 def _title_of_name(document_id: str) -> str:

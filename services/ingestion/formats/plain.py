@@ -69,7 +69,7 @@ def decode(content: bytes, charset: str = "") -> str:
     if encoding:
         try:
             text = content.decode(encoding)
-        except (UnicodeDecodeError, LookupError):
+        except (ValueError, LookupError):
             raise UnreadableDocument(f"the bytes are not {encoding} text") from None
     else:
         text = _guess(content)

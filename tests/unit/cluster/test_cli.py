@@ -428,7 +428,9 @@ async def test_ingesting_goes_on_after_a_failure_and_names_it(tmp_path: Path) ->
                 )
             else:
                 yield UpsertProgress(d.document_id, Stage.PARSED, 2)
-                yield UpsertProgress(d.document_id, Stage.STORED, 2, 2, 80, 1)
+                yield UpsertProgress(
+                    d.document_id, Stage.STORED, 2, 2, 80, 1, warnings=("no text on page 2 of 3",)
+                )
 
     out = io.StringIO()
     console = Console(file=out, width=100)
@@ -443,3 +445,4 @@ async def test_ingesting_goes_on_after_a_failure_and_names_it(tmp_path: Path) ->
     assert set(summary.failed) == {"gone.txt", "bad.pdf"}
     assert "bad.pdf: no PDF" in out.getvalue()
     assert "gone.txt: cannot be read" in out.getvalue()
+    assert "good.txt: no text on page 2 of 3" in out.getvalue()

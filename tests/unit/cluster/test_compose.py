@@ -65,6 +65,12 @@ def test_an_application_is_built_with_its_settings_in_the_file(values: dict[str,
         assert (load(type(section), given) if isinstance(given, dict) else given) == expected
 
 
+def test_only_those_that_make_prompts_are_built_anew_for_another_prompt(values: dict[str, Any]) -> None:
+    before, after = args_of(values), args_of(values | {"prompt": {"system": "Be brief."}})
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {"generator", "ingestion", "selector"}
+
+
 def test_without_an_auxiliary_model_there_is_no_selector_and_nobody_asks_one(values: dict[str, Any]) -> None:
     without = args_of(
         {key: value for key, value in values.items() if key != "selector"} | {"selector": {"model": ""}}

@@ -17,6 +17,7 @@ from cluster.paths import DEMO_MODEL, default_data_dir
 from shared.config import load, to_dict
 from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
+from shared.prompt_config import PromptConfig
 
 
 @pytest.fixture
@@ -43,6 +44,20 @@ def test_shared_values_reach_the_sections_that_need_them(tmp_path: Path, model: 
 def test_a_section_wins_over_the_shared_value(tmp_path: Path) -> None:
     config = load_quilt({"data_dir": str(tmp_path), "retrieval": {"milvus_uri": "http://milvus:19530"}}, {})
     assert config.retrieval.milvus_uri == "http://milvus:19530"
+
+
+def test_the_prompt_reaches_those_that_make_prompts(tmp_path: Path, model: Path) -> None:
+    (model / "quilt.yaml").write_text("prompt: {thinking: true, date: 2025-03-09}\n", encoding="utf-8")
+    said = {"data_dir": str(tmp_path), "model": str(model), "prompt": {"system": "Be brief."}}
+    config = load_quilt(said, {"KVQUILT_PROMPT__INSTRUCTION": "Read this."})
+    prompt = PromptConfig(system="Be brief.", instruction="Read this.", date="2025-03-09", thinking=True)
+    assert [config.prompt, config.generator.prompt, config.ingestion.prompt, config.selector.prompt] == [
+        prompt
+    ] * 4
+    with pytest.raises(ConfigError, match=r"^prompt.date: must be a day"):
+        load_quilt({"data_dir": str(tmp_path), "prompt": {"date": "today"}}, {})
+    with pytest.raises(ConfigError, match=r"^prompt.template: 'jinja' is not one of auto, chat"):
+        load_quilt({"data_dir": str(tmp_path), "prompt": {"template": "jinja"}}, {})
 
 
 def test_what_suits_the_model_applies_until_the_operator_says_otherwise(tmp_path: Path, model: Path) -> None:

@@ -241,6 +241,9 @@ class TestListing:
         assert facts.kv_bytes_per_token == 2 * 2 * 2 * 32 * 4
         assert facts.kv_bytes_per_chunk == 64 * 512 * 2
         assert "quilt.verdict.json" in facts.verdict
+        assert facts.template == "default"
+        (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x"}', encoding="utf-8")
+        assert facts_of("x", tmp_path).template == "chat template"
 
     def test_the_command_lists_what_comes_along_what_was_converted_and_what_cannot_be_read(
         self, gguf: Path, environ: dict[str, str]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.sources import find_sources
+from cluster.cli.sources import ENDINGS, find_sources
+from services.ingestion.formats.parse import _MEDIA_TYPE_BY_ENDING
 from shared.errors import InvalidRequest
 
 
@@ -28,11 +29,21 @@ def test_folders_are_searched_through_for_known_endings_without_hidden_files_in_
 def test_what_is_left_out_is_named_with_the_reason_unless_it_is_hidden(folder: Path) -> None:
     (folder / "dangling.txt").symlink_to(folder / "nowhere.txt")
     assert find_sources([folder]).skipped == {
-        folder / "a" / "image.png": "is none of .txt .md .html .htm .pdf",
+        folder / "a" / "image.png": f"is none of {' '.join(ENDINGS)}",
         folder / "dangling.txt": "the link leads nowhere",
     }
     with pytest.raises(InvalidRequest, match=r"dangling\.txt: the link leads nowhere"):
         find_sources([folder / "dangling.txt"])
+
+
+def test_every_format_that_the_service_reads_is_looked_for() -> None:
+    assert list(ENDINGS) == list(_MEDIA_TYPE_BY_ENDING)
+
+
+def test_what_is_no_document_for_its_name_alone_is_left_out(folder: Path) -> None:
+    for name in ("~$x.docx", "two\nlines.txt"):
+        (folder / name).write_text("text", encoding="utf-8")
+    assert find_sources([folder]).skipped.keys() >= {folder / "~$x.docx", folder / "two\nlines.txt"}
 
 
 def test_a_named_file_is_taken_whatever_its_ending_and_called_by_its_name(folder: Path) -> None:
@@ -56,5 +67,5 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_documents_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"\.txt \.md"):
+    with pytest.raises(InvalidRequest, match=r"looked for \.txt "):
         find_sources([tmp_path])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable
 from contextlib import aclosing
@@ -179,6 +180,17 @@ async def test_a_search_that_finds_nothing_is_not_answered_from_nothing() -> Non
 async def test_chunks_of_another_model_are_refused_with_the_remedy() -> None:
     stale = FakeRetriever({WHO: [HITS[0], hit("old", "old text", "old.md", fingerprint="0" * 32)]})
     with pytest.raises(ModelMismatch, match=r"'old.md'.*kvquilt ingest --collection handbook --re-encode"):
+        await ask(pipeline(retriever=stale), inquiry())
+
+
+@pytest.mark.parametrize(
+    ("stored", "what"), [({"prefix_hash": "0"}, "prompt prefix"), ({"template_hash": "0"}, "chunk template")]
+)
+async def test_chunks_under_another_prompt_are_refused_by_what_differs(
+    stored: dict[str, str], what: str
+) -> None:
+    stale = FakeRetriever({WHO: [HITS[0], dataclasses.replace(HITS[1], **stored)]})
+    with pytest.raises(ModelMismatch, match=rf"ingested for another {what} than .*--re-encode"):
         await ask(pipeline(retriever=stale), inquiry())
 
 

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from services.generator.chunk_texts import ChunkReader, spans_of
 from shared.generation.pieces import Tokenized
-from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.prompt import PromptTokenizer
+from shared.prompt_template import PromptTemplate
 from tests.token_families import FAMILIES, tokenizer_of
 
 TEXTS = (

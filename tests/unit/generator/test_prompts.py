@@ -9,7 +9,8 @@ import pytest
 from services.generator.prompts import Prompts
 from shared.errors import InvalidRequest
 from shared.generation.pieces import Piece
-from shared.prompt import PromptTemplate, PromptTokenizer
+from shared.prompt import PromptTokenizer
+from shared.prompt_template import PromptTemplate
 
 VOCAB = 300
 

@@ -70,6 +70,8 @@ def test_a_charset_in_the_media_type_is_obeyed() -> None:
     assert _parse("a", "ķ".encode("cp775"), "text/plain; charset=cp775").text == "ķ"
     with pytest.raises(UnreadableDocument, match="not utf-8 text"):
         _parse("a", b"\xff\xfe\xfd", 'text/plain; charset="utf-8"')
+    with pytest.raises(UnreadableDocument, match="not undefined text"):
+        _parse("a", b"text", "text/plain; charset=undefined")
 
 
 def test_markdown_stays_as_it_is_and_its_headings_are_known() -> None:
@@ -144,7 +146,7 @@ def test_a_pdf_encrypted_without_a_password_is_read() -> None:
         ("a.pdf", make_pdf("Some text")[:200], "damaged"),
         ("a.pdf", make_pdf(""), "no text layer"),
         ("a.pdf", make_pdf("secret", password="pw"), "password-protected"),
-        ("a.docx", b"PK\3\4", r"format '\.docx' is not supported"),
+        ("a.odt", b"PK\3\4", r"format '\.odt' is not supported"),
         ("README", b"text", "no ending"),
     ],
 )
@@ -158,7 +160,10 @@ def test_an_unknown_media_type_is_refused_whatever_the_name_says() -> None:
         _parse("a.txt", b"text", "application/zip")
 
 
-@given(st.binary(max_size=300), st.sampled_from(["a.txt", "a.md", "a.html", "a.pdf"]))
+@given(
+    st.binary(max_size=300),
+    st.sampled_from(["a.txt", "a.md", "a.html", "a.pdf", "a.csv", "a.tsv", "a.eml", "a.docx"]),
+)
 def test_no_bytes_raise_anything_else(content: bytes, name: str) -> None:
     try:
         parsed = _parse(name, content)

@@ -326,6 +326,33 @@ async def test_new_documents_are_not_mixed_with_those_of_another_model() -> None
     assert "--re-encode --collection c" in error.error
 
 
+async def test_documents_under_another_chunk_template_are_made_anew_and_told_apart() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "One."), text("b.txt", "Two."))
+    world.chunk_template = "<{text}>"
+    service = world.service()
+    (error,) = [e.error for e in await upsert(service, text("new.txt", "New.")) if e.error]
+    assert "2 documents made for another chunk template than" in error
+    assert "--re-encode --collection c" in error
+    page = await service.list_documents(context(), "c", "", 0)
+    assert [d.current for d in page.documents] == [False, False]
+    re_encoded = [event async for event in service.re_encode(context(), "c")]
+    assert outcome(re_encoded) == {"a.txt": Stage.STORED, "b.txt": Stage.STORED}
+    page = await service.list_documents(context(), "c", "", 0)
+    assert [d.current for d in page.documents] == [True, True]
+    assert outcome(await upsert(service, text("new.txt", "New."))) == {"new.txt": Stage.STORED}
+    world.check_settled()
+
+
+async def test_what_an_earlier_version_stored_is_as_current_as_it_was() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", "One."))
+    ((key, stored),) = world.manifests.items()
+    world.manifests[key] = replace(stored, source_hash=stored.source_hash.partition(".")[0])
+    world.indexed[key] = replace(world.indexed[key], prefix_hash="", template_hash="")
+    assert outcome(await upsert(world.service(), text("a.txt", "One."))) == {"a.txt": Stage.UNCHANGED}
+
+
 async def test_a_folder_that_renews_every_document_may_bring_new_ones() -> None:
     world = World()
     await upsert(world.service(), text("a.txt", "One."), text("b.txt", "Two."))
@@ -382,6 +409,9 @@ async def test_ingestion_and_generator_must_have_the_same_model() -> None:
     service = world.service()
     world.salt = 3
     with pytest.raises(ModelMismatch, match="tokenizer of the generator's model"):
+        await upsert(service, text("a.txt", "One."))
+    world.salt, world.chunk_template = 0, "{text}"
+    with pytest.raises(ModelMismatch, match=r"chunk template of the generator's model .*same prompt section"):
         await upsert(service, text("a.txt", "One."))
     with pytest.raises(ModelMismatch):
         await service.check_ready(context())

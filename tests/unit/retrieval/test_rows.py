@@ -48,6 +48,8 @@ def test_every_difference_makes_another_revision(document: IndexedDocument) -> N
         replace(document, title=document.title + "x"),
         replace(document, model_fingerprint=document.model_fingerprint + "x"),
         replace(document, metadata={**document.metadata, "new": "x"}),
+        replace(document, template_hash="x"),
+        replace(document, template_hash="x", prefix_hash="x"),
         replace(document, chunks=document.chunks[1:]),
         replace(document, chunks=(replace(first, text=first.text + "x"), *document.chunks[1:])),
         replace(document, chunks=(replace(first, token_ids=(*first.token_ids, 1)), *document.chunks[1:])),
