@@ -10,6 +10,7 @@ from pathlib import Path
 from shared.errors import ConfigError
 
 TEMPLATE_FILE = "kvquilt.json"
+_IN_FILE = ("prefix", "chunk", "question")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,13 @@ class PromptTemplate:
         try:
             texts = json.loads(path.read_text(encoding="utf-8"))
             for name in texts:
-                if name not in ("prefix", "chunk", "question"):
-                    raise ValueError(f"{name}: there are prefix, chunk and question")
+                if name not in _IN_FILE:
+                    raise ValueError(f"{name}: there are {', '.join(_IN_FILE)}")
             return cls(**texts, origin=TEMPLATE_FILE)
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"{TEMPLATE_FILE} of the model: {error}") from None
+
+    def write(self, directory: Path) -> None:
+        """Makes it the template of the model in ``directory``."""
+        texts = {name: getattr(self, name) for name in _IN_FILE}
+        (directory / TEMPLATE_FILE).write_text(json.dumps(texts, indent=2) + "\n", encoding="utf-8")

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
 
 _SENTENCE = "query : passage the river is wide and slow who built bridge orla tam"
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", *_SENTENCE.split(" ")]
@@ -65,6 +72,23 @@ def write_embedder(
         _write(root / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": None})
     if window_len is not None:
         _write(root / "sentence_bert_config.json", {"max_seq_length": window_len, "do_lower_case": False})
+    return root
+
+
+def write_cross_encoder(root: Path, num_labels: int = 1) -> Path:
+    """Reads a query and a text."""
+    write_embedder(root)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        max_position_embeddings=NUM_POSITIONS,
+        pad_token_id=1,
+        num_labels=num_labels,
+        initializer_range=1.0,  # so that scores differ
+        **_SIZES,
+    )
+    BertForSequenceClassification(config).save_pretrained(root)
+    (root / "modules.json").unlink()
     return root
 
 

@@ -19,9 +19,10 @@ def rebuild(session: Session, collection: str) -> None:
     """Make the index anew from the stored documents.
 
     Afterwards it holds exactly what the stored documents say: what was lost is indexed, what has no document
-    vanishes. For an index that was deleted, that is damaged, or that was made with another embedder. Neither
-    sources nor the generator are needed, and no KV is computed. Documents that are indexed as they should be
-    cost a lookup. Exit code 1 when a document failed.
+    vanishes. For an index that was deleted, that is damaged, or that was made with another embedder, which is
+    searched until its whole collection is indexed anew, and then replaced at once. Neither sources nor the
+    generator are needed, and no KV is computed. Documents that are indexed as they should be cost a lookup.
+    Exit code 1 when a document failed.
 
     \b
     kvquilt retrieval rebuild

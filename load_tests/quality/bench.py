@@ -79,6 +79,7 @@ class QualityBench:
             raise ConfigError(f"--model: {primary} has no tokenizer; its questions are text")
         self.prompts, self.ratio, self.clips = prompts, ratio, tuple(clips)
         model = load_model(primary)
+        model.end_also_at(prompts.end_ids)
         self.engine = Engine(model, EngineConfig(), decode=prompts.decode)
         self.selector = Selector(load_auxiliary(auxiliary), SpanTokenizer(prompts, primary))
         self._attention = {

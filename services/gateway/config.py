@@ -22,8 +22,8 @@ class RefusalConfig:
     """
 
     mode: Refusal = Refusal.OFF
-    lenient: float = 0.4
-    strict: float = 0.5
+    lenient: float = 0.35
+    strict: float = 0.45
     text: str = "The documents do not say."
 
     def __post_init__(self) -> None:

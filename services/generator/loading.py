@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 from services.generator.config import GeneratorConfig
@@ -39,7 +38,7 @@ def load_generator(
     tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
     model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
     if tokenizer:
-        model.spec = replace(model.spec, eos_ids=model.spec.eos_ids | tokenizer.end_ids)
+        model.end_also_at(tokenizer.end_ids)
     source: SegmentSource = NoSource()
     if store:
         shape = KvShape.of_model(model, tokenizer.hash if tokenizer else "")

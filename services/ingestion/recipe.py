@@ -80,8 +80,8 @@ class Recipe:
         described: list[object] = [(media_type, charset), sorted(source.metadata.items())]
         if self._parsers.ocr_name and depends_on_ocr(media_type):
             described.append(self._parsers.ocr_name)
-        hashed = digest(json.dumps(described).encode(), source.content)
-        return f"{hashed}-{self._settings_hash}.{self._text_hash}"
+        of_source = digest(json.dumps(described).encode(), source.content)
+        return f"{of_source}-{self._settings_hash}.{self._text_hash}"
 
     def is_of(self, stored: Manifest, source: SourceDocument) -> bool:
         """Whether ``stored`` was cut of this source by these settings. Raises as ``source_hash``."""

@@ -9,7 +9,8 @@ from services.retrieval.embedder import EmbedderSettings
 from services.retrieval.handlers import RetrievalHandlers
 from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import connect
-from services.retrieval.service import RetrievalService
+from services.retrieval.reranker import CrossEncoder
+from services.retrieval.service import Reranking, RetrievalService
 from services.retrieval.transformer_embedder import TransformerEmbedder, load_embedder
 from shared import log as logs
 from shared.errors import KvquiltError
@@ -48,9 +49,12 @@ def build_service(config: RetrievalConfig) -> RetrievalService:
 
     settings = EmbedderSettings(config.embedder, config.query_prefix, config.document_prefix)
     embedder = load(settings)
+    reranking = None
+    if config.reranker:
+        reranking = Reranking(CrossEncoder(config.reranker, config.embedder_threads), config.rerank_depth)
     milvus = connect(config.milvus_uri, config.milvus_token, config.startup_timeout_s)
     index = MilvusIndex(milvus, embedder.identity, embedder.dim, settings)
-    return RetrievalService(embedder, index, config.default_k, load, config.dense_weight)
+    return RetrievalService(embedder, index, config.default_k, load, config.dense_weight, reranking)
 
 
 build = builder_of(Retrieval, RetrievalConfig)

@@ -54,8 +54,8 @@ class Collection:
             ids = list(row_ids[begin : begin + _ROWS_PER_READ])
             yield from self._client.get(self.name, ids=ids, output_fields=fields, timeout=CALL_S)
 
-    def count(self) -> int:
-        (row,) = self._client.query(self.name, filter="", output_fields=["count(*)"], timeout=CALL_S)
+    def count(self, expression: str = "") -> int:
+        (row,) = self._client.query(self.name, filter=expression, output_fields=["count(*)"], timeout=CALL_S)
         return int(row["count(*)"])
 
     def search(

@@ -22,6 +22,9 @@ class RetrievalConfig:
     default_k: hits per query where the caller names no number.
     dense_weight: what meaning (the embedder's score) counts in a hybrid search, 0 to 1; words (BM25's) count
     the rest.
+    reranker: directory of a cross-encoder (a sequence classification model of one label) that puts what was
+    found in order; empty: none.
+    rerank_depth: how many of what was found it reads; at least those that were asked for.
     startup_timeout_s: how long to wait for a Milvus server, or for the previous owner of the embedded
     directory to let go.
     """
@@ -34,13 +37,15 @@ class RetrievalConfig:
     embedder_threads: int = 0
     default_k: int = 8
     dense_weight: float = 0.5
+    reranker: str = ""
+    rerank_depth: int = 24
     startup_timeout_s: float = 60.0
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
         if not self.milvus_uri:
             raise ValueError("milvus_uri: must be a directory or an http(s) address")
-        check_least(self, 1, "default_k")
+        check_least(self, 1, "default_k", "rerank_depth")
         check_least(self, 0, "embedder_threads")
         if not 0 <= self.dense_weight <= 1:
             raise ValueError(f"dense_weight: must be 0 to 1, got {self.dense_weight}")

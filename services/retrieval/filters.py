@@ -13,6 +13,8 @@ from shared.errors import InvalidRequest
 from shared.search import Filter, FilterOp, check_metadata
 
 TERMS_FIELD = "terms"
+OTHER_LANGUAGE = "_other_language"  # no key of a filter: those are hex digits
+IN_OTHER_LANGUAGE = f'exists {TERMS_FIELD}["{OTHER_LANGUAGE}"]'
 MAX_FILTERS = 32
 MAX_VALUES = 256
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from services.retrieval.collection import Collection, Ranked
 from services.retrieval.embedder import EmbedderSettings, Vectors
+from services.retrieval.filters import IN_OTHER_LANGUAGE
 from services.retrieval.layout import (
     Places,
     collection_in,
@@ -129,13 +130,20 @@ class MilvusIndex:
 
     def outdated(self) -> int:
         """How many collections, of all tenants, another embedder than the configured one is searched in."""
-        with translated("listing collections"):
-            searched = oldest(self._all_names())
-        return sum(not is_of(name, self._embedder) for name in searched)
+        return sum(not is_of(name, self._embedder) for name in oldest(self._all_names()))
+
+    def in_other_languages(self) -> tuple[int, int]:
+        """How many chunks are of documents that are not English, and how many there are, in the collections
+        that were used since the start."""
+        counts = []
+        for loaded in list(self._loaded.values()):
+            with contextlib.suppress(NotFound), self._using(loaded, "counting chunks"):
+                counts.append((loaded.count(IN_OTHER_LANGUAGE), loaded.count()))
+        return sum(others for others, _ in counts), sum(num for _, num in counts)
 
     def is_current(self, name: str, document: IndexedDocument) -> bool:
         """Whether exactly these chunks of the document are in the Milvus collection ``name``."""
-        if name not in self._loaded and not self._is_there(name):
+        if name not in self._loaded and name not in self._all_names():
             return not document.chunks
         loaded = self._load(name)
         with self._using(loaded, "looking up a document"):
@@ -159,7 +167,7 @@ class MilvusIndex:
             row["dense"] = vector.tolist()
             if self._milvus.lexical is Lexical.OWN:
                 row["sparse"] = row_vector(row["content"])
-        if name not in self._loaded and not self._is_there(name):
+        if name not in self._loaded and name not in self._all_names():
             self._create(name, collection)
         loaded = self._load(name)
         old = f'{_of(document.document_id)} and revision != "{revision_of(document)}"'
@@ -254,24 +262,18 @@ class MilvusIndex:
             )
         log.info("created collection %s", collection)
 
-    def _is_there(self, name: str) -> bool:
-        with translated("looking up a collection"):
-            return name in self._all_names()
-
     def _names_of(self, tenant: str, collection: str = "") -> list[str]:
         """Milvus' names of the collection (empty: of all of the tenant's), whatever embedder it was made
         with."""
-        with translated("looking up a collection"):
-            names = self._all_names()
         return [
             name
-            for name in names
+            for name in self._all_names()
             if name.startswith(tenant_prefix(tenant)) and collection in ("", collection_in(name))
         ]
 
     def _all_names(self) -> list[str]:
         # milvus-lite opens a collection twice when it is listed while it is loaded
-        with self._load_lock:
+        with self._load_lock, translated("looking up a collection"):
             names: list[str] = self._client.list_collections(timeout=CALL_S)
         return [name for name in names if is_ours(name)]
 

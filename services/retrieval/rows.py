@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from services.retrieval.filters import TERMS_FIELD, encode_terms
+from services.retrieval.filters import OTHER_LANGUAGE, TERMS_FIELD, encode_terms
+from services.retrieval.languages import is_english
 from shared.errors import InvalidRequest
 from shared.identity import digest
 from shared.search import IndexedChunk, IndexedDocument, SearchHit
@@ -18,6 +19,7 @@ MAX_FIELD_BYTES = 65_535
 # What Milvus answers to one query.
 MAX_ROWS_PER_DOCUMENT = 16_384
 KEY_LEN = 40
+_CHUNKS_READ = 32  # to tell the language
 OUTPUT_FIELDS = ["row_id", "content", "payload"]
 
 
@@ -43,6 +45,11 @@ def searchable_text(document: IndexedDocument, chunk: IndexedChunk) -> str:
     return _header(document, chunk) + chunk.text
 
 
+def text_of(hit: SearchHit) -> str:
+    """As ``searchable_text``."""
+    return _header_of(hit.title, hit.chunk.heading) + hit.chunk.text
+
+
 def rows_of(tenant: str, collection: str, document: IndexedDocument) -> list[dict[str, Any]]:
     """One row per chunk, without vectors.
 
@@ -55,6 +62,8 @@ def rows_of(tenant: str, collection: str, document: IndexedDocument) -> list[dic
             "the document"
         )
     terms = encode_terms(document.document_id, document.title, document.metadata)
+    if is_english("\n".join(chunk.text for chunk in document.chunks[:_CHUNKS_READ])) is False:
+        terms[OTHER_LANGUAGE] = "1"
     _check_bytes("metadata, title and document_id", json.dumps(terms))
     shared = {
         "document_key": document_key(document.document_id),
@@ -125,7 +134,11 @@ def _payload(document: IndexedDocument, chunk: IndexedChunk) -> str:
 
 
 def _header(document: IndexedDocument, chunk: IndexedChunk) -> str:
-    lines = [line for line in (document.title, chunk.heading) if line]
+    return _header_of(document.title, chunk.heading)
+
+
+def _header_of(title: str, heading: str) -> str:
+    lines = [line for line in (title, heading) if line]
     return "\n".join(lines) + "\n\n" if lines else ""
 
 

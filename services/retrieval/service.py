@@ -19,7 +19,8 @@ from services.retrieval.embedder import Embedder, Vectors
 from services.retrieval.embedders import Embedders, Load
 from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
-from services.retrieval.rows import MAX_FIELD_BYTES, rows_of, searchable_text
+from services.retrieval.reranker import Reranker
+from services.retrieval.rows import MAX_FIELD_BYTES, rows_of, searchable_text, text_of
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound
 from shared.ranking import fuse_scores
 from shared.request import RequestContext, check_name
@@ -36,6 +37,7 @@ from shared.search import (
 MAX_QUERIES = 256
 _TEXTS_PER_STEP = 16
 _READERS = 4
+ENGLISH_ALONE = ("en",)
 _LEAST_DEPTH = 64  # of both rankings that hybrid fuses
 ResultT = TypeVar("ResultT")
 
@@ -48,6 +50,14 @@ class _Asked:
     where: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reranking:
+    """``by`` reads at least the first ``depth`` of what was found."""
+
+    by: Reranker
+    depth: int
+
+
 class RetrievalService:
     """``load_other``: the embedder of a collection that another one than ``embedder`` has indexed."""
 
@@ -58,12 +68,14 @@ class RetrievalService:
         default_k: int,
         load_other: Load | None = None,
         dense_weight: float = 0.5,
+        reranking: Reranking | None = None,
     ) -> None:
         self._embedder = embedder
         self._embedders = Embedders(embedder, load_other)
         self._index = index
         self._default_k = default_k
         self._weights = (dense_weight, 1 - dense_weight)
+        self._reranking = reranking
         self._embedding = ThreadPoolExecutor(1, thread_name_prefix="embed")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="index-write")
         self._reading = ThreadPoolExecutor(_READERS, thread_name_prefix="index-read")
@@ -104,7 +116,8 @@ class RetrievalService:
     ) -> tuple[tuple[SearchHit, ...], ...]:
         """In the Milvus collection ``name``."""
         hybrid = asked.mode is SearchMode.HYBRID
-        depth = min(MAX_K, max(4 * asked.k, _LEAST_DEPTH)) if hybrid else asked.k
+        num = max(asked.k, self._reranking.depth) if self._reranking else asked.k
+        depth = min(MAX_K, max(4 * num, _LEAST_DEPTH)) if hybrid else num
         halves: list[Awaitable[list[Ranked]]] = []
         if asked.mode is not SearchMode.BM25:
             halves.append(self._dense(name, collection, asked, depth))
@@ -116,7 +129,23 @@ class RetrievalService:
             rankings = [fuse_scores(both, depth, self._weights) for both in zip(*found, strict=True)]
         ctx.check_deadline("searching")
         similarities = found[0] if asked.mode is not SearchMode.BM25 else [[] for _ in rankings]
-        return await self._hits(name, [r[: asked.k] for r in rankings], similarities)
+        hits = await self._hits(name, [r[:num] for r in rankings], similarities)
+        if self._reranking is None:
+            return hits
+        reranked = [
+            await self._reranked(ctx, query, found, self._reranking.by)
+            for query, found in zip(asked.queries, hits, strict=True)
+        ]
+        return tuple(found[: asked.k] for found in reranked)
+
+    async def _reranked(
+        self, ctx: RequestContext, query: str, hits: tuple[SearchHit, ...], by: Reranker
+    ) -> tuple[SearchHit, ...]:
+        """In the order, and with the scores, that the cross-encoder gives them."""
+        ctx.check_deadline("reranking")
+        scores = await self._run(self._embedding, by.scores, query, [text_of(hit) for hit in hits])
+        judged = [replace(hit, score=score) for hit, score in zip(hits, scores, strict=True)]
+        return tuple(sorted(judged, key=lambda hit: -hit.score))
 
     async def index(
         self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
@@ -168,13 +197,22 @@ class RetrievalService:
 
     async def shortcomings(self) -> str:
         """What an operator should do something about; empty: nothing."""
-        outdated = await self._read(self._index.outdated)
-        return (
-            f"{outdated} collections are indexed with another embedder than {self._embedder.identity}, and "
-            "searched with that one while it can be loaded; index them anew: kvquilt retrieval rebuild"
-            if outdated
-            else ""
-        )
+        found = []
+        if outdated := await self._read(self._index.outdated):
+            found.append(
+                f"{outdated} collections are indexed with another embedder than {self._embedder.identity}, "
+                "and "
+                "searched with that one while it can be loaded; index them anew: kvquilt retrieval rebuild"
+            )
+        if tuple(self._embedder.languages) == ENGLISH_ALONE:
+            others, num = await self._read(self._index.in_other_languages)
+            if others:
+                found.append(
+                    f"{others} of {num} chunks seem not to be English, which is all that the embedder "
+                    f"{self._embedder.identity} reads: finding them by meaning is poor; set "
+                    "retrieval.embedder to a multilingual one, or search by --search bm25"
+                )
+        return "; ".join(found)
 
     async def facts(self) -> dict[str, str]:
         """For an operator."""
@@ -184,6 +222,7 @@ class RetrievalService:
             "dim": str(self._embedder.dim),
             "milvus": await self._read(self._index.version),
             "bm25": bm25,
+            **({"reranker": self._reranking.by.identity} if self._reranking else {}),
         }
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class TransformerEmbedder:
                 f"embedder: {root.name!r} is not a sentence-transformers model: {error}"
             ) from None
         self._model = model.eval()
-        self._window_len = min(files.window_len or sys.maxsize, _num_positions(model))
+        self._window_len = min(files.window_len or sys.maxsize, num_positions(model))
         self.dim = int(model.config.hidden_size)
         self.identity = f"{name or root.name}-{files.digest}"
         prefixes = (self.query_prefix, self.document_prefix)
@@ -121,9 +121,9 @@ def load_embedder(settings: EmbedderSettings, num_threads: int = 0) -> Transform
     )
 
 
-def _num_positions(model: Any) -> int:
+def num_positions(model: Any) -> int:
     """Tokens that the encoder takes. Those of RoBERTa's kind count positions from behind the padding's."""
-    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
+    padding = getattr(getattr(model.base_model, "embeddings", None), "padding_idx", None)
     return int(model.config.max_position_embeddings) - (0 if padding is None else int(padding) + 1)
 
 

@@ -4,7 +4,6 @@ directory."""
 from __future__ import annotations
 
 import copy
-import json
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,6 @@ from services.training.rows import Batch, RowMaker, collate
 from services.training.tokenizer import train_tokenizer
 from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
-from shared.prompt_template import TEMPLATE_FILE
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -153,6 +151,6 @@ def save_model(model: Any, tokenizer: Any, directory: Path, settings: str) -> No
     )
     stored.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    (directory / TEMPLATE_FILE).write_text(json.dumps(asdict(TEMPLATE), indent=2) + "\n", encoding="utf-8")
+    TEMPLATE.write(directory)
     if settings:
         (directory / "quilt.yaml").write_text(settings, encoding="utf-8")

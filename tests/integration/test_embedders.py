@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from sentence_transformers import CrossEncoder as TheirCrossEncoder
 from sentence_transformers import SentenceTransformer
 
 from services.retrieval.embedder import EmbedderSettings
 from services.retrieval.embedder_files import EmbedderFiles
+from services.retrieval.reranker import CrossEncoder
 from services.retrieval.transformer_embedder import TransformerEmbedder, load_embedder
 from shared.errors import ConfigError
-from tests.tiny_embedders import write_embedder
+from tests.tiny_embedders import write_cross_encoder, write_embedder
 
 TEXTS = ["the river is wide", "who built the bridge", "orla and tam"]
 E5 = {"query": "query: ", "passage": "passage: "}
@@ -109,3 +112,27 @@ def test_the_embedder_in_the_box_is_english_without_prefixes() -> None:
     embedder = load_embedder(EmbedderSettings("minilm"), 1)
     assert embedder.languages == ("en",)
     assert (embedder.query_prefix, embedder.document_prefix) == ("", "")
+
+
+def test_a_cross_encoder_scores_as_that_of_sentence_transformers_in_any_order(tmp_path: Path) -> None:
+    root = write_cross_encoder(tmp_path)
+    texts = [*TEXTS, "tam", "slow"] * 7
+    ours = CrossEncoder(root, 1).scores("who built the bridge", texts)
+    theirs = TheirCrossEncoder(str(root), device="cpu", activation_fn=torch.nn.Identity())
+    expected = theirs.predict([("who built the bridge", text) for text in texts])
+    assert ours == pytest.approx(expected.tolist(), abs=1e-4)
+    assert len({round(score, 5) for score in ours}) == 5
+    assert CrossEncoder(root, 1).scores("who", []) == []
+
+
+def test_of_a_text_that_is_too_long_for_the_cross_encoder_the_beginning_is_read(tmp_path: Path) -> None:
+    reranker = CrossEncoder(write_cross_encoder(tmp_path), 1)
+    (one, other) = reranker.scores("who", ["the river is wide " * 9, "the river is wide " * 9 + "tam"])
+    assert one == pytest.approx(other)
+
+
+def test_what_is_no_cross_encoder_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="reranker: 'nothing' is not a sequence classification model"):
+        CrossEncoder(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="has 3 labels"):
+        CrossEncoder(write_cross_encoder(tmp_path, num_labels=3))

@@ -16,7 +16,7 @@ from services.retrieval.embedders import Load
 from services.retrieval.handlers import RetrievalHandlers
 from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import Lexical, Milvus, connect
-from services.retrieval.service import RetrievalService
+from services.retrieval.service import Reranking, RetrievalService
 from services.retrieval.transformer_embedder import TransformerEmbedder, load_embedder
 from shared import config
 from shared.clients.grpc_transport import GrpcTransport
@@ -30,7 +30,7 @@ class WordEmbedder:
     """Texts with the same words are near each other."""
 
     dim = 64
-    languages = ("en",)
+    languages: tuple[str, ...] = ("en",)
 
     def __init__(self, identity: str = "words") -> None:
         self.identity = identity
@@ -57,11 +57,11 @@ def milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Milvus]:
 
 @asynccontextmanager
 async def _serving(
-    embedder: Embedder, milvus: Milvus, load_other: Load | None = None
+    embedder: Embedder, milvus: Milvus, load_other: Load | None = None, reranking: Reranking | None = None
 ) -> AsyncIterator[RetrievalClient]:
     borrowed = Milvus(milvus.client, milvus.version, milvus.embedded, milvus.lexical, lambda: None)
     index = MilvusIndex(borrowed, embedder.identity, embedder.dim, EmbedderSettings(embedder.identity))
-    service = RetrievalService(embedder, index, 2, load_other)
+    service = RetrievalService(embedder, index, 2, load_other, reranking=reranking)
     server = grpc.aio.server()
     retrieval_pb2_grpc.add_RetrievalServicer_to_server(RetrievalHandlers(service), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -280,6 +280,67 @@ async def test_an_embedder_that_is_gone_or_has_changed_is_told_with_what_helps(
         await later.index(ctx, "c", _document("d", "one"), anew=True)
         await later.adopt(ctx, "c")
         assert (await later.search(ctx, "c", ["one"])).rankings[0]
+
+
+GERMAN = (
+    "Der Hafenmeister und seine Leute sind nicht auf dem Schiff, wenn die Sonne untergeht. Sie werden mit "
+    "dem "
+    "Boot von der Insel geholt, und es ist für sie ein langer Tag, der auch in der Nacht nicht zu Ende "
+    "ist. Das "
+    "Haus am Ufer wird von einer Frau geführt."
+)
+
+
+async def test_documents_that_the_embedder_cannot_read_are_told(
+    milvus: Milvus, tmp_path: Path, ctx: RequestContext
+) -> None:
+    own = connect(str(tmp_path / "index"), "", 5)
+    async with _serving(WordEmbedder(), own) as client:
+        await client.index(ctx, "c", _document("en", "The keeper of the house is in it. " * 9))
+        assert (await client.health(ctx)).detail == ""
+        await client.index(ctx, "c", _document("de", GERMAN, GERMAN))
+        detail = (await client.health(ctx)).detail
+        assert detail.startswith("2 of 3 chunks seem not to be English")
+        assert "retrieval.embedder" in detail
+        (hit,) = (await client.search(ctx, "c", ["Hafenmeister"], k=1)).rankings[0]
+        assert hit.metadata == {}
+        multilingual = WordEmbedder()
+        multilingual.languages = ("en", "de")
+    async with _serving(multilingual, own) as client:
+        await client.search(ctx, "c", ["Hafenmeister"])
+        assert (await client.health(ctx)).detail == ""
+    own.close()
+
+
+class ShortestFirst:
+    identity = "shortest first"
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, list[str]]] = []
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        self.read.append((query, list(texts)))
+        return [-float(len(text)) for text in texts]
+
+
+@pytest.mark.parametrize("mode", [SearchMode.DENSE, SearchMode.BM25, SearchMode.HYBRID])
+async def test_a_reranker_reads_more_than_is_asked_for_and_has_the_last_word(
+    embedder: WordEmbedder, milvus: Milvus, ctx: RequestContext, mode: SearchMode
+) -> None:
+    by = ShortestFirst()
+    async with _serving(embedder, milvus, reranking=Reranking(by, 3)) as client:
+        texts = ("blue whale blue whale", "a blue whale swims", "whale", "nothing at all")
+        await client.index(ctx, "c", _document("d", *texts))
+        (hits,) = (await client.search(ctx, "c", ["blue whale"], k=2, mode=mode)).rankings
+        assert [hit.chunk.text for hit in hits] == ["whale", "a blue whale swims"]
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        ((query, read),) = by.read
+        assert query == "blue whale"
+        assert sorted(read) == sorted(f"About d\nHead\n\n{text}" for text in texts[:3])
+        assert (await client.health(ctx)).facts["reranker"] == "shortest first"
+        by.read.clear()
+        assert len((await client.search(ctx, "c", ["whale", "blue"], k=4)).rankings[0]) == 4
+        assert [len(read) for _, read in by.read] == [4, 4]
 
 
 async def test_without_bm25_searches_are_dense_and_say_so(

@@ -236,12 +236,14 @@ class TestChosen:
         assert prompts is not None
         assert prompts.template.origin == "chat template"
         assert SYSTEM in prompts.template.prefix
-        (tmp_path / "kvquilt.json").write_text(json.dumps({"prefix": "P"}), encoding="utf-8")
+        PromptTemplate("P").write(tmp_path)
         prompts = PromptTokenizer.of_model(str(tmp_path))
         assert prompts is not None
         assert (prompts.template.prefix, prompts.template.origin) == ("P", "kvquilt.json")
         (tmp_path / "kvquilt.json").write_text(json.dumps({"origin": "P"}), encoding="utf-8")
-        with pytest.raises(ConfigError, match=r"kvquilt.json of the model: origin: there are prefix"):
+        with pytest.raises(
+            ConfigError, match=r"kvquilt.json of the model: origin: there are prefix, chunk, question"
+        ):
             PromptTokenizer.of_model(str(tmp_path))
 
     def test_a_date_that_is_none_is_refused(self) -> None:

@@ -61,6 +61,17 @@
 {{- if and $v.model.subPath (not $v.model.existingClaim) -}}
 {{- fail "model.subPath: is a folder of model.existingClaim, which is empty" -}}
 {{- end -}}
+{{- with $v.model.pull -}}
+{{- if and .model (not (and $v.model.existingClaim $v.model.subPath)) -}}
+{{- fail "model.pull.model: is brought to a folder of a claim; set model.existingClaim, model.subPath (the folder) and model.path (where pods see it)" -}}
+{{- end -}}
+{{- if and .model (not (regexMatch "^[A-Za-z0-9][A-Za-z0-9_.-]*$" $v.model.subPath)) -}}
+{{- fail (printf "model.subPath: %q is no name of a folder, to which model.pull.model is brought" $v.model.subPath) -}}
+{{- end -}}
+{{- if and .existingSecret (not .model) -}}
+{{- fail "model.pull.existingSecret: is for model.pull.model, which is empty" -}}
+{{- end -}}
+{{- end -}}
 
 {{- $decided := dict
       "model" "model.path"

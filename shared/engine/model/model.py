@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,6 +55,10 @@ class LoadedModel:
         shape = (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim)
         rotation = (spec.rope, self._decoder.rotary_emb.attention_scaling)
         return fingerprint_of(self.hf_model, f"{shape} {rotation} {chosen}")
+
+    def end_also_at(self, token_ids: Iterable[int]) -> None:
+        """Branches end at these tokens too, besides the model's own end marks."""
+        self.spec = replace(self.spec, eos_ids=self.spec.eos_ids.union(token_ids))
 
     def pack(self) -> None:
         """From now on the model's weights are for its products alone: nothing else reads them."""

@@ -66,6 +66,13 @@ FREE = {
             "model.path: say where model.existingClaim is to be mounted",
         ),
         ({"model.subPath": "a"}, "model.subPath: is a folder of model.existingClaim"),
+        ({"model.pull.model": "Qwen/Qwen3-0.6B"}, "at '/model/pull/model'"),
+        ({"model.pull.model": "a/b@v1"}, "model.pull.model: is brought to a folder of a claim"),
+        (
+            {"model": {"existingClaim": "m", "path": "/m", "subPath": "a/../b", "pull": {"model": "a/b@v1"}}},
+            'model.subPath: "a/../b" is no name of a folder',
+        ),
+        ({"model.pull.existingSecret": "hub"}, "model.pull.existingSecret: is for model.pull.model"),
         ({"services.replicas": 2}, "services.replicas: is 2, but the embedded Milvus lives in one pod"),
         (
             {"config.retrieval.deployment.num_replicas": 2},

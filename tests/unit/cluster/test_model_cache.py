@@ -256,6 +256,7 @@ class TestListing:
         found = {row["name"]: row for row in json.loads(result.output)}
         assert found[DEMO]["template"] == "kvquilt.json"
         assert found[DEMO]["kv_bytes_per_chunk"] == 96 * found[DEMO]["kv_bytes_per_token"]
+        assert found[str(gguf)]["template"].startswith("chat template")
         assert (found[str(gguf)]["path"], found[str(gguf)]["positions"]) == (str(directory), 20000)
         assert "cannot be read" in found["/gone.gguf"]["note"]
         assert {*found[DEMO]} == {f.name for f in dataclasses.fields(ModelFacts)} | {"kv_bytes_per_chunk"}

@@ -395,7 +395,7 @@ async def test_a_question_without_evidence_gets_the_configured_text_and_the_gene
     assert events[1] == AnswerText(0, 0, "Not in the handbook.", FinishReason.REFUSED)
     usage = events[2]
     assert isinstance(usage, AnswerUsage)
-    assert usage.usage.note == "refused: the evidence in the documents is 0.05, below 0.5 (strict)"
+    assert usage.usage.note == "refused: the evidence in the documents is 0.05, below 0.45 (strict)"
     assert (usage.usage.prompt_tokens, usage.usage.generated_tokens) == (0, 0)
     assert usage.timings.total_s > 0
     assert generator.asked == []

@@ -1,0 +1,1 @@
+"""Measures how well retrieval finds the passage that a question is about, and whom refusal refuses."""
