@@ -41,4 +41,7 @@ async def test_what_was_stored_at_ingestion_selects_tokens_later(stack: Stack) -
     assert len(selected.scores) == num_tokens
     assert 0.2 * num_tokens - 1 < len(selected.tokens) < 0.2 * num_tokens + 10
     assert (after["encoded_chunks"], selected.timings.encode_s) == (before["encoded_chunks"], 0.0)
-    assert int(after["loaded_chunks"]) == int(before["loaded_chunks"]) + len(chunks)
+    # those that a question of another test has brought are resident already
+    newly = int(after["loaded_chunks"]) - int(before["loaded_chunks"])
+    assert newly == int(after["resident_chunks"]) - int(before["resident_chunks"])
+    assert 0 < newly <= len(chunks)

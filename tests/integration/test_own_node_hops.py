@@ -124,7 +124,7 @@ async def test_nothing_that_is_between_nodes_is_answered_on_the_public_port(tmp_
 def test_no_public_service_has_a_method_by_whose_name_the_front_could_be_asked_for_files() -> None:
     """Serve's proxy calls the method of that name on whichever application the metadata names."""
     files = {name for name in vars(FileHandlers) if not name.startswith("_")}
-    assert files == {"Open", "Stage", "Adopt"}
+    assert files == {"Open", "Stage", "Adopt", "Chain"}
     assert not INTERNAL & set().union(*map(methods, PUBLIC))
 
 
