@@ -153,11 +153,8 @@ class SegmentCache:
         """The chunks in front of a missing one, by the request or by the source, which is asked once."""
         if entry.chain is None:
             request = holder.request
-            chunk = next(c for c in request.chunks if entry.key in (c.chunk_id, c.isolated_id))
-            if entry.key != chunk.chunk_id:
-                entry.chain = ()
-            else:
-                entry.chain = chain_of(chunk, (*request.links, *request.chunks))
+            chunk = next(c for c in request.chunks if c.chunk_id == entry.key)
+            entry.chain = chain_of(chunk, (*request.links, *request.chunks))
             if entry.chain is None and entry.key not in self._looked_for:
                 self._looked_for.add(entry.key)
                 self._loader.find_chain(chunk, lambda found: self._inbox.post(lambda: self._on_chain(found)))
@@ -181,6 +178,7 @@ class SegmentCache:
             if job.entries.get(chunk.chunk_id) is entry:
                 key = chunk.isolated_id or f"{chunk.chunk_id}:isolated"
                 job.entries[chunk.chunk_id], new = self._pool.acquire(key, chunk.token_ids)
+                job.entries[chunk.chunk_id].chain = ()
                 self._pool.release(entry)
                 job.isolated.add(chunk.chunk_id)
                 job.lost.discard(chunk.chunk_id)

@@ -192,6 +192,12 @@ class TestChainsFromTheSource:
         engine.shut_down()
         assert [chunk_id for chunk_id, _ in shelf.saves] == [document[2].isolated_id]
 
+    def test_an_isolated_identity_need_not_be_given(self) -> None:
+        engine = engine_of("qwen2")
+        prompts = Prompts(engine)
+        chunk = replace(prompts.document(PREFIX, (6, 64))[1], isolated_id="")
+        assert run(engine, ask(prompts, (chunk,)))[0].done.usage.isolated_tokens == 64
+
     def test_isolated_kv_that_is_stored_already_is_loaded(self) -> None:
         shelf = Shelf()
         engine = engine_of("qwen2", source=shelf)
