@@ -110,12 +110,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:
     plan = Plan(args.controls, args.cacheclip, args.ratios)
     models = _models(args)
-    if not models.auxiliary:
+    if not models.auxiliary and plan.clips:
+        errors.print(
+            "no auxiliary model chooses for cacheclip, so it is left out; the controls go by the ratio"
+        )
         plan = dataclasses.replace(plan, clips=())
     bench = QualityBench(models, plan, args.seed)
     try:
         shapes = _shapes(args, models)
-        ledger = Ledger(args.answers, _settings(args, models, plan, shapes) | bench.fingerprints)
+        ledger = Ledger(args.answers, {**_settings(args, models, plan, shapes), **bench.fingerprints})
         trials = _trials(args, shapes, bench)
         processes = args.processes or max(1, len(os.sched_getaffinity(0)) // args.threads)
         asking = Asking(models, plan, args.seed, args.kinds, processes, args.threads, args.minutes)

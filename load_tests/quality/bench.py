@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import count
 
 import numpy as np
@@ -32,10 +33,11 @@ from shared.generation.told import Event, SelectedEvent, TokenEvent
 from shared.measuring.asking import AskedTogether
 from shared.prompt import PromptTokenizer
 from shared.selection.scoring import EngineScorer
-from shared.selection.spans import SpanTokenizer, TokenSpans
+from shared.selection.spans import SpanTokenizer
 
 Scores = NDArray[np.float32]
 _BRANCHES = 128
+_TEXTS = 1024  # kept, with where their tokens are
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,9 @@ class QualityBench:
         many = EngineConfig(max_running_branches=_BRANCHES, max_step_tokens=4096, max_waiting=10**6)
         self.engine = Engine(model, many, decode=prompts.decode)
         self._ingestion = Ingestion(models.ingestion, prompts, model.spec.vocab_size, model.fingerprint)
-        self._spans = SpanTokenizer(prompts, models.primary)
-        self._selections = Selections.of_models(models.auxiliary, self._spans) if models.auxiliary else None
+        spans = SpanTokenizer(prompts, models.primary)
+        self._spans_of = lru_cache(_TEXTS)(spans.tokenize_chunk)
+        self._selections = Selections.of_models(models.auxiliary, spans) if models.auxiliary else None
         self._attention = {
             name: EngineScorer(model, prompts.prefix_ids, layer=layer)
             for name, layer in ((FIRST_LAYER, 0), (LAST_LAYER, model.spec.num_layers - 1))
@@ -304,6 +307,3 @@ class QualityBench:
         in_front = task.placed[: task.placed.index(stating)]
         start = sum(len(ingested.chunks[i].token_ids) for i in in_front)
         return set((np.flatnonzero(inside_T) + start).tolist())
-
-    def _spans_of(self, text: str) -> TokenSpans:
-        return self._spans.tokenize_chunk(text)
