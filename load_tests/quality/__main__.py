@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,7 +29,7 @@ from load_tests.quality.tasks import KINDS, parse_kinds
 from load_tests.quality.trials import Shapes, Trial, draw_trials
 from services.ingestion.config import IngestionConfig
 from shared.engine.kv.encodings import EXACT
-from shared.errors import KvquiltError
+from shared.errors import InvalidRequest, KvquiltError
 from shared.identity import ids_hash
 from shared.kv_types import KvContext
 from shared.measuring.judge import judge
@@ -127,14 +128,14 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
         answers = [a for a in ledger.answers if (a.kind.endswith("_many"), a.context) in wanted]
         found, alike = findings(answers, plan), likenesses(answers, plan.ratio)
         show(console, found, alike)
-        if args.verdict is not None:
-            _write_verdict(args, bench, plan, found, console)
         if args.json is not None:
             details = {
                 "settings": _settings(args, models, plan, shapes),
                 "findings": [dataclasses.asdict(f) for f in found],
             }
             write_report(args.json, list(measurements(found, alike)), details, threads=args.threads)
+        if args.verdict is not None:
+            _write_verdict(args, bench, plan, found, console)
     finally:
         bench.close()
 
@@ -142,8 +143,14 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
 def _write_verdict(
     args: argparse.Namespace, bench: QualityBench, plan: Plan, found: Sequence[Finding], console: Console
 ) -> None:
-    """Goes by the kinds that count, as a model that cannot read a context says nothing about reuse."""
+    """Goes by the kinds that count: where a model cannot read a context, it says nothing about reuse.
+
+    Raises:
+        InvalidRequest: none does.
+    """
     counted = [finding for finding in found if finding.counts]
+    if found and not counted:
+        raise InvalidRequest("--verdict: no kind of question counts, as the model does not read the contexts")
     verdict = judge(
         scores(counted, plan),
         args.tolerance,
@@ -231,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
     option(parser, "--controls", ",".join(CONTROLS), "which", type=parse_controls)
     forms = "forms, GROUPING/READING; the controls take as many as the first"
     option(parser, "--cacheclip", "budget/stitched", forms, type=parse_clips)
-    bounds = {"type": int, "nargs": 2, "metavar": ("LEAST", "MOST")}
+    bounds: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("LEAST", "MOST")}
     option(parser, "--passages", (4, 6), "per context of few documents", **bounds)
     parser.add_argument(
         "--documents", help="per context of many (default: 5 9; of filled passages 5 6)", **bounds

@@ -57,7 +57,7 @@ class Asking:
             asks: list[Ask] = [bench.ask]
             for _ in first[1:]:
                 worker = stack.enter_context(Worker(_bench, self.models, self.plan, self.seed, self.threads))
-                asks.append(partial(worker.call, QualityBench.ask))
+                asks.append(_elsewhere(worker))
             for num_contexts, answers in _in_parallel(asks, _chained(first, batches), self._in_time(began)):
                 for of_one in answers:
                     ledger.add(of_one)
@@ -100,6 +100,10 @@ class Asking:
 def _bench(models: Models, plan: Plan, seed: int, threads: int) -> QualityBench:
     torch.set_num_threads(threads)
     return QualityBench(models, plan, seed)
+
+
+def _elsewhere(worker: Worker) -> Ask:
+    return lambda wanted: worker.call(QualityBench.ask, wanted)
 
 
 def _chained(first: Sequence[Wanted], rest: Iterator[Wanted]) -> Iterator[Wanted]:

@@ -202,10 +202,9 @@ def _row(
         arm.label,
         arm.ratio,
         clusters.interval(lambda ours: ours, ours_Q),
-        *(
-            clusters.interval(lambda ours, other: ours - other, ours_Q, other_Q)
-            for other_Q in (full_Q, whole_Q, reordered_Q)
-        ),
+        clusters.interval(np.subtract, ours_Q, full_Q),
+        clusters.interval(np.subtract, ours_Q, whole_Q),
+        clusters.interval(np.subtract, ours_Q, reordered_Q),
         clusters.interval(won_back, ours_Q, reordered_Q, full_Q),
         fmean(answer.selected / answer.num_tokens for answer in answers),
         fmean([answer.found for answer in answers if answer.found is not None] or [0.0]),

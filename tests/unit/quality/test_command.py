@@ -32,7 +32,6 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
     command += ["--likeness"]
     command += ["--answers", str(kept), "--json", str(report), "--kinds", "spread,unnamed,single"]
     command += ["--cacheclip", "budget/stitched,paper/each"]
-    command += ["--verdict", str(tmp_path / "verdict.json"), "--tolerance", "1"]
     assert main(command) == 0
     assert "spread: Evidence in two chunks, shuffled" in capsys.readouterr().out
     of_first_run = kept.read_bytes()
@@ -62,8 +61,8 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
             }
             judged = set(by_mode["query_attention_20"][key].agreement)
             assert judged == (set() if kind is Kind.UNNAMED else {"stitched", "each", "first_layer"})
-    verdict = Verdict.read(tmp_path / "verdict.json")
-    assert (verdict.mode, verdict.kv_context) == ("reordered", KvContext.DOCUMENT)
+    assert main([*command, "--verdict", str(tmp_path / "verdict.json")]) == 2
+    assert "no kind of question counts" in capsys.readouterr().err
     measured = {m["name"]: m for m in json.loads(report.read_text())["measurements"]}
     assert {
         "spread_cacheclip_20",
@@ -96,3 +95,24 @@ def test_a_model_without_a_tokenizer_is_refused_by_name(
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert main(["--model", str(tmp_path), "--auxiliary", str(tmp_path)]) == 2
     assert "has no tokenizer" in capsys.readouterr().err
+
+
+def test_the_verdict_of_a_run_says_what_it_was_made_of(
+    tmp_path: Path, models: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random weights answer nothing, so here answers are made up."""
+    kept, path = tmp_path / "answers.jsonl", tmp_path / "verdict.json"
+    command = [*models, "--questions", "3", "--many", "0", "--processes", "1", "--ratios", ""]
+    command += ["--answers", str(kept), "--kinds", "spread,single", "--verdict", str(path)]
+    assert main(command) == 2
+    head, *lines = kept.read_text(encoding="utf-8").splitlines()
+    right = [
+        json.dumps([one | {"correct": one["mode"] != "closed_book"} for one in json.loads(line)])
+        for line in lines
+    ]
+    kept.write_text("\n".join([head, *right, ""]), encoding="utf-8")
+    assert main(command) == 0
+    assert "verdict: reordered; recomputing is advised against" in capsys.readouterr().out
+    verdict = Verdict.read(path)
+    assert (verdict.mode, verdict.kv_context, verdict.recompute) == ("reordered", KvContext.DOCUMENT, False)
+    assert verdict.asked["spread"].right["whole_blocks"] == (1, 1, 1)
