@@ -26,6 +26,7 @@ from load_tests.quality.trials import Trial
 from services.ingestion.config import IngestionConfig
 from services.training.evaluate import answers
 from shared.engine import Engine, EngineConfig, load_model
+from shared.engine_config import GIB
 from shared.errors import ConfigError
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Chooser, Recompute, ReuseMode
@@ -36,7 +37,7 @@ from shared.selection.scoring import EngineScorer
 from shared.selection.spans import SpanTokenizer
 
 Scores = NDArray[np.float32]
-_BRANCHES = 128
+_BRANCHES, _KV_BYTES = 128, GIB
 _TEXTS = 1024  # kept, with where their tokens are
 
 
@@ -108,7 +109,9 @@ class QualityBench:
         self.prompts, self.plan, self.seed = prompts, plan, seed
         model = load_model(models.primary, dtype=models.dtype)
         model.end_also_at(prompts.end_ids)
-        many = EngineConfig(max_running_branches=_BRANCHES, max_step_tokens=4096, max_waiting=10**6)
+        many = EngineConfig(
+            max_running_branches=_BRANCHES, max_step_tokens=4096, max_waiting=10**6, resident_bytes=_KV_BYTES
+        )
         self.engine = Engine(model, many, decode=prompts.decode)
         self._ingestion = Ingestion(models.ingestion, prompts, model.spec.vocab_size, model.fingerprint)
         spans = SpanTokenizer(prompts, models.primary)
