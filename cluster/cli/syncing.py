@@ -74,10 +74,10 @@ class Plan:
 
 @dataclass(slots=True)
 class SyncReport:
-    """Document ids, by what became of them; in a dry run, by what would. ``vanished``: those that are in the
-    collection still. ``num_own``: documents of the source before the run; ``needs_yes``: the dry run would
-    delete too many of them for a run without consent. ``not_deleted``: why vanished ones stay though they
-    were to go."""
+    """Document ids in order, by what became of them; in a dry run, by what would. ``vanished``: those that
+    are in the collection still. ``num_own``: documents of the source before the run; ``needs_yes``: the dry
+    run would delete too many of them for a run without consent. ``not_deleted``: why vanished ones stay
+    though they were to go."""
 
     source: str
     num_own: int = 0
@@ -169,6 +169,8 @@ class Sync:
                     yield progress
 
         report.summary = await ingest_files(console, upsert, plan.files)
+        for documents in (report.added, report.changed, report.unchanged):
+            documents.sort()  # they came as they were done
         if unfinished and self.delete and plan.vanished:
             report.not_deleted = (
                 f"nothing was deleted, because {len(unfinished)} documents could not be stored; run it again "
