@@ -102,6 +102,7 @@ class ChatRequest(_Lenient):
     refusal: str | None = None
     tenant: str | None = None
     deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS)
+    ignore_eos: bool | None = None
 
     @property
     def with_usage(self) -> bool:
@@ -164,6 +165,7 @@ class ChatRequest(_Lenient):
             "top_p": self.top_p,
             "seed": self.seed,
             "n": self.n,
+            "ignore_eos": self.ignore_eos,
             "stop": (self.stop,) if isinstance(self.stop, str) else self.stop and tuple(self.stop),
         }
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]

@@ -39,12 +39,15 @@ def test_every_parameter_becomes_what_grpc_calls_it() -> None:
         ratio=0.2,
         top_k=4,
         refusal="strict",
+        ignore_eos=True,
     )
     assert asked.inquiry() == Inquiry(
         "handbook",
         ("Who built the bridge?",),
         Reuse(ReuseMode.CACHECLIP, Recompute(0.2)),
-        SamplingParams(max_tokens=7, temperature=1.0, top_p=0.5, seed=3, n=2, stop=("\n", "END")),
+        SamplingParams(
+            max_tokens=7, temperature=1.0, top_p=0.5, seed=3, n=2, stop=("\n", "END"), ignore_eos=True
+        ),
         RetrievalOptions(4),
         refusal=Refusal.STRICT,
     )
