@@ -1,4 +1,4 @@
-"""The gateway over HTTP with a real generator behind it: what is text in documents and messages stays text."""
+"""The gateway over HTTP with a real generator behind it: text of documents and messages stays text."""
 
 from __future__ import annotations
 
@@ -29,12 +29,8 @@ async def client_of(served: Served) -> openai.AsyncOpenAI:
     prompts = served.generator.tokenizer
     assert prompts is not None
     fingerprint = (await served.client.describe(context())).fingerprint
-    hits = [
-        SearchHit(
-            IndexedChunk(f"{i:040x}", text, prompts.encode_chunk(text)), f"{i}.md", "", fingerprint, 1.0
-        )
-        for i, text in enumerate(DOCUMENTS)
-    ]
+    chunks = [IndexedChunk(f"{i:040x}", text, prompts.encode_chunk(text)) for i, text in enumerate(DOCUMENTS)]
+    hits = [SearchHit(chunk, "town.md", "Town", fingerprint, 1.0) for chunk in chunks]
     config = GatewayConfig(http=HttpConfig("tiny"))
     pipeline = Pipeline(FakeRetriever({QUESTION: hits}), served.client, config, Prefetching(None))
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(http_app(pipeline, config.http)))
