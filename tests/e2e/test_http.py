@@ -116,6 +116,22 @@ async def test_a_client_that_leaves_in_mid_stream_frees_the_generator(stack: Sta
         if chunk.choices[0].delta.content:
             break
     stream.close()
+    await generator_rests(stack)
+
+
+async def test_a_client_that_waits_no_longer_for_a_whole_answer_frees_the_generator(stack: Stack) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        client_of(stack, timeout=0.3).chat.completions.create(
+            model="demo",
+            messages=[USER],
+            max_tokens=400,
+            n=8,
+            extra_body={"collection": COLLECTION, "top_k": 3, "ignore_eos": True},
+        )
+    await generator_rests(stack)
+
+
+async def generator_rests(stack: Stack) -> None:
     async with asyncio.timeout(20):
         while (await health_of(stack, "generator")).facts["running_requests"] != "0":
             await asyncio.sleep(0.05)

@@ -33,8 +33,8 @@ class ChatUsage(BaseModel):
     prompt_tokens_details: CachedTokens
 
 
-class Source(BaseModel):
-    """A chunk of the context."""
+class ContextChunk(BaseModel):
+    """One that was retrieved."""
 
     document_id: str
     title: str
@@ -42,7 +42,7 @@ class Source(BaseModel):
     chunk_id: str
 
 
-class CitedSource(Source):
+class CitedChunk(ContextChunk):
     """A document that a choice was read from. ``source``: its place in the context."""
 
     choice: int
@@ -59,8 +59,8 @@ class Extension(BaseModel):
     ratio: float | None
     note: str
     refused: bool
-    citations: list[CitedSource]
-    sources: list[Source]
+    citations: list[CitedChunk]
+    sources: list[ContextChunk]
     tokens: dict[str, int]
     timings_ms: dict[str, float]
 
@@ -133,7 +133,7 @@ class _Heard:
     """What the events have told so far."""
 
     head: CompletionHead
-    sources: list[Source] = field(default_factory=list)
+    sources: list[ContextChunk] = field(default_factory=list)
     texts: list[AnswerText] = field(default_factory=list)
     cost: AnswerUsage = _FREE
 
@@ -141,7 +141,7 @@ class _Heard:
         match event:
             case Retrieved():
                 self.sources = [
-                    Source(
+                    ContextChunk(
                         document_id=hit.document_id,
                         title=hit.title,
                         heading=hit.chunk.heading,
@@ -175,7 +175,7 @@ class _Heard:
             note=usage.note,
             refused=any(text.finish_reason is FinishReason.REFUSED for text in self.texts),
             citations=[
-                CitedSource(**self.sources[cited.hit].model_dump(), choice=text.sample, source=cited.hit)
+                CitedChunk(**self.sources[cited.hit].model_dump(), choice=text.sample, source=cited.hit)
                 for text in self.in_order
                 for cited in text.citations
             ],
