@@ -19,7 +19,7 @@ from shared.documents import DeletedDocuments, DocumentInfo, SourceDocument, Ups
 from shared.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from cluster.cli.syncing import Source, SyncReport
+    from cluster.cli.syncing import SyncReport, SyncSource
     from shared.clients.ingest import IngestClient
 
 
@@ -194,7 +194,7 @@ def print_report(console: Console, report: SyncReport, delete: bool, dry_run: bo
         console.print(Text(report.not_deleted, "red"), soft_wrap=True)
 
 
-def _source_of(source: str, label: str, endpoint: str, config_path: Path | None) -> Source:
+def _source_of(source: str, label: str, endpoint: str, config_path: Path | None) -> SyncSource:
     from cluster.cli.object_source import SCHEME, object_prefix
     from cluster.cli.sources import Folder
 

@@ -25,7 +25,7 @@ MANY, MANY_SHARE = 10, 0.5
 _DELETED_AT_ONCE = 16
 
 
-class Source(Protocol):
+class SyncSource(Protocol):
     """``name``: as documents remember it. ``id_prefix``: how their ids begin."""
 
     name: str
@@ -43,7 +43,7 @@ class Source(Protocol):
         ...
 
 
-class Collection(Protocol):
+class SyncedCollection(Protocol):
     """The documents of one collection, which need not exist."""
 
     def documents(self) -> AsyncIterator[DocumentInfo]: ...
@@ -56,7 +56,7 @@ class Collection(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SyncPlan:
     """``files``: to be compared, and stored where they differ. ``own``: documents of the source in the
     collection; ``vanished``: those that are not there any more; ``unseen``: those that were not found, though
     they may be there. ``taken``: names that are other documents' already, with the reason."""
@@ -97,7 +97,7 @@ class SyncReport:
         return not self.summary.failed and not self.not_deleted
 
 
-def plan_of(source: Source, found: Sources[Readable], documents: Iterable[DocumentInfo]) -> Plan:
+def plan_of(source: SyncSource, found: Sources[Readable], documents: Iterable[DocumentInfo]) -> SyncPlan:
     """What there is to do, by names alone."""
     in_source = {file.document_id: file for file in found.files}
     own: set[str] = set()
@@ -108,7 +108,7 @@ def plan_of(source: Source, found: Sources[Readable], documents: Iterable[Docume
         elif document.document_id in in_source:
             taken[document.document_id] = _taken(document)
     missing = sorted(own - in_source.keys())
-    return Plan(
+    return SyncPlan(
         files=tuple(file for document_id, file in in_source.items() if document_id not in taken),
         own=frozenset(own),
         vanished=tuple(d for d in missing if not source.has(d)),
@@ -121,8 +121,8 @@ def plan_of(source: Source, found: Sources[Readable], documents: Iterable[Docume
 class Sync:
     """One run. ``delete``: vanished documents go; ``yes``: however many they are. ``dry_run``: only tell."""
 
-    source: Source
-    collection: Collection
+    source: SyncSource
+    collection: SyncedCollection
     delete: bool = False
     yes: bool = False
     dry_run: bool = False
@@ -151,7 +151,7 @@ class Sync:
             await self._delete(console, plan, report)
         return report
 
-    async def _upsert(self, console: Console, plan: Plan, report: SyncReport) -> None:
+    async def _upsert(self, console: Console, plan: SyncPlan, report: SyncReport) -> None:
         unfinished: list[str] = []  # documents that the next run may well bring in
 
         async def upsert(documents: Sequence[SourceDocument]) -> AsyncGenerator[UpsertProgress, None]:
@@ -177,7 +177,7 @@ class Sync:
                 "when they can"
             )
 
-    async def _delete(self, console: Console, plan: Plan, report: SyncReport) -> None:
+    async def _delete(self, console: Console, plan: SyncPlan, report: SyncReport) -> None:
         """Looks again, as storing may have taken hours: only what is still not there, and still belongs to
         the source, goes."""
         try:
