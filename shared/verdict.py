@@ -22,7 +22,7 @@ BY_RATIO = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Tally:
     """What was asked of one kind of question. ``right``: by mode and ratio the share of right answers, and
     its interval (95 %)."""
 
@@ -52,7 +52,7 @@ class Verdict:
     ratio: float | None = None
     kv_context: KvContext = KvContext.NONE
     recompute: bool = True
-    asked: dict[str, Asked] = field(default_factory=dict)
+    asked: dict[str, Tally] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.mode.row.goes_by is GoesBy.TOKENS:

@@ -23,7 +23,7 @@ from load_tests.quality.asking import Asking
 from load_tests.quality.bench import Models, QualityBench
 from load_tests.quality.findings import Finding, evidence, findings, likenesses, measurements, scores
 from load_tests.quality.ledger import LAST_LAYER, Ledger
-from load_tests.quality.modes import CONTROLS, Plan, parse_clips, parse_controls, parse_ratios
+from load_tests.quality.modes import CONTROLS, Comparison, parse_clips, parse_controls, parse_ratios
 from load_tests.quality.show import show
 from load_tests.quality.tasks import KINDS, parse_kinds
 from load_tests.quality.trials import Shapes, Trial, draw_trials
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:
-    plan = Plan(args.controls, args.cacheclip, args.ratios)
+    plan = Comparison(args.controls, args.cacheclip, args.ratios)
     models = _models(args)
     if not models.auxiliary and plan.clips:
         errors.print(
@@ -141,7 +141,11 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
 
 
 def _write_verdict(
-    args: argparse.Namespace, bench: QualityBench, plan: Plan, found: Sequence[Finding], console: Console
+    args: argparse.Namespace,
+    bench: QualityBench,
+    plan: Comparison,
+    found: Sequence[Finding],
+    console: Console,
 ) -> None:
     """Goes by the kinds that count: where a model cannot read a context, it says nothing about reuse.
 
@@ -200,7 +204,9 @@ def _trials(args: argparse.Namespace, shapes: Shapes, bench: QualityBench) -> li
     return [*few, *draw_trials(args.seed, num_many, shapes, many=True, count=bench.num_tokens)]
 
 
-def _settings(args: argparse.Namespace, models: Models, plan: Plan, shapes: Shapes) -> dict[str, object]:
+def _settings(
+    args: argparse.Namespace, models: Models, plan: Comparison, shapes: Shapes
+) -> dict[str, object]:
     """What answers depend on: those of other settings are not to be mixed with these."""
     return {
         "seed": args.seed,

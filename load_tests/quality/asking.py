@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from load_tests.engine.workers import Worker
 from load_tests.quality.bench import Models, QualityBench, Wanted
 from load_tests.quality.ledger import GradedAnswer, Ledger
-from load_tests.quality.modes import Arm, Plan
-from load_tests.quality.tasks import Kind, tasks_of
+from load_tests.quality.modes import Arm, Comparison
+from load_tests.quality.tasks import TaskKind, tasks_of
 from load_tests.quality.trials import Trial
 
 Ask = Callable[[Wanted], list[list[GradedAnswer]]]
@@ -33,9 +33,9 @@ class Asking:
     """``kinds``: of tasks. ``threads``: of torch, in each of ``processes``. ``minutes`` None: no limit."""
 
     models: Models
-    plan: Plan
+    plan: Comparison
     seed: int
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TaskKind, ...]
     processes: int
     threads: int
     minutes: float | None = None
@@ -72,7 +72,7 @@ class Asking:
         self, bench: QualityBench, ledger: Ledger, trials: Sequence[Trial], skip: Callable[[], object]
     ) -> Iterator[Wanted]:
         """What is missing, of so many contexts at once that their KV has room."""
-        batch: list[tuple[Trial, list[tuple[Kind, Arm]]]] = []
+        batch: list[tuple[Trial, list[tuple[TaskKind, Arm]]]] = []
         num_tokens = 0
         for trial in trials:
             missing = self._missing(ledger, trial)
@@ -87,7 +87,7 @@ class Asking:
         if batch:
             yield batch
 
-    def _missing(self, ledger: Ledger, trial: Trial) -> list[tuple[Kind, Arm]]:
+    def _missing(self, ledger: Ledger, trial: Trial) -> list[tuple[TaskKind, Arm]]:
         kinds = dict.fromkeys(task.kind for task in tasks_of(self.seed, trial, self.kinds))
         return [
             (kind, arm)
@@ -97,7 +97,7 @@ class Asking:
         ]
 
 
-def _bench(models: Models, plan: Plan, seed: int, threads: int) -> QualityBench:
+def _bench(models: Models, plan: Comparison, seed: int, threads: int) -> QualityBench:
     torch.set_num_threads(threads)
     return QualityBench(models, plan, seed)
 

@@ -16,12 +16,12 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from load_tests.quality.ingested import Ingested, Ingestion
+from load_tests.quality.ingested import Ingested, Ingesting
 from load_tests.quality.ledger import FIRST_LAYER, LAST_LAYER, GradedAnswer
-from load_tests.quality.modes import Arm, ClipSetting, Over, Plan
+from load_tests.quality.modes import Arm, ClipSetting, Comparison, Over
 from load_tests.quality.paired import agreement
 from load_tests.quality.selections import Selections
-from load_tests.quality.tasks import Kind, Layout, Task, blocks_of, sources_of, tasks_of
+from load_tests.quality.tasks import DocumentLayout, Task, TaskKind, blocks_of, sources_of, tasks_of
 from load_tests.quality.trials import Trial
 from services.ingestion.config import IngestionConfig
 from services.training.evaluate import answers
@@ -73,8 +73,8 @@ class Prepared:
     """One trial as it was ingested, in every layout, and which tokens are worth recomputing."""
 
     trial: Trial
-    tasks: Mapping[Kind, Sequence[Task]]
-    ingested: Mapping[Layout, Ingested]
+    tasks: Mapping[TaskKind, Sequence[Task]]
+    ingested: Mapping[DocumentLayout, Ingested]
     selections: Selections | None
 
     def chunks(self, task: Task, over: Over) -> tuple[Chunk, ...]:
@@ -92,11 +92,11 @@ class Group:
     questions: dict[str, int] = field(default_factory=dict)
 
 
-Wanted = Sequence[tuple[Trial, Sequence[tuple[Kind, Arm]]]]
+Wanted = Sequence[tuple[Trial, Sequence[tuple[TaskKind, Arm]]]]
 
 
 class QualityBench:
-    def __init__(self, models: Models, plan: Plan, seed: int = 0, max_tokens: int = 48) -> None:
+    def __init__(self, models: Models, plan: Comparison, seed: int = 0, max_tokens: int = 48) -> None:
         """
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: one of the models cannot be used; says why.
@@ -113,7 +113,7 @@ class QualityBench:
             max_running_branches=_BRANCHES, max_step_tokens=4096, max_waiting=10**6, resident_bytes=_KV_BYTES
         )
         self.engine = Engine(model, many, decode=prompts.decode)
-        self._ingestion = Ingestion(models.ingestion, prompts, model.spec.vocab_size, model.fingerprint)
+        self._ingestion = Ingesting(models.ingestion, prompts, model.spec.vocab_size, model.fingerprint)
         spans = SpanTokenizer(prompts, models.primary)
         self._spans_of = lru_cache(_TEXTS)(spans.tokenize_chunk)
         self._selections = Selections.of_models(models.auxiliary, spans) if models.auxiliary else None
@@ -166,8 +166,8 @@ class QualityBench:
             for prepared, arm, places in asked
         ]
 
-    def _prepare(self, trial: Trial, kinds: set[Kind]) -> Prepared:
-        tasks: dict[Kind, list[Task]] = {kind: [] for kind in kinds}
+    def _prepare(self, trial: Trial, kinds: set[TaskKind]) -> Prepared:
+        tasks: dict[TaskKind, list[Task]] = {kind: [] for kind in kinds}
         for task in tasks_of(self.seed, trial, kinds):
             tasks[task.kind].append(task)
         ingested = {
@@ -282,7 +282,7 @@ class QualityBench:
     def _agreements(self, prepared: Prepared, task: Task, index: int) -> dict[str, tuple[float, float]]:
         """With the attention of the primary's last layer: the auxiliary's scores in every reading of this
         run, and, as the yardstick, the primary's first layer (CacheClip, section 3)."""
-        if not self._attention or task.kind not in (Kind.SPREAD, Kind.SINGLE):
+        if not self._attention or task.kind not in (TaskKind.SPREAD, TaskKind.SINGLE):
             return {}
         assert prepared.selections is not None
         question, ingested = prepared.trial.questions[index].text, prepared.ingested[task.kind.layout]

@@ -11,13 +11,13 @@ from statistics import fmean
 import numpy as np
 
 from load_tests.quality.ledger import FIRST_LAYER, GradedAnswer
-from load_tests.quality.modes import CACHECLIP, CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS, Arm, Plan
+from load_tests.quality.modes import CACHECLIP, CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS, Arm, Comparison
 from load_tests.quality.paired import Bools, Clusters, Interval, mcnemar, won_back
-from load_tests.quality.tasks import Kind
+from load_tests.quality.tasks import TaskKind
 from shared.generation.modes import ReuseMode
 from shared.measuring.judge import Score
 from shared.measuring.report import Measurement
-from shared.verdict import Asked
+from shared.verdict import Tally
 
 COUNTS_FROM = 0.2
 
@@ -86,12 +86,12 @@ class Likeness:
     num_questions: int
 
 
-def findings(answers: Sequence[GradedAnswer], plan: Plan) -> list[Finding]:
+def findings(answers: Sequence[GradedAnswer], plan: Comparison) -> list[Finding]:
     """Of questions that have been asked in every way that the plan has for their kind."""
     by_kind: dict[str, list[GradedAnswer]] = defaultdict(list)
     for answer in answers:
         by_kind[answer.kind].append(answer)
-    kinds = {f"{kind}{many}": plan.arms(kind) for many in ("", "_many") for kind in Kind}
+    kinds = {f"{kind}{many}": plan.arms(kind) for many in ("", "_many") for kind in TaskKind}
     return [
         _finding(kind, plan, arms, by_mode)
         for kind, arms in kinds.items()
@@ -111,9 +111,9 @@ def likenesses(answers: Sequence[GradedAnswer], ratio: float) -> list[Likeness]:
     ]
 
 
-def scores(found: Sequence[Finding], plan: Plan) -> Iterator[Score]:
+def scores(found: Sequence[Finding], plan: Comparison) -> Iterator[Score]:
     """Those by which a verdict goes: of ways that requests can ask for."""
-    served = {arm.label: arm for kind in Kind for arm in plan.arms(kind) if arm.is_served}
+    served = {arm.label: arm for kind in TaskKind for arm in plan.arms(kind) if arm.is_served}
     for finding in found:
         for row in finding.rows:
             if (arm := served.get(row.mode)) is not None:
@@ -128,10 +128,10 @@ def scores(found: Sequence[Finding], plan: Plan) -> Iterator[Score]:
                 )
 
 
-def evidence(found: Sequence[Finding]) -> dict[str, Asked]:
+def evidence(found: Sequence[Finding]) -> dict[str, Tally]:
     """What a verdict was made of, by kind of question."""
     return {
-        finding.kind: Asked(
+        finding.kind: Tally(
             finding.num_questions,
             finding.num_contexts,
             {row.mode: (row.correct.value, row.correct.low, row.correct.high) for row in finding.rows},
@@ -171,7 +171,7 @@ def _complete(answers: Iterable[GradedAnswer], modes: Sequence[str]) -> dict[str
 
 
 def _finding(
-    kind: str, plan: Plan, arms: Sequence[Arm], by_mode: Mapping[str, Sequence[GradedAnswer]]
+    kind: str, plan: Comparison, arms: Sequence[Arm], by_mode: Mapping[str, Sequence[GradedAnswer]]
 ) -> Finding:
     asked = by_mode[FULL.label]
     context_Q = np.array([answer.context for answer in asked])

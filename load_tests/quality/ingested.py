@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from load_tests.quality.tasks import Source
+from load_tests.quality.tasks import TaskDocument
 from services.generator.identified import Identities
 from services.generator.prompts import Prompts
 from services.ingestion.chunker import Chunker, HeadingPaths, TextChunk
@@ -35,7 +35,7 @@ class Ingested:
     texts: tuple[str, ...]
 
 
-class Ingestion:
+class Ingesting:
     """For one model. ``vocab_size``, ``fingerprint``: its own.
 
     Raises:
@@ -51,7 +51,7 @@ class Ingestion:
         self._chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
         self._identities = Identities(Prompts(prompts, vocab_size), fingerprint)
 
-    def ingest(self, sources: Sequence[Source]) -> Ingested:
+    def ingest(self, sources: Sequence[TaskDocument]) -> Ingested:
         """
         Raises:
             InvalidRequest: a passage is longer than a chunk.
@@ -79,7 +79,7 @@ class Ingestion:
             tuple(template.replace("{text}", texts[i]) for i in sorted(texts)),
         )
 
-    def _text_chunks(self, source: Source) -> list[TextChunk]:
+    def _text_chunks(self, source: TaskDocument) -> list[TextChunk]:
         """Passages as chunks of the document that they make together, below its headings."""
         text = _GAP.join(source.texts)
         parsed = (parse_markdown if text.startswith("#") else parse_plain)(text.encode(), "utf-8")

@@ -17,7 +17,7 @@ FIRST_LAYER, LAST_LAYER = "first_layer", "last_layer"
 @dataclass(frozen=True, slots=True)
 class GradedAnswer:
     """
-    kind: of the task (``tasks.Kind``), with ``_many`` behind it in contexts of many documents.
+    kind: of the task (``tasks.TaskKind``), with ``_many`` behind it in contexts of many documents.
     mode: ``Arm.label``.
     correct: the value that was asked for stands in the text.
     num_tokens: of the chunks that were retrieved.

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from load_tests.quality.tasks import Kind
+from load_tests.quality.tasks import TaskKind
 from shared.engine.modes.token_selection import DEFAULT_RATIO
 from shared.errors import InvalidRequest
 from shared.generation.modes import GoesBy, ReuseMode
@@ -76,7 +76,7 @@ WHOLE_BLOCKS, CLOSED_BOOK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Comparison:
     """What is compared with what."""
 
     controls: tuple[ReuseMode, ...] = CONTROLS
@@ -88,12 +88,12 @@ class Plan:
         """The one that stands for all where there can be only one."""
         return DEFAULT_RATIO if DEFAULT_RATIO in self.ratios or not self.ratios else self.ratios[0]
 
-    def arms(self, kind: Kind) -> tuple[Arm, ...]:
+    def arms(self, kind: TaskKind) -> tuple[Arm, ...]:
         return tuple(self._arms(kind))
 
-    def _arms(self, kind: Kind) -> Iterator[Arm]:
+    def _arms(self, kind: TaskKind) -> Iterator[Arm]:
         yield from (CLOSED_BOOK, WHOLE_BLOCKS, FULL, REORDERED)
-        more = {UNNAMED_RATIO} if kind is Kind.UNNAMED and self.ratios else set()
+        more = {UNNAMED_RATIO} if kind is TaskKind.UNNAMED and self.ratios else set()
         for ratio in sorted({*self.ratios, *more}):
             yield from (Arm(mode, ratio) for mode in self.controls)
             yield from (Arm(ReuseMode.CACHECLIP, ratio, clip) for clip in self.clips)

@@ -31,7 +31,7 @@ from shared.errors import InvalidRequest
 _SELDOM = 4  # kinds that only stand beside others are asked about one of so many contexts
 
 
-class Layout(enum.StrEnum):
+class DocumentLayout(enum.StrEnum):
     """The documents that a context's passages are ingested as."""
 
     TITLED = "titled"
@@ -39,7 +39,7 @@ class Layout(enum.StrEnum):
     APART = "apart"
 
 
-class Kind(enum.StrEnum):
+class TaskKind(enum.StrEnum):
     SPREAD = "spread"
     DOCUMENT_ORDER = "document_order"
     PARTIAL = "partial"
@@ -49,16 +49,16 @@ class Kind(enum.StrEnum):
     SINGLE = "single"
 
     @property
-    def layout(self) -> Layout:
-        return _LAYOUTS.get(self, Layout.TITLED)
+    def layout(self) -> DocumentLayout:
+        return _LAYOUTS.get(self, DocumentLayout.TITLED)
 
     @property
     def is_seldom(self) -> bool:
-        return self in (Kind.DOCUMENT_ORDER, Kind.PARTIAL, Kind.IN_FRONT)
+        return self in (TaskKind.DOCUMENT_ORDER, TaskKind.PARTIAL, TaskKind.IN_FRONT)
 
 
-_LAYOUTS = {Kind.IN_FRONT: Layout.UNTITLED, Kind.CROSS_DOCUMENT: Layout.APART}
-KINDS = tuple(Kind)
+_LAYOUTS = {TaskKind.IN_FRONT: DocumentLayout.UNTITLED, TaskKind.CROSS_DOCUMENT: DocumentLayout.APART}
+KINDS = tuple(TaskKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Task:
     """``placed``: passages of the trial, in the order of the prompt; ``questions``: of the trial, asked over
     them."""
 
-    kind: Kind
+    kind: TaskKind
     placed: tuple[int, ...]
     questions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TaskDocument:
     """One document that is ingested: numbers of its passages, and their texts."""
 
     title: str
@@ -80,14 +80,14 @@ class Source:
     texts: tuple[str, ...]
 
 
-def tasks_of(seed: int, trial: Trial, kinds: Collection[Kind]) -> list[Task]:
+def tasks_of(seed: int, trial: Trial, kinds: Collection[TaskKind]) -> list[Task]:
     """All that is asked about one context; the same for the same seed and trial, whatever else is asked."""
     asked = [task for task in _tasks(random.Random(f"{seed} tasks {trial.name}"), trial) if task.questions]
     seldom = not trial.many and trial.number % _SELDOM
     return [task for task in asked if task.kind in kinds and not (seldom and task.kind.is_seldom)]
 
 
-def sources_of(trial: Trial, layout: Layout) -> list[Source]:
+def sources_of(trial: Trial, layout: DocumentLayout) -> list[TaskDocument]:
     """The documents that the passages of a trial come from."""
     return [source for document in _documents(trial) for source in _sources(trial, layout, document)]
 
@@ -97,12 +97,12 @@ def blocks_of(trial: Trial, placed: Collection[int]) -> tuple[int, ...]:
     return tuple(i for document in _documents(trial) if set(document) & set(placed) for i in document)
 
 
-def parse_kinds(names: str) -> tuple[Kind, ...]:
+def parse_kinds(names: str) -> tuple[TaskKind, ...]:
     """
     Raises:
         InvalidRequest: names what is no kind.
     """
-    known = {kind.value: kind for kind in Kind}
+    known = {kind.value: kind for kind in TaskKind}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := [name for name in wanted if name not in known]:
         raise InvalidRequest(f"--kinds: {unknown[0]!r} is not one of {', '.join(known)}")
@@ -114,18 +114,18 @@ def _tasks(rng: random.Random, trial: Trial) -> Iterator[Task]:
     shuffled = tuple(rng.sample(in_order, len(in_order)))
     spread = tuple(i for i, question in enumerate(trial.questions) if is_spread(question))
     single = tuple(i for i, question in enumerate(trial.questions) if not is_spread(question))
-    yield Task(Kind.SPREAD, shuffled, spread)
-    yield Task(Kind.DOCUMENT_ORDER, in_order, spread)
-    yield Task(Kind.CROSS_DOCUMENT, in_order, spread)
-    yield Task(Kind.SINGLE, shuffled, single)
+    yield Task(TaskKind.SPREAD, shuffled, spread)
+    yield Task(TaskKind.DOCUMENT_ORDER, in_order, spread)
+    yield Task(TaskKind.CROSS_DOCUMENT, in_order, spread)
+    yield Task(TaskKind.SINGLE, shuffled, single)
     for document in _documents(trial):
         about = tuple(i for i in spread if trial.questions[i].evidence[-1] in document)
         evidence = {passage for i in about for passage in trial.questions[i].evidence}
         some = {passage for passage in in_order if rng.random() < 0.5} | evidence
         unnamed = tuple(i for i in shuffled if i not in document or not trial.passages[i].names_subject)
-        yield Task(Kind.PARTIAL, tuple(i for i in shuffled if i in some), about)
-        yield Task(Kind.UNNAMED, unnamed, about)
-        yield Task(Kind.IN_FRONT, unnamed, about)
+        yield Task(TaskKind.PARTIAL, tuple(i for i in shuffled if i in some), about)
+        yield Task(TaskKind.UNNAMED, unnamed, about)
+        yield Task(TaskKind.IN_FRONT, unnamed, about)
 
 
 def _documents(trial: Trial) -> list[tuple[int, ...]]:
@@ -134,20 +134,22 @@ def _documents(trial: Trial) -> list[tuple[int, ...]]:
     return [tuple(i for i, _ in of_one) for _, of_one in by_document]
 
 
-def _sources(trial: Trial, layout: Layout, document: Sequence[int]) -> Iterator[Source]:
+def _sources(trial: Trial, layout: DocumentLayout, document: Sequence[int]) -> Iterator[TaskDocument]:
     passages = {i: trial.passages[i] for i in document}
     title = passages[document[0]].document.title
-    if layout is Layout.TITLED:
+    if layout is DocumentLayout.TITLED:
         yield _source(title, passages)
-    elif layout is Layout.UNTITLED:
-        yield Source("", tuple(passages), tuple(_without_title(passage) for passage in passages.values()))
+    elif layout is DocumentLayout.UNTITLED:
+        yield TaskDocument(
+            "", tuple(passages), tuple(_without_title(passage) for passage in passages.values())
+        )
     else:
         yield _source(title, {i: p for i, p in passages.items() if p.names_subject})
         yield _source("", {i: p for i, p in passages.items() if not p.names_subject})
 
 
-def _source(title: str, passages: dict[int, Passage]) -> Source:
-    return Source(title, tuple(passages), tuple(passage.text for passage in passages.values()))
+def _source(title: str, passages: dict[int, Passage]) -> TaskDocument:
+    return TaskDocument(title, tuple(passages), tuple(passage.text for passage in passages.values()))
 
 
 def _without_title(passage: Passage) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
-from shared.verdict import BY_RATIO, Asked, Verdict
+from shared.verdict import BY_RATIO, Tally, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def judge(
     prefix: str,
     encoding: str,
     kv_context: KvContext = KvContext.NONE,
-    evidence: Mapping[str, Asked] | None = None,
+    evidence: Mapping[str, Tally] | None = None,
 ) -> Verdict:
     """The mode that computes least among those that, on every kind of question, are worse than ``full`` by no
     more than ``tolerance``: ``reordered``; else of the modes that recompute a ratio the one with the most

@@ -12,7 +12,7 @@ import pytest
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
-from shared.verdict import Asked, Verdict
+from shared.verdict import Tally, Verdict
 
 VERDICT = Verdict(ReuseMode.CACHECLIP, 0.01, "f" * 32, "0" * 32, "exact", 0.2)
 
@@ -47,7 +47,7 @@ def test_a_verdict_of_an_earlier_version_is_of_kv_that_is_alone(tmp_path: Path) 
 
 
 def test_what_was_asked_is_kept(tmp_path: Path) -> None:
-    asked = {"spread": Asked(400, 50, {"full": (0.95, 0.93, 0.97)})}
+    asked = {"spread": Tally(400, 50, {"full": (0.95, 0.93, 0.97)})}
     reordered = replace(VERDICT, mode=ReuseMode.REORDERED, ratio=None)
     verdict = replace(reordered, kv_context=KvContext.DOCUMENT, recompute=False, asked=asked)
     verdict.write(tmp_path / "v.json")

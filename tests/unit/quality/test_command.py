@@ -11,10 +11,10 @@ from load_tests.quality.__main__ import main
 from load_tests.quality.ledger import GradedAnswer
 from load_tests.quality.modes import (
     ClipSetting,
-    Plan,
+    Comparison,
 )
 from load_tests.quality.tasks import (
-    Kind,
+    TaskKind,
     tasks_of,
 )
 from load_tests.quality.trials import draw_trials
@@ -41,9 +41,9 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
     given = [
         GradedAnswer(**one) for line in of_first_run.decode().splitlines()[1:] for one in json.loads(line)
     ]
-    plan = Plan(clips=(ClipSetting(), ClipSetting(Grouping.PAPER, Reading.EACH)), ratios=(0.2,))
+    plan = Comparison(clips=(ClipSetting(), ClipSetting(Grouping.PAPER, Reading.EACH)), ratios=(0.2,))
     trials = list(draw_trials(0, 3, SHAPES))
-    for kind in (Kind.SPREAD, Kind.UNNAMED, Kind.SINGLE):
+    for kind in (TaskKind.SPREAD, TaskKind.UNNAMED, TaskKind.SINGLE):
         asked = {(t.number, i) for t in trials for task in tasks_of(0, t, [kind]) for i in task.questions}
         by_mode = {
             mode: {(a.context, a.question): a for a in given if (a.kind, a.mode) == (kind, mode)}
@@ -60,7 +60,7 @@ def test_a_run_asks_every_question_in_every_mode_and_a_second_one_asks_nothing(
                 taken["cacheclip_20"]
             }
             judged = set(by_mode["query_attention_20"][key].agreement)
-            assert judged == (set() if kind is Kind.UNNAMED else {"stitched", "each", "first_layer"})
+            assert judged == (set() if kind is TaskKind.UNNAMED else {"stitched", "each", "first_layer"})
     assert main([*command, "--verdict", str(tmp_path / "verdict.json")]) == 2
     assert "no kind of question counts" in capsys.readouterr().err
     measured = {m["name"]: m for m in json.loads(report.read_text())["measurements"]}

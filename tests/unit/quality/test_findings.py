@@ -17,14 +17,14 @@ from load_tests.quality.modes import (
     REORDERED,
     Arm,
     ClipSetting,
-    Plan,
+    Comparison,
     parse_clips,
     parse_controls,
     parse_ratios,
 )
 from load_tests.quality.paired import Clusters, agreement, mcnemar, won_back
 from load_tests.quality.tasks import (
-    Kind,
+    TaskKind,
     parse_kinds,
 )
 from shared.errors import InvalidRequest
@@ -82,8 +82,8 @@ def answer(mode: str, context: int, question: int, correct: bool, kind: str = "s
 
 
 def test_findings_compare_only_questions_that_were_asked_in_all_modes() -> None:
-    plan = Plan(controls=(), ratios=(0.2,))
-    modes = [arm.label for arm in plan.arms(Kind.SPREAD)]
+    plan = Comparison(controls=(), ratios=(0.2,))
+    modes = [arm.label for arm in plan.arms(TaskKind.SPREAD)]
     assert modes == ["closed_book", "whole_blocks", "full", "reordered_0", "cacheclip_20"]
     wrong = ("reordered_0", "closed_book")
     kept = [answer(mode, c, q, mode not in wrong) for mode in modes for c in range(4) for q in range(2)]
@@ -99,7 +99,7 @@ def test_findings_compare_only_questions_that_were_asked_in_all_modes() -> None:
 
 
 def test_a_kind_counts_where_whole_blocks_beat_closed_book_by_20_points() -> None:
-    plan = Plan(controls=(), clips=(), ratios=())
+    plan = Comparison(controls=(), clips=(), ratios=())
     right = {"closed_book": 3, "whole_blocks": 4, "full": 4, "reordered_0": 4}
     kept = [answer(mode, c, 0, c < num) for mode, num in right.items() for c in range(10)]
     assert [finding.counts for finding in findings(kept, plan)] == [False]
@@ -108,13 +108,13 @@ def test_a_kind_counts_where_whole_blocks_beat_closed_book_by_20_points() -> Non
 
 
 def test_what_is_tested_against_cacheclip_is_so_at_the_same_ratio() -> None:
-    plan = Plan()
+    plan = Comparison()
     assert plan.reference(Arm(ReuseMode.EPIC, 0.4)).label == "cacheclip_40"
     assert plan.reference(REORDERED).label == "cacheclip_20"
-    assert Plan(clips=()).reference(Arm(ReuseMode.EPIC, 0.4)) == REORDERED
-    five = [arm.label for arm in plan.arms(Kind.UNNAMED) if arm.ratio == 0.05]
+    assert Comparison(clips=()).reference(Arm(ReuseMode.EPIC, 0.4)) == REORDERED
+    five = [arm.label for arm in plan.arms(TaskKind.UNNAMED) if arm.ratio == 0.05]
     assert five == [f"{mode}_5" for mode in (*CONTROLS, "cacheclip")]
-    assert not [arm for arm in plan.arms(Kind.SPREAD) if arm.ratio == 0.05]
+    assert not [arm for arm in plan.arms(TaskKind.SPREAD) if arm.ratio == 0.05]
 
 
 def test_ratios_and_kinds_are_named_or_refused() -> None:
@@ -123,12 +123,12 @@ def test_ratios_and_kinds_are_named_or_refused() -> None:
     for wrong in ("much", "1.5", "nan", "-0.1"):
         with pytest.raises(InvalidRequest, match=r"--ratios: .* 0 to 1"):
             parse_ratios(wrong)
-    assert parse_kinds("single, unnamed") == (Kind.SINGLE, Kind.UNNAMED)
+    assert parse_kinds("single, unnamed") == (TaskKind.SINGLE, TaskKind.UNNAMED)
     with pytest.raises(InvalidRequest, match="--kinds: 'double' is not one of spread"):
         parse_kinds("double")
 
 
-PLAN = Plan(controls=(ReuseMode.EPIC,), ratios=(0.2,))
+PLAN = Comparison(controls=(ReuseMode.EPIC,), ratios=(0.2,))
 
 
 def found(modes: dict[str, int]) -> list[Finding]:

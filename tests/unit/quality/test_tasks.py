@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from load_tests.quality.ingested import Ingested, Ingestion
+from load_tests.quality.ingested import Ingested, Ingesting
 from load_tests.quality.tasks import (
     KINDS,
-    Kind,
-    Layout,
-    Source,
+    DocumentLayout,
     Task,
+    TaskDocument,
+    TaskKind,
     blocks_of,
     sources_of,
     tasks_of,
@@ -40,22 +40,22 @@ def test_every_kind_places_what_it_says() -> None:
         everything = list(range(len(trial.passages)))
         for question in (trial.questions[i] for i in task.questions):
             naming, stating = question.evidence[0], question.evidence[-1]
-            assert is_spread(question) == (task.kind is not Kind.SINGLE)
+            assert is_spread(question) == (task.kind is not TaskKind.SINGLE)
             assert stating in task.placed
             document = trial.passages[naming].document
             placed = [trial.passages[i] for i in task.placed]
             named = any(p.names_subject and p.document is document for p in placed)
-            assert named == (task.kind not in (Kind.UNNAMED, Kind.IN_FRONT))
-        if task.kind in (Kind.DOCUMENT_ORDER, Kind.CROSS_DOCUMENT):
+            assert named == (task.kind not in (TaskKind.UNNAMED, TaskKind.IN_FRONT))
+        if task.kind in (TaskKind.DOCUMENT_ORDER, TaskKind.CROSS_DOCUMENT):
             assert list(task.placed) == everything
-        if task.kind in (Kind.SPREAD, Kind.SINGLE):
+        if task.kind in (TaskKind.SPREAD, TaskKind.SINGLE):
             assert sorted(task.placed) == everything
-        if task.kind is Kind.PARTIAL:
+        if task.kind is TaskKind.PARTIAL:
             assert set(task.placed) <= set(everything)
         assert set(task.placed) <= set(blocks_of(trial, task.placed))
         assert list(blocks_of(trial, task.placed)) == sorted(blocks_of(trial, task.placed))
         seen.add(task.kind)
-    assert seen == set(Kind)
+    assert seen == set(TaskKind)
 
 
 def test_every_spread_question_is_asked_once_of_every_kind_and_some_kinds_are_seldom() -> None:
@@ -63,25 +63,25 @@ def test_every_spread_question_is_asked_once_of_every_kind_and_some_kinds_are_se
         trial = draw_trial(0, number, SHAPES)
         spread = [i for i, question in enumerate(trial.questions) if is_spread(question)]
         tasks = tasks_of(0, trial, KINDS)
-        for kind in Kind:
+        for kind in TaskKind:
             asked = sorted(i for task in tasks if task.kind is kind for i in task.questions)
             single = [i for i in range(len(trial.questions)) if i not in spread]
-            wanted = single if kind is Kind.SINGLE else spread
+            wanted = single if kind is TaskKind.SINGLE else spread
             assert asked == ([] if kind.is_seldom and number % 4 else wanted)
 
 
 def test_what_is_asked_does_not_depend_on_what_else_is() -> None:
     trial = draw_trial(0, 4, SHAPES)
-    alone = tasks_of(0, trial, [Kind.UNNAMED])
-    assert alone == [task for task in tasks_of(0, trial, KINDS) if task.kind is Kind.UNNAMED]
-    assert tasks_of(1, trial, [Kind.SPREAD]) != tasks_of(0, trial, [Kind.SPREAD])
+    alone = tasks_of(0, trial, [TaskKind.UNNAMED])
+    assert alone == [task for task in tasks_of(0, trial, KINDS) if task.kind is TaskKind.UNNAMED]
+    assert tasks_of(1, trial, [TaskKind.SPREAD]) != tasks_of(0, trial, [TaskKind.SPREAD])
 
 
 def test_an_untitled_document_names_its_thing_in_its_first_passage_alone() -> None:
     for number in range(12):
         trial = draw_trial(0, number, SHAPES)
         for titled, untitled in zip(
-            sources_of(trial, Layout.TITLED), sources_of(trial, Layout.UNTITLED), strict=True
+            sources_of(trial, DocumentLayout.TITLED), sources_of(trial, DocumentLayout.UNTITLED), strict=True
         ):
             name = trial.passages[titled.passages[0]].document.name
             assert (untitled.title, untitled.passages) == ("", titled.passages)
@@ -95,7 +95,7 @@ def test_an_untitled_document_names_its_thing_in_its_first_passage_alone() -> No
 
 def test_apart_the_naming_passage_is_a_document_of_its_own() -> None:
     trial = draw_trial(0, 2, SHAPES)
-    sources = sources_of(trial, Layout.APART)
+    sources = sources_of(trial, DocumentLayout.APART)
     assert sorted(i for source in sources for i in source.passages) == list(range(len(trial.passages)))
     assert [bool(source.title) for source in sources] == [True, False] * (len(sources) // 2)
     assert all(
@@ -106,16 +106,16 @@ def test_apart_the_naming_passage_is_a_document_of_its_own() -> None:
 # --- what ingestion makes of them --------------------------------------------------------------------------
 
 
-def ingested(models: list[str], context: KvContext, sources: list[Source], **settings: int) -> Ingested:
+def ingested(models: list[str], context: KvContext, sources: list[TaskDocument], **settings: int) -> Ingested:
     prompts = PromptTokenizer.of_model(models[1])
     assert prompts is not None
     config = IngestionConfig(models[1], kv_context=context, **settings)
-    return Ingestion(config, prompts, 500, "m").ingest(sources)
+    return Ingesting(config, prompts, 500, "m").ingest(sources)
 
 
 def test_chunks_are_chained_as_ingestion_chains_them(models: list[str]) -> None:
     trial = draw_trial(0, 2, SHAPES)
-    sources = sources_of(trial, Layout.TITLED)
+    sources = sources_of(trial, DocumentLayout.TITLED)
     prompts = PromptTokenizer.of_model(models[1])
     assert prompts is not None
     made = {context: ingested(models, context, sources) for context in KvContext}
@@ -138,4 +138,4 @@ def test_chunks_are_chained_as_ingestion_chains_them(models: list[str]) -> None:
 
 def test_a_passage_longer_than_a_chunk_is_refused_by_name(models: list[str]) -> None:
     with pytest.raises(InvalidRequest, match="--chunk-tokens"):
-        ingested(models, KvContext.DOCUMENT, [Source("T", (0,), ("word " * 90,))], chunk_tokens=64)
+        ingested(models, KvContext.DOCUMENT, [TaskDocument("T", (0,), ("word " * 90,))], chunk_tokens=64)

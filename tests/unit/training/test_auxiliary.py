@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from load_tests.quality.bench import Models, QualityBench
-from load_tests.quality.modes import Arm, Plan
-from load_tests.quality.tasks import Kind
+from load_tests.quality.modes import Arm, Comparison
+from load_tests.quality.tasks import TaskKind
 from load_tests.quality.trials import Shapes, draw_trial
 from services.ingestion.config import IngestionConfig
 from services.training.contexts import ContextShape
@@ -122,8 +122,8 @@ def test_the_shipped_auxiliary_looks_where_the_primary_looks() -> None:
     ninth."""
     primary = str(ASSETS / "model")
     models = Models(primary, f"{primary}/auxiliary", IngestionConfig(primary), likeness=True)
-    bench = QualityBench(models, Plan(), max_tokens=1)
-    asked = [(kind, Arm(ReuseMode.QUERY_ATTENTION, 0.2)) for kind in (Kind.SPREAD, Kind.SINGLE)]
+    bench = QualityBench(models, Comparison(), max_tokens=1)
+    asked = [(kind, Arm(ReuseMode.QUERY_ATTENTION, 0.2)) for kind in (TaskKind.SPREAD, TaskKind.SINGLE)]
     wanted = [(draw_trial(5, number, Shapes()), asked) for number in range(6)]
     told = [a for answers in bench.ask(wanted) for a in answers]
     bench.close()
