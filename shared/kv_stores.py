@@ -103,7 +103,7 @@ class NodeFiles(Protocol):
     """Files of node ``node_id``; empty: the node that is asked, and of the cluster's front the home node."""
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]: ...
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to the node and returns at once."""

@@ -29,12 +29,24 @@ class PeerCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A chunk's file in the object store. ``url``: answers a GET, ranges included, for a while; a credential,
+    so it is never logged. ``ca_file``: PEM file of the authority that signed the server's certificate, empty
+    for the usual ones. ``tail``: the last bytes of the file, which hold its frame."""
+
+    url: str = field(repr=False)
+    tail: bytes = field(repr=False)
+    ca_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedChunk:
     """``path`` is valid on the reader's node; ``layers`` are (offset, length) of the record batches in the
     file.
 
     ``progress`` not empty: the file is still arriving; that file beside it says which layers are there
-    (``shared.kv_format.progress``). ``tier``: where it is read from, "memory" or "disk".
+    (``shared.kv_format.progress``). ``tier``: where it is read from, "memory", "disk" or "objects".
+    ``remote``: only with "objects", and instead of a path: the reader receives it itself.
     """
 
     chunk_id: str
@@ -44,6 +56,7 @@ class OpenedChunk:
     layers: tuple[tuple[int, int], ...] = ()
     progress: str = ""
     tier: str = ""
+    remote: RemoteFile | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from shared.engine.model.spec import ModelSpec
 from shared.errors import CorruptData
 from shared.identity import ids_hash
 from shared.kv_format import ChunkFile, ChunkHeader, write_chunk
+from shared.kv_format.remote import RemoteChunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BITS = {
@@ -128,7 +129,7 @@ class Scratch(threading.local):
 class FileSegment:
     """``shared.engine.kv.source.StoredSegment`` in an open file, which it closes."""
 
-    def __init__(self, file: ChunkFile, scratch: Scratch) -> None:
+    def __init__(self, file: ChunkFile | RemoteChunk, scratch: Scratch) -> None:
         self._file = file
         self._scratch = scratch
 

@@ -1,8 +1,8 @@
-"""Stored KV for the engine: kv_store names files on this node, this module finds, converts and hands them
-over.
+"""Stored KV for the engine: kv_store names files, this module finds, converts and hands them over.
 
-KV bytes never pass through the store's RPCs: ``Open`` answers paths, and ``Adopt`` takes over a file written
-here. The engine calls from its loader threads; the calls to the store run on the service's event loop.
+KV bytes never pass through the store's RPCs: ``Open`` answers paths on this node, or where the object store
+has the file, and ``Adopt`` takes over a file written here. The engine calls from its loader threads; the
+calls to the store run on the service's event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 import uuid
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,8 +28,9 @@ from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unav
 from shared.generation.asked import Chunk
 from shared.identity import chunk_identity
 from shared.kv_format import ChunkFile, ChunkHeader
+from shared.kv_format.remote import RemoteChunk, request
 from shared.kv_stores import NodeFiles
-from shared.kv_types import OpenedChunk
+from shared.kv_types import OpenedChunk, RemoteFile
 from shared.request import RequestContext
 from shared.stored_segments.files import (
     FileSegment,
@@ -74,9 +76,9 @@ class StoreSegmentSource:
     def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
         """A file that cannot be read right is not absent: its segment raises when read, so that it will be
         replaced."""
-        found = self._find(chunk_lens)
         if not encoding:
-            return found
+            return self._find(chunk_lens, direct=True)
+        found = self._find(chunk_lens)
         converted = {
             chunk_id: self._converted(chunk_id, segment, encoding) for chunk_id, segment in found.items()
         }
@@ -137,21 +139,23 @@ class StoreSegmentSource:
             self._shape.header(chunk_id, prefix_ids, token_ids, encoding), layers, replace, write_back
         )
 
-    def _find(self, chunk_lens: Mapping[str, int]) -> dict[str, StoredSegment]:
+    def _find(self, chunk_lens: Mapping[str, int], direct: bool = False) -> dict[str, StoredSegment]:
         """One that was not there any more is asked for once again: it may just have arrived, and so have
         moved."""
         if not chunk_lens:
             return {}
-        segments = dict(self._opened(chunk_lens))
+        segments = dict(self._opened(chunk_lens, direct))
         moved = {chunk_id: chunk_lens[chunk_id] for chunk_id, segment in segments.items() if segment is None}
         segments |= dict(self._opened(moved)) if moved else {}
         return {chunk_id: segment for chunk_id, segment in segments.items() if segment is not None}
 
-    def _opened(self, chunk_lens: Mapping[str, int]) -> Iterable[tuple[str, StoredSegment | None]]:
+    def _opened(
+        self, chunk_lens: Mapping[str, int], direct: bool = False
+    ) -> Iterable[tuple[str, StoredSegment | None]]:
         """The stored ones; None where the named file is not there."""
         ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
         try:
-            opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id), ctx)
+            opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id, direct), ctx)
         except KvquiltError as error:
             log.warning(
                 "kv_store does not answer, %d chunks are computed instead: %s", len(chunk_lens), error.detail
@@ -177,8 +181,9 @@ class StoreSegmentSource:
             NewerFormat: a later version of kvquilt wrote it.
             Unavailable: it was still arriving, and that ended.
         """
+        file: ChunkFile | RemoteChunk
         try:
-            file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
+            file = _file_of(chunk) if chunk.remote is None else self._remote(chunk, chunk.remote)
         except CorruptData as error:
             return _BrokenSegment(error)
         try:
@@ -187,6 +192,30 @@ class StoreSegmentSource:
             file.close()
             return _BrokenSegment(error)
         return FileSegment(file, self._scratch)
+
+    def _remote(self, chunk: OpenedChunk, remote: RemoteFile) -> RemoteChunk:
+        return RemoteChunk(
+            remote.tail,
+            chunk.size_bytes,
+            chunk.chunk_id,
+            partial(request, remote.url, remote.ca_file),
+            partial(self._brought, chunk.chunk_id),
+        )
+
+    def _brought(self, chunk_id: str) -> ChunkFile:
+        """The file on this node, brought by the store: it asks again, and others than the object store.
+
+        Raises:
+            NotFound, CorruptData, NewerFormat, Unavailable: it cannot be had like this either.
+        """
+        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        for _ in ("where it arrives", "where it moved to"):
+            (opened,) = self._wait(self._store.open(ctx, [chunk_id], self._node_id), ctx)
+            if not opened.exists:
+                break
+            with suppress(NotFound):
+                return _file_of(opened)
+        raise NotFound(f"chunk {chunk_id}: not stored")
 
     def _converted(self, chunk_id: str, segment: StoredSegment, encoding: str) -> StoredSegment | None:
         """The segment itself where it has ``encoding``; None where it was stored anew in it; else one that
@@ -253,6 +282,10 @@ class StoreSegmentSource:
         except (TimeoutError, CancelledError):
             future.cancel()
             raise Unavailable("kv_store did not answer in time") from None
+
+
+def _file_of(chunk: OpenedChunk) -> ChunkFile:
+    return ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
 
 
 class _BrokenSegment:

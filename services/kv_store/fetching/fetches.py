@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -14,12 +14,16 @@ from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.fetching.fetch import Fetch, FetchConfig, FetchRoom
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import ObjectSource, PeerSearch, Source
+from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
-from shared.kv_types import OpenedChunk
+from services.kv_store.tiers.object_chunks import object_end
+from shared.errors import KvquiltError
+from shared.kv_types import OpenedChunk, RemoteFile
 
 log = logging.getLogger(__name__)
 
 LINGER_S = 3.0
+_MOST_KNOWN_MISSES = 100_000
 
 
 class Fetches:
@@ -54,6 +58,7 @@ class Fetches:
         self._unplaced: dict[
             str, OpenedChunk
         ] = {}  # whole, but no tier had room: they are where they were staged, for a while
+        self._misses: OrderedDict[str, int] = OrderedDict()  # of chunks without a copy here, the latest last
 
     def __contains__(self, chunk_id: str) -> bool:
         return chunk_id in self._running or chunk_id in self._unplaced
@@ -69,6 +74,37 @@ class Fetches:
                 return await fetch.framed()
         except TimeoutError:
             return None
+
+    async def remote(self, chunk_id: str) -> OpenedChunk | None:
+        """Where a reader receives the chunk from the object store itself; None: it needs a copy here, is on
+        its way already, or cannot be had like this."""
+        link = self._objects.link(blob_of(chunk_id)) if self._objects is not None else None
+        if link is None or self._prefer_peers or chunk_id in self or chunk_id in self.damaged_objects:
+            return None
+        if self._count_miss(chunk_id) >= self._config.copy_from_miss:
+            return None
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                frame, tail = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, object_end, self._objects, chunk_id
+                )
+        except (KvquiltError, TimeoutError):
+            return None  # the way through this node tries it again, and other nodes
+        if frame.seal.layout.head_len >= frame.size_bytes - len(tail):
+            return None  # a second request would bring nothing
+        self._counters["direct_opens"] += 1
+        remote = RemoteFile(link.url, tail, link.ca_file)
+        return OpenedChunk(
+            chunk_id, True, "", frame.size_bytes, frame.summary.layers, tier="objects", remote=remote
+        )
+
+    def _count_miss(self, chunk_id: str) -> int:
+        count = self._misses.pop(chunk_id, 0) + 1
+        if count < self._config.copy_from_miss:
+            self._misses[chunk_id] = count
+            if len(self._misses) > _MOST_KNOWN_MISSES:
+                self._misses.popitem(last=False)
+        return count
 
     def start(
         self, chunk_id: str, peers: PeerSearch, urgent: bool = False

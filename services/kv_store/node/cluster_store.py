@@ -49,9 +49,9 @@ class ClusterStore:
         return [found[c][1] if c in found else ChunkStat(c, exists=False) for c in chunk_ids]
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]:
-        return await self._at(node_id, lambda store: store.open(ctx, chunk_ids))
+        return await self._at(node_id, lambda store: store.open(ctx, chunk_ids, direct=direct))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         return await self._at(node_id, lambda store: store.stage(ctx))
