@@ -70,7 +70,8 @@ class Store(ManifestStore, Protocol):
     async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage: ...
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to ``node_id`` (empty: to every node on which chunks were opened
-        lately) and returns at once."""
+        lately, but those that its readers will receive from the object store themselves) and returns at
+        once."""
         ...
 
     async def stats(self, ctx: RequestContext) -> StoreStats: ...

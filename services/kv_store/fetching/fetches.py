@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
-from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.blobs.protocol import Blobs, Link
 from services.kv_store.fetching.fetch import Fetch, FetchConfig, FetchRoom
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import ObjectSource, PeerSearch, Source
@@ -78,10 +78,9 @@ class Fetches:
     async def remote(self, chunk_id: str) -> OpenedChunk | None:
         """Where a reader receives the chunk from the object store itself; None: it needs a copy here, is on
         its way already, or cannot be had like this."""
-        link = self._objects.link(blob_of(chunk_id)) if self._objects is not None else None
-        if link is None or self._prefer_peers or chunk_id in self or chunk_id in self.damaged_objects:
-            return None
-        if self._count_miss(chunk_id) >= self._config.copy_from_miss:
+        link = self.link(chunk_id)
+        self._count_miss(chunk_id)
+        if link is None or self._objects is None:
             return None
         try:
             async with asyncio.timeout(self._config.timeout_s):
@@ -98,13 +97,25 @@ class Fetches:
             chunk_id, True, "", frame.size_bytes, frame.summary.layers, tier="objects", remote=remote
         )
 
-    def _count_miss(self, chunk_id: str) -> int:
+    def link(self, chunk_id: str) -> Link | None:
+        """To the chunk's object, if whoever opens the chunk next is to read it there."""
+        if self._objects is None or self._prefer_peers or chunk_id in self:
+            return None
+        if (
+            chunk_id in self.damaged_objects
+            or self._misses.get(chunk_id, 0) + 1 >= self._config.copy_from_miss
+        ):
+            return None
+        with suppress(KvquiltError):
+            return self._objects.link(blob_of(chunk_id))
+        return None
+
+    def _count_miss(self, chunk_id: str) -> None:
         count = self._misses.pop(chunk_id, 0) + 1
         if count < self._config.copy_from_miss:
             self._misses[chunk_id] = count
             if len(self._misses) > _MOST_KNOWN_MISSES:
                 self._misses.popitem(last=False)
-        return count
 
     def start(
         self, chunk_id: str, peers: PeerSearch, urgent: bool = False

@@ -97,7 +97,7 @@ class Agent:
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         self._check_node(node_id)
         ids = list(dict.fromkeys(check_chunk_ids(chunk_ids)))
-        self._tiers.prefetch(ids, self._search(ctx, ids))
+        self._tiers.prefetch(ids, self._search(ctx, ids), direct=not node_id)
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         self._check_node(node_id)

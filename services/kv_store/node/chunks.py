@@ -54,10 +54,12 @@ class NodeTiers(WritableTiers):
                 self._promotion.used(chunk_id)
         return [found[c] or OpenedChunk(c, exists=False) for c in chunk_ids]
 
-    def prefetch(self, chunk_ids: Sequence[str], peers: PeerSearch) -> None:
-        """Starts fetching what is not here."""
+    def prefetch(self, chunk_ids: Sequence[str], peers: PeerSearch, direct: bool = False) -> None:
+        """Starts fetching what is not here. ``direct``: but what its reader will receive itself."""
         for chunk_id in chunk_ids:
-            if chunk_id not in self._fetches and not self._is_here(chunk_id):
+            if chunk_id in self._fetches or self._is_here(chunk_id):
+                continue
+            if not direct or self._fetches.link(chunk_id) is None:
                 self.counters["prefetches"] += 1
                 self._fetches.start(chunk_id, peers)
 

@@ -136,7 +136,7 @@ class ClusterStore:
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         nodes = [node_id] if node_id else [n for n in self._nodes.ids() if n in self._readers]
-        await ask(self._nodes, nodes, lambda store: store.prefetch(ctx, chunk_ids))
+        await ask(self._nodes, nodes, lambda store: store.prefetch(ctx, chunk_ids, node_id))
 
     async def follow_readers(self, ctx: RequestContext) -> None:
         """Learns from the agents on which nodes chunks are read."""

@@ -684,3 +684,15 @@ async def test_a_damaged_end_or_an_object_store_that_is_down_is_left_to_the_fetc
     (opened,) = await tiers.open([A], nobody(), direct=True)
     assert not opened.exists
     assert tiers.counters["damaged_objects"] == 1
+
+
+async def test_what_its_reader_will_receive_itself_is_not_brought_before(
+    make: Make, linked: LinkedBlobs
+) -> None:
+    tiers = make(linked)
+    tiers.prefetch([A], nobody(), direct=True)
+    (opened,) = await tiers.open([A], nobody(), direct=True)
+    assert opened.remote is not None
+    tiers.prefetch([A], nobody(), direct=True)  # the next miss copies
+    assert await tiers.fetched(A, nobody())
+    assert (tiers.counters["direct_opens"], tiers.counters["prefetches"]) == (1, 1)
