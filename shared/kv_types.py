@@ -30,12 +30,11 @@ class PeerCopy:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A chunk's file in the object store. ``url``: answers a GET, ranges included, for a while; a credential,
-    so it is never logged. ``ca_file``: PEM file of the authority that signed the server's certificate, empty
-    for the usual ones. ``tail``: the last bytes of the file, which hold its frame."""
+    """Where the object store has a chunk's file, if it has it. ``url``: answers a GET, ranges included, for a
+    while; a credential, so it is never logged. ``ca_file``: PEM file of the authority that signed the
+    server's certificate, empty for the usual ones."""
 
     url: str = field(repr=False)
-    tail: bytes = field(repr=False)
     ca_file: str = ""
 
 
@@ -46,7 +45,7 @@ class OpenedChunk:
 
     ``progress`` not empty: the file is still arriving; that file beside it says which layers are there
     (``shared.kv_format.progress``). ``tier``: where it is read from, "memory", "disk" or "objects".
-    ``remote``: only with "objects", and instead of a path: the reader receives it itself.
+    ``remote``: only with "objects", and instead of all else: the reader receives it itself.
     """
 
     chunk_id: str

@@ -158,6 +158,19 @@ class FileSegment:
         self._file.close()
 
 
+class BrokenSegment:
+    """A stored file that cannot be read right."""
+
+    def __init__(self, error: CorruptData) -> None:
+        self._error = error
+
+    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        raise self._error
+
+    def close(self) -> None:
+        pass
+
+
 def encode_layers(
     encoding: str, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor], scratch: Scratch
 ) -> list[Buffers]:

@@ -13,7 +13,7 @@ import logging
 import os
 import uuid
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from shared.kv_stores import NodeFiles
 from shared.kv_types import OpenedChunk, RemoteFile
 from shared.request import RequestContext
 from shared.stored_segments.files import (
+    BrokenSegment,
     FileSegment,
     KvShape,
     Scratch,
@@ -44,6 +45,8 @@ from shared.stored_segments.files import (
 log = logging.getLogger(__name__)
 
 ValueT = TypeVar("ValueT")
+_NUM_BEGINNERS = 8
+"""Chunks whose first bytes the object store is asked for at the same time."""
 _OPEN_DEADLINE_MS = 30_000
 _SAVE_DEADLINE_MS = 120_000
 
@@ -69,6 +72,7 @@ class StoreSegmentSource:
         self._shape = shape
         self._encoding = encoding
         self._scratch = Scratch(shape.rope)
+        self._beginners = ThreadPoolExecutor(_NUM_BEGINNERS, "kv-begin")
         # What ``as_stored`` made and ``save`` has not written yet, by the first layer's keys. Encoding the
         # decoded values once more would not give the same bits.
         self._encoded: MutableMapping[torch.Tensor, list[Buffers]] = WeakTensorKeyDictionary()
@@ -181,28 +185,33 @@ class StoreSegmentSource:
             NewerFormat: a later version of kvquilt wrote it.
             Unavailable: it was still arriving, and that ended.
         """
-        file: ChunkFile | RemoteChunk
+        if chunk.remote is not None:
+            return FileSegment(self._remote(chunk.chunk_id, chunk.remote, num_tokens), self._scratch)
         try:
-            file = _file_of(chunk) if chunk.remote is None else self._remote(chunk, chunk.remote)
+            return FileSegment(self._checked(chunk, num_tokens), self._scratch)
         except CorruptData as error:
-            return _BrokenSegment(error)
+            return BrokenSegment(error)
+
+    def _checked(self, chunk: OpenedChunk, num_tokens: int) -> ChunkFile:
+        """Raises like ``_segment``. CorruptData: it is not a chunk's file, or another one's."""
+        file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
         try:
             self._shape.check(file.header, chunk.chunk_id, num_tokens)
-        except CorruptData as error:
+        except CorruptData:
             file.close()
-            return _BrokenSegment(error)
-        return FileSegment(file, self._scratch)
+            raise
+        return file
 
-    def _remote(self, chunk: OpenedChunk, remote: RemoteFile) -> RemoteChunk:
+    def _remote(self, chunk_id: str, remote: RemoteFile, num_tokens: int) -> RemoteChunk:
         return RemoteChunk(
-            remote.tail,
-            chunk.size_bytes,
-            chunk.chunk_id,
+            chunk_id,
             partial(request, remote.url, remote.ca_file),
-            partial(self._brought, chunk.chunk_id),
+            lambda header: self._shape.check(header, chunk_id, num_tokens),
+            partial(self._brought, chunk_id, num_tokens),
+            self._beginners.submit,
         )
 
-    def _brought(self, chunk_id: str) -> ChunkFile:
+    def _brought(self, chunk_id: str, num_tokens: int) -> ChunkFile:
         """The file on this node, brought by the store: it asks again, and others than the object store.
 
         Raises:
@@ -214,7 +223,7 @@ class StoreSegmentSource:
             if not opened.exists:
                 break
             with suppress(NotFound):
-                return _file_of(opened)
+                return self._checked(opened, num_tokens)
         raise NotFound(f"chunk {chunk_id}: not stored")
 
     def _converted(self, chunk_id: str, segment: StoredSegment, encoding: str) -> StoredSegment | None:
@@ -228,7 +237,7 @@ class StoreSegmentSource:
                 raise CorruptData(f"it is stored as {segment.encoding}, from which {encoding} cannot be made")
             self._convert(segment, encoding)
         except KvquiltError as error:
-            return _BrokenSegment(CorruptData(f"chunk {chunk_id}: {error.detail}"))
+            return BrokenSegment(CorruptData(f"chunk {chunk_id}: {error.detail}"))
         finally:
             segment.close()
         return None
@@ -282,20 +291,3 @@ class StoreSegmentSource:
         except (TimeoutError, CancelledError):
             future.cancel()
             raise Unavailable("kv_store did not answer in time") from None
-
-
-def _file_of(chunk: OpenedChunk) -> ChunkFile:
-    return ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
-
-
-class _BrokenSegment:
-    """A stored file that cannot be read right."""
-
-    def __init__(self, error: CorruptData) -> None:
-        self._error = error
-
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        raise self._error
-
-    def close(self) -> None:
-        pass

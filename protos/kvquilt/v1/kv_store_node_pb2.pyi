@@ -41,14 +41,12 @@ class OpenedChunk(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_kv_store_pb2.ByteRange, _Mapping]]] = ..., progress: _Optional[str] = ..., tier: _Optional[str] = ..., remote: _Optional[_Union[RemoteFile, _Mapping]] = ...) -> None: ...
 
 class RemoteFile(_message.Message):
-    __slots__ = ("url", "tail", "ca_file")
+    __slots__ = ("url", "ca_file")
     URL_FIELD_NUMBER: _ClassVar[int]
-    TAIL_FIELD_NUMBER: _ClassVar[int]
     CA_FILE_FIELD_NUMBER: _ClassVar[int]
     url: str
-    tail: bytes
     ca_file: str
-    def __init__(self, url: _Optional[str] = ..., tail: _Optional[bytes] = ..., ca_file: _Optional[str] = ...) -> None: ...
+    def __init__(self, url: _Optional[str] = ..., ca_file: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ("chunks",)

@@ -16,7 +16,6 @@ from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import ObjectSource, PeerSearch, Source
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
-from services.kv_store.tiers.object_chunks import object_end
 from shared.errors import KvquiltError
 from shared.kv_types import OpenedChunk, RemoteFile
 
@@ -75,36 +74,22 @@ class Fetches:
         except TimeoutError:
             return None
 
-    async def remote(self, chunk_id: str) -> OpenedChunk | None:
-        """Where a reader receives the chunk from the object store itself; None: it needs a copy here, is on
-        its way already, or cannot be had like this."""
+    def remote(self, chunk_id: str) -> OpenedChunk | None:
+        """Where a reader receives the chunk from the object store itself; None: it needs a copy here, or is
+        on its way already. Asks nobody."""
         link = self.link(chunk_id)
         self._count_miss(chunk_id)
-        if link is None or self._objects is None:
+        if link is None:
             return None
-        try:
-            async with asyncio.timeout(self._config.timeout_s):
-                frame, tail = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, object_end, self._objects, chunk_id
-                )
-        except (KvquiltError, TimeoutError):
-            return None  # the way through this node tries it again, and other nodes
-        if frame.seal.layout.head_len >= frame.size_bytes - len(tail):
-            return None  # a second request would bring nothing
         self._counters["direct_opens"] += 1
-        remote = RemoteFile(link.url, tail, link.ca_file)
-        return OpenedChunk(
-            chunk_id, True, "", frame.size_bytes, frame.summary.layers, tier="objects", remote=remote
-        )
+        return OpenedChunk(chunk_id, True, tier="objects", remote=RemoteFile(link.url, link.ca_file))
 
     def link(self, chunk_id: str) -> Link | None:
         """To the chunk's object, if whoever opens the chunk next is to read it there."""
         if self._objects is None or self._prefer_peers or chunk_id in self:
             return None
-        if (
-            chunk_id in self.damaged_objects
-            or self._misses.get(chunk_id, 0) + 1 >= self._config.copy_from_miss
-        ):
+        copied = self._misses.get(chunk_id, 0) + 1 >= self._config.copy_from_miss
+        if copied or chunk_id in self.damaged_objects:
             return None
         with suppress(KvquiltError):
             return self._objects.link(blob_of(chunk_id))

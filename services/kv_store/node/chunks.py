@@ -156,7 +156,7 @@ class NodeTiers(WritableTiers):
             (opened,) = await self._open_fast([chunk_id])
             if opened is not None:
                 return opened
-        opened = await self._fetches.remote(chunk_id) if direct else None
+        opened = self._fetches.remote(chunk_id) if direct else None
         if opened is None:
             opened = await self._fetches.open(chunk_id, peers)
         if opened is not None:

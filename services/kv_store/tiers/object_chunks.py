@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from services.kv_store.blobs.protocol import Blobs, Last, list_all
 from services.kv_store.tiers.chunk_files import is_newer
@@ -45,21 +46,9 @@ def is_newer_object(objects: Blobs, chunk_id: str) -> bool:
 
 
 def object_frame(objects: Blobs, chunk_id: str) -> Frame:
-    """Reads and verifies the end. Raises like ``object_end``."""
-    return object_end(objects, chunk_id)[0]
-
-
-def object_end(objects: Blobs, chunk_id: str) -> tuple[Frame, bytes]:
-    """Reads and verifies the end; returns what it says, and its bytes.
+    """Reads and verifies the end.
 
     Raises:
         NotFound, CorruptData, NewerFormat: it is not the end of a whole chunk file, or another chunk's.
     """
-    tail = b""
-
-    def end(length: int) -> tuple[int, bytes]:
-        nonlocal tail
-        size, tail = read_tail(objects, chunk_id, length)
-        return size, tail
-
-    return read_frame(end, chunk_id), tail
+    return read_frame(partial(read_tail, objects, chunk_id), chunk_id)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared.errors import CorruptData, NewerFormat, NotFound, Unavailable
 from shared.kv_buffers import ENCODINGS
-from shared.kv_format import ChunkFile, write_chunk
+from shared.kv_format import ChunkFile, ChunkHeader, Frame, write_chunk
 from shared.kv_format.remote import RemoteChunk
 from tests.kv_chunks import Array, chunk_id_of, header_of, kv_of, newer_chunk_bytes
 
@@ -22,24 +21,30 @@ LAYERS = 5
 
 
 class Server:
-    """Gives ranges of ``data`` and remembers which. ``cut``: answers end there; ``down``: there are none."""
+    """Gives ranges of ``data`` and remembers which of the layers. ``cut``: answers end there; ``down``: there
+    are none."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.cut, self.down = data, len(data), False
         self.asked: list[tuple[int, int]] = []
         self.num_open = 0
 
-    def get(self, start: int, end: int) -> Body:
+    def get(self, byte_range: str) -> Body:
         if self.down:
             raise ConnectionRefusedError("https://server/secret?signature=s")
-        self.asked.append((start, end))
+        first, last = byte_range.removeprefix("bytes=").split("-")
         self.num_open += 1
+        if not first:
+            return Body(self, self.data[-int(last) :])
+        start, end = int(first), int(last) + 1
+        self.asked.append((start, end))
         return Body(self, self.data[start : min(end, self.cut)])
 
 
 class Body:
     def __init__(self, server: Server, data: bytes) -> None:
         self._server, self._data = server, data
+        self.size = len(server.data)
 
     def readinto(self, out: memoryview) -> int:
         piece, self._data = self._data[: len(out)], self._data[len(out) :]
@@ -62,8 +67,22 @@ def nowhere() -> ChunkFile:
     raise NotFound("nowhere")
 
 
-def remote(server: Server, instead: Callable[[], ChunkFile] = nowhere, tail_bytes: int = 4096) -> RemoteChunk:
-    return RemoteChunk(server.data[-tail_bytes:], len(server.data), "c", server.get, instead)
+def at_once(call: Callable[[], Frame]) -> Future[Frame]:
+    future: Future[Frame] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def remote(
+    server: Server,
+    instead: Callable[[], ChunkFile] = nowhere,
+    submit: Callable[[Callable[[], Frame]], Future[Frame]] = at_once,
+    check: Callable[[ChunkHeader], None] = lambda header: None,
+) -> RemoteChunk:
+    return RemoteChunk("c", server.get, check, instead, submit)
 
 
 def check_layer(chunk: RemoteChunk, buffers: list[list[Array]], layer: int) -> None:
@@ -106,28 +125,24 @@ def test_layers_in_any_order_on_any_threads(
 
 def test_whoever_wants_an_earlier_layer_goes_first(tmp_path: Path) -> None:
     path, buffers = written(tmp_path)
-    server, go_on, all_wait = Server(path.read_bytes()), threading.Event(), threading.Barrier(3)
-    get = server.get
+    server = Server(path.read_bytes())
+    begun: Future[Frame] = Future()
+    begin: list[Callable[[], Frame]] = []
 
-    def slow(start: int, end: int) -> Body:
-        all_wait.wait(10)
-        go_on.wait(10)
-        return get(start, end)
+    def later(call: Callable[[], Frame]) -> Future[Frame]:
+        begin.append(call)
+        return begun
 
-    chunk = RemoteChunk(server.data[-4096:], len(server.data), "c", slow, nowhere)
-    with ThreadPoolExecutor(3) as threads:
-        first = threads.submit(check_layer, chunk, buffers, 0)
-        later = [threads.submit(_after, all_wait, check_layer, chunk, buffers, layer) for layer in (2, 1)]
-        go_on.set()
-        for future in (first, *later):
+    chunk = remote(server, submit=later)
+    with ThreadPoolExecutor(LAYERS) as threads:
+        reading = [threads.submit(check_layer, chunk, buffers, layer) for layer in (0, 4, 2, 3, 1)]
+        while len(chunk._wanted) < LAYERS:
+            pass
+        begun.set_result(begin[0]())
+        for future in reading:
             future.result(10)
     assert len(server.asked) == 1
     chunk.close()
-
-
-def _after(barrier: threading.Barrier, call: Callable[..., None], *args: object) -> None:
-    barrier.wait(10)
-    call(*args)
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
@@ -195,21 +210,55 @@ def test_layers_of_two_files_do_not_mix(tmp_path: Path) -> None:
     chunk.close()
 
 
-def test_what_is_no_end_of_a_chunks_file_is_refused(tmp_path: Path) -> None:
-    path, _ = written(tmp_path)
+def test_what_is_no_chunks_file_is_told_as_it_is(tmp_path: Path) -> None:
+    path, buffers = written(tmp_path)
     data = path.read_bytes()
     with pytest.raises(CorruptData):
-        RemoteChunk(data[-4096:-1], len(data) - 1, "c", Server(data).get, nowhere)
-    with pytest.raises(CorruptData, match="ends early"):
-        RemoteChunk(data[-100:], len(data), "c", Server(data).get, nowhere)
+        check_layer(remote(Server(data[:-1])), buffers, 0)
     newer = newer_chunk_bytes(chunk_id_of(0))
     with pytest.raises(NewerFormat):
-        RemoteChunk(newer, len(newer), "c", Server(newer).get, nowhere)
+        check_layer(remote(Server(newer)), buffers, 0)
+    with pytest.raises(NewerFormat):
+        _ = remote(Server(newer)).header
 
 
-def test_an_array_of_another_shape_is_refused_before_anything_is_asked_for(tmp_path: Path) -> None:
+def test_another_chunks_file_is_not_read(tmp_path: Path) -> None:
+    path, buffers = written(tmp_path)
+    server = Server(path.read_bytes())
+
+    def refuse(header: ChunkHeader) -> None:
+        raise CorruptData("another chunk's")
+
+    with pytest.raises(CorruptData, match="another chunk's"):
+        check_layer(remote(server, check=refuse), buffers, 0)
+    assert not server.asked
+    chunk = remote(server, partial(ChunkFile.open, path), check=refuse)
+    with ChunkFile.open(path) as file:
+        assert chunk.header == file.header
+    chunk.close()
+
+
+def test_a_chunk_that_nobody_reads_gives_its_connection_back(tmp_path: Path) -> None:
+    path, _ = written(tmp_path)
+    server = Server(path.read_bytes())
+    remote(server).close()
+    assert server.num_open == 0
+    waiting: Future[Frame] = Future()
+    remote(server, submit=lambda call: waiting).close()
+    assert waiting.cancelled()
+
+
+def test_a_reader_that_is_shutting_down_says_so(tmp_path: Path) -> None:
+    path, buffers = written(tmp_path)
+    waiting: Future[Frame] = Future()
+    chunk = remote(Server(path.read_bytes()), submit=lambda call: waiting)
+    waiting.cancel()
+    with pytest.raises(Unavailable, match="shutting down"):
+        check_layer(chunk, buffers, 0)
+
+
+def test_an_array_of_another_shape_is_refused(tmp_path: Path) -> None:
     path, buffers = written(tmp_path)
     server = Server(path.read_bytes())
     with pytest.raises(ValueError, match="the buffer for"):
         remote(server).read_layer(0, *(buffer[0][:, 1:] for buffer in buffers))
-    assert not server.asked
