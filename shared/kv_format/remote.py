@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 import certifi
 import urllib3
 import xxhash
+from urllib3.connection import HTTPConnection
 
 from shared.errors import CorruptData, KvquiltError, NotFound, Unavailable
 from shared.kv_format.filling import pieces_of
@@ -34,6 +36,8 @@ from shared.kv_format.reader import ChunkFile
 _CONNECT_S, _READ_S = 3.0, 10.0
 _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 _KEPT_CONNECTIONS = 16
+_WINDOW = (socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+"""A window that grows by itself is small for most of a chunk."""
 
 
 class Body(Protocol):
@@ -262,6 +266,7 @@ def _connections(ca_file: str) -> urllib3.PoolManager:
     """Kept open from chunk to chunk, by all readers of this process."""
     return urllib3.PoolManager(
         maxsize=_KEPT_CONNECTIONS,
+        socket_options=[*HTTPConnection.default_socket_options, _WINDOW],
         timeout=urllib3.Timeout(connect=_CONNECT_S, read=_READ_S),
         retries=False,
         ssl_context=trusting(ca_file),
