@@ -18,7 +18,7 @@ from cluster.paths import DEMO_ASSETS
 from load_tests.benchmark import json_option, new_parser, option
 from load_tests.quality.bench import QualityBench
 from load_tests.quality.findings import findings, likenesses, measurements, scores
-from load_tests.quality.ledger import LAST_LAYER, GradedAnswer, Ledger
+from load_tests.quality.ledger import LAST_LAYER, Ledger
 from load_tests.quality.modes import BASELINES, CONTROLS, ClipSetting, label_of, parse_clips, parse_controls
 from load_tests.quality.show import show
 from load_tests.quality.trials import Shapes, Trial, draw_trials
@@ -89,7 +89,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
         **dataclasses.asdict(shapes),
     }
     modes = (*BASELINES, *args.controls, *args.cacheclip)
-    ledger = Ledger(args.answers, {**settings, **bench.fingerprints}, GradedAnswer)
+    ledger = Ledger(args.answers, {**settings, **bench.fingerprints})
     trials = list(draw_trials(args.seed, args.questions, shapes))
     try:
         _ask_all(bench, ledger, trials, modes, args.minutes, errors)
@@ -117,7 +117,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
 
 def _ask_all(
     bench: QualityBench,
-    ledger: Ledger[GradedAnswer],
+    ledger: Ledger,
     trials: Sequence[Trial],
     modes: Sequence[ReuseMode | ClipSetting],
     minutes: float | None,

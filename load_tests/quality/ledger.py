@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any
 
 from shared.errors import InvalidRequest
 
@@ -38,30 +38,15 @@ class GradedAnswer:
     agreement: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-class Kept(Protocol):
-    """A dataclass of plain values."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def mode(self) -> str: ...
-
-    @property
-    def context(self) -> int: ...
-
-
-AnswerT = TypeVar("AnswerT", bound=Kept)
-
-
-class Ledger(Generic[AnswerT]):
+class Ledger:
     """A file with a line per mode and context; None keeps answers in memory alone."""
 
-    def __init__(self, path: Path | None, settings: Mapping[str, Any], kind: type[AnswerT]) -> None:
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         """
         Raises:
             InvalidRequest: the file holds answers that were made with other settings.
         """
-        self.answers: list[AnswerT] = []
+        self.answers: list[GradedAnswer] = []
         self._held: set[tuple[str, int]] = set()
         self._path = path
         if path is None:
@@ -72,21 +57,21 @@ class Ledger(Generic[AnswerT]):
         if lines:
             _compare(path, json.loads(lines[0]), json.loads(head))
         for line in lines[1:]:
-            self._keep([kind(**answer) for answer in json.loads(line)])
+            self._keep([GradedAnswer(**answer) for answer in json.loads(line)])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join([head, *lines[1:], ""]), encoding="utf-8")
 
     def holds(self, mode: str, context: int) -> bool:
         return (mode, context) in self._held
 
-    def add(self, answers: Sequence[AnswerT]) -> None:
-        """All of one context in one mode, or in several."""
+    def add(self, answers: Sequence[GradedAnswer]) -> None:
+        """All of one context in one mode."""
         self._keep(answers)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([dataclasses.asdict(answer) for answer in answers]) + "\n")
 
-    def _keep(self, answers: Sequence[AnswerT]) -> None:
+    def _keep(self, answers: Sequence[GradedAnswer]) -> None:
         self.answers += answers
         self._held |= {(answer.mode, answer.context) for answer in answers}
 

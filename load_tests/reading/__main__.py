@@ -20,7 +20,6 @@ from cluster.config import model_settings
 from cluster.models.names import SMOLLM2
 from cluster.models.resolution import resolve_model
 from load_tests.benchmark import at_least, json_option, new_parser, option
-from load_tests.quality.ledger import Ledger
 from load_tests.reading.arms import Arm, arms_of, parse_contexts, parse_modes
 from load_tests.reading.articles import Article, read_articles
 from load_tests.reading.bench import ReadingAnswer, ReadingBench
@@ -30,6 +29,7 @@ from services.ingestion.config import DEFAULT_CONTEXT_TOKENS
 from shared.config import load
 from shared.engine import EngineConfig
 from shared.errors import KvquiltError
+from shared.measuring.answer_file import AnswerFile
 from shared.measuring.report import write_report
 from shared.prompt_config import PromptConfig
 
@@ -86,12 +86,13 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
         "arms": [arm.label for arm in arms],
         **dataclasses.asdict(shape),
     }
-    ledger = Ledger(args.answers, settings, ReadingAnswer)
+    kept = AnswerFile(args.answers, settings)
     try:
-        contexts = _ask_all(bench, ledger, articles, shape, arms, args, errors)
+        contexts = _ask_all(bench, kept, articles, shape, arms, args, errors)
     finally:
         bench.close()
-    found = findings([a for a in ledger.answers if a.context < len(contexts)], arms)
+    answers = [ReadingAnswer(**told) for line in kept.lines for told in line]
+    found = findings([a for a in answers if a.context < len(contexts)], arms)
     if found is None:
         errors.print("no context has been asked about in every mode yet")
         return
@@ -102,16 +103,18 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
 
 def _ask_all(
     bench: ReadingBench,
-    ledger: Ledger[ReadingAnswer],
+    kept: AnswerFile,
     articles: Sequence[Article],
     shape: ArticleShape,
     arms: Sequence[Arm],
     args: argparse.Namespace,
     errors: Console,
 ) -> list[ReadingContext]:
-    """Asks what the ledger lacks, until the time is up; all contexts that belong to the run."""
+    """Asks what is not kept yet, until the time is up; returns all contexts of the run. A line is all that
+    was answered about one of them."""
     cut = {i: bench.cutter.cut(article) for i, article in enumerate(articles)}
     contexts = list(_enough(draw_contexts(articles, cut, shape, args.seed), args.questions))
+    held = {line[0]["context"] for line in kept.lines}
     began = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
@@ -127,9 +130,9 @@ def _ask_all(
             if args.minutes is not None and time.monotonic() - began > args.minutes * 60:
                 errors.print("the time is up; the same command goes on from here")
                 break
-            if not ledger.holds(arms[-1].label, context.number):
-                article = articles[context.article]
-                ledger.add(list(bench.ask(context, article, cut[context.article], arms)))
+            if context.number not in held:
+                answers = bench.ask(context, articles[context.article], cut[context.article], arms)
+                kept.add([dataclasses.asdict(answer) for answer in answers])
             progress.update(task, completed=num_asked)
     return contexts
 

@@ -226,14 +226,14 @@ def test_there_is_no_verdict_without_findings() -> None:
 
 def test_a_ledger_goes_on_where_a_killed_run_ended(tmp_path: Path) -> None:
     path, settings = tmp_path / "answers.jsonl", {"seed": 1, "chars": (1, 2)}
-    Ledger(path, settings, GradedAnswer).add([answer("full", 0, 0, True), answer("full", 0, 1, False)])
+    Ledger(path, settings).add([answer("full", 0, 0, True), answer("full", 0, 1, False)])
     with path.open("a") as file:
         file.write('[{"mode": "full", "con')
-    again = Ledger(path, settings, GradedAnswer)
+    again = Ledger(path, settings)
     assert again.holds("full", 0)
     assert not again.holds("full", 1)
     again.add([answer("full", 1, 0, True)])
-    assert Ledger(path, settings, GradedAnswer).answers == [
+    assert Ledger(path, settings).answers == [
         answer("full", 0, 0, True),
         answer("full", 0, 1, False),
         answer("full", 1, 0, True),
@@ -241,9 +241,9 @@ def test_a_ledger_goes_on_where_a_killed_run_ended(tmp_path: Path) -> None:
 
 
 def test_answers_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
-    Ledger(tmp_path / "answers.jsonl", {"seed": 1, "ratio": 0.2}, GradedAnswer)
+    Ledger(tmp_path / "answers.jsonl", {"seed": 1, "ratio": 0.2})
     with pytest.raises(InvalidRequest, match=re.escape("answers with ratio 0.2, not 0.1")):
-        Ledger(tmp_path / "answers.jsonl", {"seed": 1, "ratio": 0.1}, GradedAnswer)
+        Ledger(tmp_path / "answers.jsonl", {"seed": 1, "ratio": 0.1})
 
 
 def test_forms_and_controls_are_named_or_refused() -> None:
