@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
@@ -63,7 +63,7 @@ def parse_contexts(names: str) -> tuple[KvContext, ...]:
     return tuple(known[name] for name in _chosen("--kv-context", names, known))
 
 
-def _chosen(option: str, names: str, known: Sequence[str] | dict[str, object]) -> list[str]:
+def _chosen(option: str, names: str, known: Collection[str]) -> list[str]:
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := [name for name in chosen if name not in known]:
         raise InvalidRequest(f"{option}: {unknown[0]!r} is not one of {', '.join(known)}")
