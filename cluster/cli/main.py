@@ -1,10 +1,10 @@
-"""The command line: `kvquilt up`, `ingest`, `ask`, `documents`, `delete`, `models`, `store`, `retrieval`,
-`status`, `down`, `demo`.
+"""The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `models`, `store`,
+`retrieval`, `status`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
-the commands that start and stop; the others are in ``document_commands``, ``ask_command``,
-``explore_command``, ``model_commands``, ``store_commands`` and ``retrieval_commands``.
+the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
+``ask_command``, ``explore_command``, ``model_commands``, ``store_commands`` and ``retrieval_commands``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cluster.cli.model_commands import models
 from cluster.cli.retrieval_commands import retrieval
 from cluster.cli.session import Commands, Session
 from cluster.cli.store_commands import store
+from cluster.cli.sync_command import sync
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -42,6 +43,7 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
     \b
     kvquilt up                                         start the services on this machine
     kvquilt ingest ./docs --collection handbook        documents in; run it again at any time
+    kvquilt sync ./docs -c handbook --delete           the same, and what has vanished out
     kvquilt ask "Who signed the lease?" -c handbook    an answer with its sources
     kvquilt down                                       stop them
     """
@@ -71,7 +73,7 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
     help="A quilt.yaml; see docs/configuration.md.",
 )
 @click.option("--grpc-port", type=int, help="Default 9000.")
-@click.option("--http-port", type=int, help="Default 8000; health checks only.")
+@click.option("--http-port", type=int, help="Default 8000; OpenAI's clients, and health checks.")
 @click.pass_obj
 def up(
     session: Session,
@@ -90,8 +92,9 @@ def up(
     """
     from cluster.cli.model_choice import choose_model
     from cluster.cli.startup import start_progress
-    from cluster.config import load_quilt
+    from cluster.config import load_quilt, under
     from cluster.local import launcher
+    from cluster.models.names import default_model, served_name
     from shared.config import ENV_PREFIX, merge_env, read_yaml
 
     values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path)) if config_path else {}
@@ -105,6 +108,8 @@ def up(
     values = merge_env(values | chosen, environ)
     environ = {k: v for k, v in environ.items() if not k.startswith(ENV_PREFIX)}
     load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
+    served = served_name(str(values.get("model") or default_model()))
+    values["gateway"] = under(values.get("gateway") or {}, {"http": {"model": served}})
     values["model"] = choose_model(str(values.get("model") or ""), environ, session.out)
     config = load_quilt(values, environ)
     with start_progress(session.out) as on_progress:
@@ -112,6 +117,9 @@ def up(
     session.out.print(
         f"kvquilt is ready at {state.target}; data in {config.data_dir}; log in {state.log_path}",
         soft_wrap=True,
+    )
+    session.out.print(
+        f"OpenAI's clients: base_url={state.http}/v1, model {config.gateway.http.model}", soft_wrap=True
     )
     for name, address in state.addresses.items():
         session.out.print(f"{name} is not started here: the one at {address} is used", soft_wrap=True)
@@ -139,6 +147,8 @@ def status(session: Session) -> None:
 
     services = session.ask(rag_client, lambda rag: rag.status(session.context(15_000)))
     session.out.print(f"kvquilt at {session.target}")
+    if session.http:
+        session.out.print(f"OpenAI's clients: base_url={session.http}/v1", soft_wrap=True)
     session.out.print(status_table(services))
     if not all(service.ready for service in services):
         sys.exit(1)
@@ -162,7 +172,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
     run_demo(session.out, json_path, keep)
 
 
-for command in (ingest, ask, explore, documents, delete, models, store, retrieval):
+for command in (ingest, sync, ask, explore, documents, delete, models, store, retrieval):
     main.add_command(command)
 
 if __name__ == "__main__":
