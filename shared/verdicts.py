@@ -1,7 +1,8 @@
 """Reads and keeps the verdicts on one model: a file holds one for each prefix, encoding and setting of
 ``kv_context`` that was evaluated.
 
-The file is a list of verdicts, the newest first; one verdict alone, as an object, is read as well. Torch-free.
+The file is a list of verdicts, the newest first; one verdict alone, as an object, is read as well.
+Torch-free.
 """
 
 from __future__ import annotations

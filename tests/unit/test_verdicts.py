@@ -63,9 +63,7 @@ def test_an_operator_is_told_the_newest_for_each_setting() -> None:
         ("3", "v.json: expected an object"),
     ],
 )
-def test_a_wrong_one_is_named_and_nothing_is_written_over_it(
-    tmp_path: Path, written: str, says: str
-) -> None:
+def test_a_wrong_one_is_named_and_nothing_is_written_over_it(tmp_path: Path, written: str, says: str) -> None:
     path = tmp_path / "v.json"
     path.write_text(written, encoding="utf-8")
     for read in (read_verdicts, lambda path: keep_verdict(path, VERDICT)):
