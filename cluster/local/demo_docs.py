@@ -38,10 +38,10 @@ COLLECTION = "docs"
 MODES = (ReuseMode.FULL, ReuseMode.REORDERED)
 GENERATED = ("configuration.md", "structure.md")  # long tables, which nobody asks a small model about
 QUESTIONS = (
-    "How do I delete a document?",
+    "What is a chunk's identity made of?",
+    "Which port does the system listen on?",
+    "Can I serve a GGUF file?",
     "What happens when a chunk is lost or damaged?",
-    "What does the mode reordered do?",
-    "Which model does kvquilt serve by default?",
 )
 
 
