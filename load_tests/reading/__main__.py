@@ -20,7 +20,7 @@ from cluster.config import model_settings
 from cluster.models.names import SMOLLM2
 from cluster.models.resolution import resolve_model
 from load_tests.benchmark import at_least, json_option, new_parser, option
-from load_tests.reading.arms import Arm, arms_of, parse_contexts, parse_modes
+from load_tests.reading.arms import ReadingArm, arms_of, parse_contexts, parse_modes
 from load_tests.reading.articles import Article, read_articles
 from load_tests.reading.bench import ReadingAnswer, ReadingBench
 from load_tests.reading.contexts import ArticleShape, ReadingContext, draw_contexts
@@ -106,7 +106,7 @@ def _ask_all(
     kept: AnswerFile,
     articles: Sequence[Article],
     shape: ArticleShape,
-    arms: Sequence[Arm],
+    arms: Sequence[ReadingArm],
     args: argparse.Namespace,
     errors: Console,
 ) -> list[ReadingContext]:

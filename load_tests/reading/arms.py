@@ -14,7 +14,7 @@ MODES = tuple(mode for mode in ReuseMode if mode.row.stored and mode.row.chooser
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ReadingArm:
     """``mode`` None: without any chunk. ``context`` None: nothing that is stored is used."""
 
     mode: ReuseMode | None
@@ -33,16 +33,16 @@ class Arm:
         return " ".join(parts)
 
 
-FULL = Arm(ReuseMode.FULL)
-BASELINES = (Arm(None), FULL)
+FULL = ReadingArm(ReuseMode.FULL)
+BASELINES = (ReadingArm(None), FULL)
 
 
-def arms_of(modes: Sequence[ReuseMode], contexts: Sequence[KvContext], ratio: float) -> Iterator[Arm]:
+def arms_of(modes: Sequence[ReuseMode], contexts: Sequence[KvContext], ratio: float) -> Iterator[ReadingArm]:
     """The baselines, and each of ``modes`` over each kind of KV."""
     yield from BASELINES
     for context in contexts:
         for mode in modes:
-            yield Arm(mode, context, ratio if mode.row.goes_by is GoesBy.RATIO else None)
+            yield ReadingArm(mode, context, ratio if mode.row.goes_by is GoesBy.RATIO else None)
 
 
 def parse_modes(names: str) -> tuple[ReuseMode, ...]:

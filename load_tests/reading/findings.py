@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from load_tests.quality.paired import Clusters, Floats, Interval
-from load_tests.reading.arms import FULL, Arm
+from load_tests.reading.arms import FULL, ReadingArm
 from load_tests.reading.bench import ReadingAnswer
 from shared.kv_types import KvContext
 from shared.measuring.report import Measurement
@@ -39,7 +39,7 @@ class ReadingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingFindings:
     """``num_tokens``: mean per context."""
 
     rows: tuple[ReadingRow, ...]
@@ -49,7 +49,7 @@ class Reading:
     num_tokens: float
 
 
-def findings(answers: Sequence[ReadingAnswer], arms: Sequence[Arm]) -> Reading | None:
+def findings(answers: Sequence[ReadingAnswer], arms: Sequence[ReadingArm]) -> ReadingFindings | None:
     """Of contexts that have been asked about in all arms; intervals resample articles. None: there are
     none."""
     by_arm = {arm.label: {(a.context, a.number): a for a in answers if a.mode == arm.label} for arm in arms}
@@ -60,7 +60,7 @@ def findings(answers: Sequence[ReadingAnswer], arms: Sequence[Arm]) -> Reading |
     full = asked[FULL.label]
     clusters = Clusters(np.array([answer.article for answer in full]))
     rows = tuple(_row(arm, asked, clusters) for arm in arms)
-    return Reading(
+    return ReadingFindings(
         rows,
         len(common),
         len({context for context, _ in common}),
@@ -69,9 +69,9 @@ def findings(answers: Sequence[ReadingAnswer], arms: Sequence[Arm]) -> Reading |
     )
 
 
-def _row(arm: Arm, asked: dict[str, list[ReadingAnswer]], clusters: Clusters) -> ReadingRow:
+def _row(arm: ReadingArm, asked: dict[str, list[ReadingAnswer]], clusters: Clusters) -> ReadingRow:
     ours, full = asked[arm.label], asked[FULL.label]
-    isolated = asked.get(Arm(arm.mode, KvContext.NONE, arm.ratio).label)
+    isolated = asked.get(ReadingArm(arm.mode, KvContext.NONE, arm.ratio).label)
     if arm.context in (None, KvContext.NONE):
         isolated = None
     ttft_of = {answer.context: answer.ttft_s for answer in ours}
@@ -89,7 +89,7 @@ def _row(arm: Arm, asked: dict[str, list[ReadingAnswer]], clusters: Clusters) ->
     )
 
 
-def measurements(found: Reading) -> Iterator[Measurement]:
+def measurements(found: ReadingFindings) -> Iterator[Measurement]:
     full = next(row for row in found.rows if row.arm == FULL.label)
     for row in found.rows:
         name = row.arm.replace(" ", "_").replace("%", "")
@@ -114,7 +114,7 @@ def measurements(found: Reading) -> Iterator[Measurement]:
         yield Measurement(f"ttft_{name}", row.ttft_s, "s", full.ttft_s, ratio, n=found.num_contexts)
 
 
-def show(console: Console, found: Reading) -> None:
+def show(console: Console, found: ReadingFindings) -> None:
     title = (
         f"{found.num_questions} questions about {found.num_contexts} contexts of {found.num_articles} "
         f"articles, {found.num_tokens:.0f} tokens each on average"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from load_tests.reading.__main__ import main
-from load_tests.reading.arms import CLOSED, FULL, Arm, arms_of, parse_contexts, parse_modes
+from load_tests.reading.arms import CLOSED, FULL, ReadingArm, arms_of, parse_contexts, parse_modes
 from load_tests.reading.articles import Article, ReadingQuestion, read_articles
 from load_tests.reading.bench import ReadingAnswer, divergence
 from load_tests.reading.contexts import ArticleCutter, ArticleShape, ReadingContext, draw_contexts
@@ -228,14 +228,14 @@ def test_arms_are_named_by_mode_ratio_and_context() -> None:
         parse_contexts("title")
 
 
-def answered(arm: Arm, number: int, found: bool, kl: float = 0.0) -> ReadingAnswer:
+def answered(arm: ReadingArm, number: int, found: bool, kl: float = 0.0) -> ReadingAnswer:
     return ReadingAnswer(
         arm.label, number, 0, number % 3, "?", str(found), found, found, float(found), kl, 100, 0.5
     )
 
 
 def test_a_row_is_compared_with_full_and_with_the_same_mode_over_isolated_chunks() -> None:
-    arms = [FULL, *(Arm(ReuseMode.REORDERED, c) for c in (KvContext.NONE, KvContext.DOCUMENT))]
+    arms = [FULL, *(ReadingArm(ReuseMode.REORDERED, c) for c in (KvContext.NONE, KvContext.DOCUMENT))]
     rights = {"full": 8, "reordered none": 4, "reordered document": 6}
     answers = [answered(arm, n, n < rights[arm.label], 0.1) for arm in arms for n in range(10)]
     found = findings([*answers, answered(FULL, 10, True)], arms)
@@ -253,7 +253,7 @@ def test_a_row_is_compared_with_full_and_with_the_same_mode_over_isolated_chunks
 
 
 def test_there_are_no_findings_before_a_context_was_asked_in_every_mode() -> None:
-    assert findings([answered(FULL, 0, True)], [FULL, Arm(None)]) is None
+    assert findings([answered(FULL, 0, True)], [FULL, ReadingArm(None)]) is None
 
 
 # --- a whole run -------------------------------------------------------------------------------------------
