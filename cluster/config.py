@@ -25,6 +25,7 @@ from services.retrieval.config import RetrievalConfig
 from services.selector.config import SelectorConfig
 from shared.config import load, merge_env, read_yaml
 from shared.errors import ConfigError
+from shared.kv_types import KvContext
 from shared.log import LogConfig
 from shared.prompt_config import PromptConfig
 
@@ -143,6 +144,7 @@ def model_settings(model: str) -> dict[str, dict[str, Any]]:
 def _shared_values(merged: Mapping[str, Any], addresses: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     data_dir, model = Path(merged["data_dir"]), merged["model"]
     selector = "selector" if merged["selector"].get("model") or "selector" in addresses else ""
+    kv_context = merged["ingestion"].get("kv_context")
     values: dict[str, dict[str, Any]] = {
         "gateway": {"selector": selector, "addresses": addresses},
         "ingestion": {"model": model, "selector": selector, "addresses": addresses},
@@ -151,6 +153,8 @@ def _shared_values(merged: Mapping[str, Any], addresses: Mapping[str, str]) -> d
         "generator": {"model": model, "selector": {"application": selector}},
         "selector": {"primary": model},
     }
+    if kv_context in set(KvContext):  # else its own section says what is wrong
+        values["gateway"]["kv_context"] = kv_context
     if "log" in merged:
         for section in values.values():
             section["deployment"] = {"log": merged["log"]}

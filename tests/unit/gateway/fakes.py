@@ -20,6 +20,7 @@ from shared.generation.told import (
     TokenEvent,
     Usage,
 )
+from shared.kv_types import KvContext
 from shared.request import RequestContext
 from shared.search import Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
 
@@ -30,7 +31,7 @@ def hit(
     name: str, text: str, document: str = "", fingerprint: str = FINGERPRINT, heading: str = ""
 ) -> SearchHit:
     chunk = IndexedChunk(name, text, tuple(range(1, 1 + len(text.split()))), heading)
-    return SearchHit(chunk, document or f"{name}.txt", name, fingerprint, 1.0)
+    return SearchHit(chunk, document or f"{name}.txt", name, fingerprint, 1.0, kv_context=KvContext.DOCUMENT)
 
 
 @dataclass
