@@ -21,11 +21,13 @@ from typing import Any
 import yaml
 
 from cluster.config import PROMPTED, QuiltConfig, load_quilt
+from cluster.models.names import served_name
 from shared.config import merge_env, read_yaml
 from shared.errors import KvquiltError
 
 APPLICATIONS = ("kv_store", "retrieval", "generator", "selector", "ingestion", "gateway")
 _CALL_THE_OTHERS = ("ingestion", "gateway")
+_OVER_HTTP = "gateway"
 SERVICERS = {
     "kv_store": ("KvStore",),
     "retrieval": ("Retrieval",),
@@ -38,7 +40,8 @@ SERVICERS = {
 
 def serve_config(values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
     """Builds what ``ray.serve.schema.ServeDeploySchema`` reads. Every application has a route prefix of its
-    own: without one Serve hides it from gRPC as well.
+    own: without one Serve hides it from gRPC as well. The gateway answers HTTP: its prefix is that of all the
+    others.
 
     ``values``: the settings as the operator wrote them; ``config``: the same, loaded."""
     return {
@@ -96,6 +99,9 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
             **section.get("selector", {}),
             "application": config.generator.selector.application,
         }
+    # its name is the operator's, not that of the directory that it was found in
+    if name == _OVER_HTTP and config.gateway.http.model != served_name(config.model):
+        section["http"] = {**section.get("http", {}), "model": config.gateway.http.model}
     if log := (given.get("deployment") or {}).get("log"):
         section["deployment"] = {"log": log}
     return args | ({name: section} if section else {})
@@ -104,7 +110,7 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
 def _application(name: str, values: Mapping[str, Any], config: QuiltConfig) -> dict[str, Any]:
     return {
         "name": name,
-        "route_prefix": f"/{name}",
+        "route_prefix": "/" if name == _OVER_HTTP else f"/{name}",
         "import_path": f"cluster.applications:{name}",
         "args": application_args(name, values, config),
         "deployments": [{"name": name, **getattr(config, name).deployment.serve_options()}],

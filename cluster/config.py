@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.addresses import ApplicationConfig, addresses_in
+from cluster.models.names import served_name
 from cluster.models.resolution import resolve_model
 from cluster.paths import DEMO_MODEL, default_data_dir
 from services.gateway.config import GatewayConfig
@@ -46,7 +47,7 @@ class QuiltConfig:
     (docs/models.md). `kvquilt up` takes `smollm2` where none is named; a cluster's pods, directories and ids.
     data_dir: everything that must survive: KV files, manifests of the documents, the embedded index, logs.
     grpc_port: where every service is called. Ray Serve listens on all interfaces there.
-    http_port, http_host: Ray Serve's health checks over HTTP.
+    http_port, http_host: where OpenAI's clients call (docs/http.md), and Ray Serve's health checks.
     log: level (DEBUG, INFO, WARNING, ERROR) and format (text, json) of every service.
     prompt: what the model is told around documents and questions (docs/prompts.md).
     applications: `NAME.address` is `host:port` of the cluster that serves NAME instead of this one
@@ -97,9 +98,8 @@ def load_quilt(
     merged["data_dir"] = str(
         Path(merged.get("data_dir") or default_data_dir(environ)).expanduser().absolute()
     )
-    merged["model"] = (resolve or partial(resolve_model, setting="model", environ=environ))(
-        str(merged.get("model") or DEMO_MODEL)
-    )
+    named = str(merged.get("model") or DEMO_MODEL)
+    merged["model"] = (resolve or partial(resolve_model, setting="model", environ=environ))(named)
     for section in SUITED:
         merged[section] = merged.get(section) or {}
         if not isinstance(merged[section], Mapping):
@@ -115,7 +115,7 @@ def load_quilt(
     merged["selector"]["model"] = auxiliary and (
         resolve or partial(resolve_model, setting="selector.model", environ=environ)
     )(str(auxiliary))
-    for section, shared in _shared_values(merged, addresses).items():
+    for section, shared in _shared_values(merged, addresses, served_name(named)).items():
         merged[section] = under(merged[section], shared)
     return load(QuiltConfig, merged)
 
@@ -141,12 +141,14 @@ def model_settings(model: str) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def _shared_values(merged: Mapping[str, Any], addresses: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _shared_values(
+    merged: Mapping[str, Any], addresses: Mapping[str, str], served: str
+) -> dict[str, dict[str, Any]]:
     data_dir, model = Path(merged["data_dir"]), merged["model"]
     selector = "selector" if merged["selector"].get("model") or "selector" in addresses else ""
     kv_context = merged["ingestion"].get("kv_context")
     values: dict[str, dict[str, Any]] = {
-        "gateway": {"selector": selector, "addresses": addresses},
+        "gateway": {"selector": selector, "addresses": addresses, "http": {"model": served}},
         "ingestion": {"model": model, "selector": selector, "addresses": addresses},
         "retrieval": {"milvus_uri": str(data_dir / "index.db")},
         "kv_store": {"directory": str(data_dir / "kv")},

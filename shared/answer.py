@@ -42,7 +42,8 @@ class RetrievalOptions:
 class Inquiry:
     """One or more questions over one context of a collection. ``without_prefix``: nothing stands in front of
     the chunks; ``explain``: it is told by which scores tokens are computed anew, and where they are in the
-    text; ``refusal`` None: the gateway's own."""
+    text; ``refusal`` None: the gateway's own; ``preface``: text in front of every question in its part of the
+    prompt, by which nothing is searched."""
 
     collection: str
     questions: tuple[str, ...]
@@ -53,6 +54,7 @@ class Inquiry:
     without_prefix: bool = False
     explain: bool = False
     refusal: Refusal | None = None
+    preface: str = ""
 
 
 @dataclass(frozen=True, slots=True)

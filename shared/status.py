@@ -1,4 +1,5 @@
-"""One table between kvquilt's errors and gRPC's status codes, read in both directions.
+"""One table between kvquilt's errors and gRPC's status codes, read in both directions; and what these are
+over HTTP.
 
 A failure travels as a ``google.rpc.Status`` with one ``ErrorInfo`` (reason = ``KvquiltError.code``), so that
 the client raises the class that the service raised (or, of a class that only one service knows, the nearest
@@ -37,6 +38,19 @@ STATUS_OF: dict[type[KvquiltError], str] = {
     errors.KvquiltError: "INTERNAL",
 }
 
+HTTP_STATUS_OF = {
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,  # 409 would make clients try again
+    "NOT_FOUND": 404,
+    "ABORTED": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499,
+    "DATA_LOSS": 500,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+
 _CLASS_OF_CODE = {cls.code: cls for cls in STATUS_OF if cls is not KvquiltError}
 _CLASS_OF_STATUS = {status: cls for cls, status in reversed(STATUS_OF.items())}  # the first of each
 
@@ -45,6 +59,10 @@ def status_of(kind: type[KvquiltError]) -> str:
     """Name of the gRPC status code of an error class: its own row of ``STATUS_OF``, or else the row of the
     nearest class above it."""
     return next(STATUS_OF[cls] for cls in kind.__mro__ if cls in STATUS_OF)
+
+
+def http_status_of(kind: type[KvquiltError]) -> int:
+    return HTTP_STATUS_OF[status_of(kind)]
 
 
 def to_status(error: KvquiltError) -> tuple[str, bytes]:

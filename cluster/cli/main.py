@@ -71,7 +71,7 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
     help="A quilt.yaml; see docs/configuration.md.",
 )
 @click.option("--grpc-port", type=int, help="Default 9000.")
-@click.option("--http-port", type=int, help="Default 8000; health checks only.")
+@click.option("--http-port", type=int, help="Default 8000; OpenAI's clients, and health checks.")
 @click.pass_obj
 def up(
     session: Session,
@@ -90,8 +90,9 @@ def up(
     """
     from cluster.cli.model_choice import choose_model
     from cluster.cli.startup import start_progress
-    from cluster.config import load_quilt
+    from cluster.config import load_quilt, under
     from cluster.local import launcher
+    from cluster.models.names import default_model, served_name
     from shared.config import ENV_PREFIX, merge_env, read_yaml
 
     values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path)) if config_path else {}
@@ -105,6 +106,8 @@ def up(
     values = merge_env(values | chosen, environ)
     environ = {k: v for k, v in environ.items() if not k.startswith(ENV_PREFIX)}
     load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
+    served = served_name(str(values.get("model") or default_model()))
+    values["gateway"] = under(values.get("gateway") or {}, {"http": {"model": served}})
     values["model"] = choose_model(str(values.get("model") or ""), environ, session.out)
     config = load_quilt(values, environ)
     with start_progress(session.out) as on_progress:
@@ -112,6 +115,9 @@ def up(
     session.out.print(
         f"kvquilt is ready at {state.target}; data in {config.data_dir}; log in {state.log_path}",
         soft_wrap=True,
+    )
+    session.out.print(
+        f"OpenAI's clients: base_url={state.http}/v1, model {config.gateway.http.model}", soft_wrap=True
     )
     for name, address in state.addresses.items():
         session.out.print(f"{name} is not started here: the one at {address} is used", soft_wrap=True)
@@ -140,6 +146,8 @@ def status(session: Session) -> None:
 
     services = session.ask(rag_client, lambda rag: rag.status(session.context(15_000)))
     session.out.print(f"kvquilt at {session.target}")
+    if session.http:
+        session.out.print(f"OpenAI's clients: base_url={session.http}/v1", soft_wrap=True)
     session.out.print(status_table(services))
     if not all(service.ready for service in services):
         sys.exit(1)

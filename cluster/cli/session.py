@@ -46,6 +46,11 @@ class Session:
         """
         return self.target_option or self._state().target
 
+    @property
+    def http(self) -> str:
+        """Where the stack that runs on the data directory answers HTTP; empty: a server was named."""
+        return "" if self.target_option else self._state().http
+
     def target_of(self, application: str) -> str:
         """``target``, or the cluster that serves ``application`` for the stack that runs on the data
         directory."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster.paths import cache_dir
+from cluster.paths import DEMO_MODEL, cache_dir
 from shared.errors import ConfigError
 
 DEMO, SMOLLM2 = "demo", "smollm2"
@@ -51,6 +51,19 @@ def gguf_of(model: str) -> tuple[Path, str] | None:
     if path.suffix == ".gguf" and not path.is_dir():
         raise ConfigError(f"model: there is no file {model}")
     return None
+
+
+def served_name(model: str) -> str:
+    """The name by which callers over HTTP ask for ``model``, as an operator calls it: a directory's or file's
+    own, or the id without its revision."""
+    if model in (DEMO, str(DEMO_MODEL)):
+        return DEMO
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return path.stem
+    if path.is_absolute() or path.is_dir():
+        return path.name
+    return pulled[0] if (pulled := split_revision(model)) else model
 
 
 def models_dir(environ: Mapping[str, str]) -> Path:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from fastapi import FastAPI
+from ray import serve
+
 from services.gateway.config import GatewayConfig
 from services.gateway.handlers import GatewayHandlers
+from services.gateway.http.routes import http_app
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
 from shared import log
@@ -33,8 +37,13 @@ class Gateway(GatewayHandlers):
             config,
             Prefetching(fetcher),
         )
+        self._http = http_app(pipeline, config.http)
         health = {name: ServiceClient(transport) for name, transport in transports.items()}
         super().__init__(pipeline, health, config.status_timeout_s, config.addresses)
 
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Serve's name for what answers HTTP, beside the RPCs and in the same event loop."""
+        return self._http
 
-build = builder_of(Gateway, GatewayConfig)
+
+build = builder_of(serve.ingress()(Gateway), GatewayConfig)

@@ -38,12 +38,27 @@ class RefusalConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """
+    model: the name by which OpenAI's clients ask for the model; filled in from `model`.
+    max_body_bytes: of a request; what is larger is refused.
+    """
+
+    model: str = ""
+    max_body_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "max_body_bytes")
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """
     k: chunks in a context when the request names none; max_k: most it may name.
     max_questions: most questions over one context.
     reuse: where the request names none.
     refusal: of questions that the documents hold too little evidence for.
+    http: of the requests of OpenAI's clients (docs/http.md).
     rrf_constant: of reciprocal-rank fusion of several questions' rankings; larger values weigh the top of
     the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
@@ -61,6 +76,7 @@ class GatewayConfig:
     max_questions: int = 32
     reuse: AskedMode = ReuseMode.REORDERED
     refusal: RefusalConfig = field(default_factory=RefusalConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
     kv_context: KvContext = KvContext.DOCUMENT

@@ -209,9 +209,10 @@ class Pipeline:
                 yield renumbered(event, asked)
 
     def _order(self, inquiry: Inquiry, retrieved: Retrieved, questions: tuple[str, ...]) -> GenerationOrder:
+        preface = f"{inquiry.preface}\n\n" if inquiry.preface else ""
         return GenerationOrder(
             chunks=tuple(hit.chunk.piece for hit in retrieved.hits),
-            questions=questions,
+            questions=tuple(f"{preface}{question}" for question in questions),
             prefix=() if inquiry.without_prefix else None,
             reuse=dataclasses.replace(inquiry.reuse, mode=self._mode(inquiry)),
             sampling=inquiry.sampling,

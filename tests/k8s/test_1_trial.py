@@ -11,6 +11,7 @@ import pytest
 from tests.k8s.asking import ANSWER, COLLECTION, QUESTION, cli
 from tests.k8s.conftest import Trial, namespace
 from tests.k8s.kubectl import Kubectl
+from tests.k8s.release import FULLNAME
 from tests.k8s.shell import run
 
 # Ports that listen on a pod's address, one a line.
@@ -29,6 +30,8 @@ for address in sys.argv[1:]:
     except OSError:
         pass
 """
+# What is read at the address that is the argument.
+MODELS = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=30).read().decode())"
 
 
 def test_the_command_line_works_from_outside(trial: Trial) -> None:
@@ -69,6 +72,12 @@ def test_grpcurl_asks_by_reflection(trial: Trial) -> None:
     told = run(*command)
     assert ANSWER in told
     assert '"done"' in told
+
+
+def test_openais_clients_find_the_gateway_by_its_own_service(trial: Trial) -> None:
+    insider = trial.release.pods("services")[0]["metadata"]["name"]
+    listed = json.loads(trial.kubectl.python(insider, MODELS, f"http://{FULLNAME}-http:8000/v1/models"))
+    assert [model["id"] for model in listed["data"]] == ["demo"]
 
 
 def test_no_pod_runs_as_root_or_may_become_it(trial: Trial) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from shared import errors
 from shared.errors import InternalError, KvquiltError, Unavailable
-from shared.status import STATUS_OF, from_status, status_of, to_status
+from shared.status import HTTP_STATUS_OF, STATUS_OF, from_status, status_of, to_status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,6 +64,11 @@ def test_every_error_reaches_the_caller_as_one_that_is_caught_and_repeated_alike
 
 def test_every_error_that_callers_know_has_a_row_of_its_own() -> None:
     assert set(STATUS_OF) == {kind for kind in ERRORS if kind.__module__ == errors.__name__}
+
+
+def test_every_status_has_one_over_http() -> None:
+    assert set(HTTP_STATUS_OF) == set(STATUS_OF.values())
+    assert all(400 <= status < 600 for status in HTTP_STATUS_OF.values())
 
 
 def test_an_error_that_nobody_foresaw_has_the_status_of_the_nearest_class_above_it() -> None:

@@ -190,6 +190,7 @@ INQUIRIES = st.builds(
     decoding=DECODING,
     without_prefix=st.booleans(),
     explain=st.booleans(),
+    preface=TEXT,
 )
 HITS = st.builds(
     search.SearchHit,

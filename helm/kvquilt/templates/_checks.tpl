@@ -77,7 +77,7 @@
       "model" "model.path"
       "data_dir" "nothing: kvCache says where copies are kept"
       "grpc_port" "nothing: the Service listens on 9000"
-      "http_port" "nothing: health is checked on 8000"
+      "http_port" "nothing: HTTP listens on 8000"
       "http_host" "nothing: pods listen on their address"
       "kv_store.directory" "nothing: kvCache says where copies are kept"
       "kv_store.host" "nothing: agents listen on their pod's address"

@@ -60,7 +60,7 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- if and (not (hasKey $addresses $name)) (or (ne $name "selector") $section.model) -}}
 {{- $applications = append $applications (dict
       "name" $name
-      "route_prefix" (printf "/%s" $name)
+      "route_prefix" (eq $name "gateway" | ternary "/" (printf "/%s" $name))
       "import_path" (printf "cluster.applications:%s" $name)
       "args" $args
       "deployments" (list $deployment)) -}}

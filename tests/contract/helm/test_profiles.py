@@ -166,6 +166,32 @@ def test_a_second_cluster_beside_the_first_needs_a_milvus_of_its_own(helm: Helm)
     assert types == {"dev-cpu": "None", "single-gpu": "None", "multi-gpu-ha": "NewCluster"}
 
 
+def test_http_has_a_service_of_its_own_for_the_pods_that_run_the_gateway(
+    objects: list[dict[str, Any]],
+) -> None:
+    service = only(objects, "Service", "-kvquilt-http")
+    kubernetes_validate.validate(service, KUBERNETES, strict=True)
+    (port,) = service["spec"]["ports"]
+    (matching,) = [
+        template
+        for template in ray_templates(objects).values()
+        if service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    ]
+    ports = {p["name"]: p["containerPort"] for p in matching["spec"]["containers"][0]["ports"]}
+    assert (port["port"], ports[port["targetPort"]]) == (8000, 8000)
+    assert matching["metadata"]["labels"]["app.kubernetes.io/component"] == "services"
+
+
+@pytest.mark.parametrize("http", [True, False])
+def test_callers_reach_http_only_where_there_is_a_service_for_it(helm: Helm, http: bool) -> None:
+    objects = helm.render(profile("dev-cpu"), **{"service.http": http})
+    policy = only(objects, "NetworkPolicy", "-ray")
+    (callers,) = [rule for rule in policy["spec"]["ingress"] if {"podSelector": {}} in rule["from"]]
+    assert [port["port"] for port in callers["ports"]] == ([9000, 8000] if http else [9000])
+    named = [o["metadata"]["name"] for o in objects if o["kind"] == "Service"]
+    assert ("quilt-kvquilt-http" in named) is http
+
+
 def test_disruption_budgets_are_for_groups_that_can_spare_a_pod(helm: Helm) -> None:
     budgets = [o for o in helm.render(profile("multi-gpu-ha")) if o["kind"] == "PodDisruptionBudget"]
     assert {

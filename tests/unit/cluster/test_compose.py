@@ -66,6 +66,17 @@ def test_an_application_is_built_with_its_settings_in_the_file(values: dict[str,
         assert (load(type(section), given) if isinstance(given, dict) else given) == expected
 
 
+def test_the_gateway_answers_what_is_nobody_elses_over_http_by_the_operators_name_of_the_model(
+    values: dict[str, Any],
+) -> None:
+    prefixes = {app["name"]: app["route_prefix"] for app in compose(values)["applications"]}
+    assert {name for name, prefix in prefixes.items() if prefix == "/"} == {"gateway"}
+    assert args_of(values | {"model": "demo"})["gateway"]["gateway"].get("http") is None
+    config = load_quilt(values | {"model": "smollm2"}, {}, resolve=lambda model: "/cache/SmolLM2-0123-1")
+    args = application_args("gateway", values | {"model": "smollm2"}, config)
+    assert args["gateway"]["http"] == {"model": "smollm2"}
+
+
 def test_only_those_that_make_prompts_are_built_anew_for_another_prompt(values: dict[str, Any]) -> None:
     before, after = args_of(values), args_of(values | {"prompt": {"system": "Be brief."}})
     changed = {name for name in after if after[name] != before[name]}

@@ -41,6 +41,30 @@ def test_shared_values_reach_the_sections_that_need_them(tmp_path: Path, model: 
     assert config.retrieval.milvus_uri == str(tmp_path / "index.db")
 
 
+@pytest.mark.parametrize(
+    ("named", "served"),
+    [
+        ("demo", "demo"),
+        (str(DEMO_MODEL), "demo"),
+        ("smollm2", "smollm2"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("Qwen/Qwen3-0.6B@c1899de", "Qwen/Qwen3-0.6B"),
+        ("./Qwen3-0.6B-Q8_0.gguf", "Qwen3-0.6B-Q8_0"),
+        ("/models/served", "served"),
+    ],
+)
+def test_callers_over_http_ask_for_the_model_by_the_name_that_the_operator_used(
+    tmp_path: Path, named: str, served: str
+) -> None:
+    def elsewhere(model: str) -> str:
+        return "/where/it/was/found"
+
+    config = load_quilt({"data_dir": str(tmp_path), "model": named}, {}, resolve=elsewhere)
+    assert config.gateway.http.model == served
+    given = {"data_dir": str(tmp_path), "model": named, "gateway": {"http": {"model": "answers"}}}
+    assert load_quilt(given, {}, resolve=elsewhere).gateway.http.model == "answers"
+
+
 def test_a_section_wins_over_the_shared_value(tmp_path: Path) -> None:
     config = load_quilt({"data_dir": str(tmp_path), "retrieval": {"milvus_uri": "http://milvus:19530"}}, {})
     assert config.retrieval.milvus_uri == "http://milvus:19530"

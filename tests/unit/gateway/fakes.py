@@ -22,15 +22,22 @@ from shared.generation.told import (
 )
 from shared.kv_types import KvContext
 from shared.request import RequestContext
-from shared.search import Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
+from shared.search import Block, Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
 
 FINGERPRINT = "f" * 32
 
 
 def hit(
-    name: str, text: str, document: str = "", fingerprint: str = FINGERPRINT, heading: str = ""
+    name: str,
+    text: str,
+    document: str = "",
+    fingerprint: str = FINGERPRINT,
+    heading: str = "",
+    place: int = 0,
+    block: Block | None = None,
 ) -> SearchHit:
-    chunk = IndexedChunk(name, text, tuple(range(1, 1 + len(text.split()))), heading)
+    ids = tuple(range(1, 1 + len(text.split())))
+    chunk = IndexedChunk(name, text, ids, heading, place=place, block=block)
     return SearchHit(chunk, document or f"{name}.txt", name, fingerprint, 1.0, kv_context=KvContext.DOCUMENT)
 
 
@@ -80,8 +87,8 @@ class FakeFetcher:
 
 @dataclass
 class FakeGenerator:
-    """Answers every question with its entry in ``answers``, a token per word. ``failures``: before which
-    event of which attempt to raise what."""
+    """Answers every question with its entry in ``answers``, a token per word, each sample alike.
+    ``failures``: before which event of which attempt to raise what."""
 
     answers: dict[str, str]
     failures: list[tuple[int, KvquiltError] | None] = field(default_factory=list)
@@ -104,7 +111,8 @@ class FakeGenerator:
         self.asked.append(order)
         failure = self.failures.pop(0) if self.failures else None
         try:
-            for position, event in enumerate(self._events([str(question) for question in order.questions])):
+            questions = [str(question) for question in order.questions]
+            for position, event in enumerate(self._events(questions, order.sampling.n)):
                 if failure and failure[0] == position:
                     raise failure[1]
                 if self.hang_after == position:
@@ -113,18 +121,23 @@ class FakeGenerator:
         finally:
             self.closed += 1
 
-    def _events(self, questions: Sequence[str]) -> list[GenerationEvent]:
+    def _events(self, questions: Sequence[str], n: int) -> list[GenerationEvent]:
         events: list[GenerationEvent] = [self.selected] if self.selected else []
         words = {i: self.answers[q].split(" ") for i, q in enumerate(questions)}
         for step in range(max(map(len, words.values()))):
             events += [
-                TokenEvent(i, 0, step + 5, (" " if step else "") + ws[step], -0.5, ((step + 5, -0.5),))
+                TokenEvent(i, sample, step + 5, (" " if step else "") + ws[step], -0.5, ((step + 5, -0.5),))
                 for i, ws in words.items()
+                for sample in range(n)
                 if step < len(ws)
             ]
-        events += [BranchDoneEvent(i, 0, FinishReason.STOP, "", len(ws)) for i, ws in words.items()]
+        events += [
+            BranchDoneEvent(i, sample, FinishReason.STOP, "", len(ws))
+            for i, ws in words.items()
+            for sample in range(n)
+        ]
         events += [self.chosen] if self.chosen else []
-        num_tokens = sum(map(len, words.values()))
+        num_tokens = n * sum(map(len, words.values()))
         return [
             *events,
             DoneEvent(Usage(100, 90, 10, num_tokens), Timings(queue_s=1.0, prefill_s=5.0, engine_ttft_s=4.0)),

@@ -59,8 +59,7 @@ def test_a_citation_says_where_in_the_context_its_chunk_stands() -> None:
 
 
 def chunk_of(place: int, words: str, block: Block | None, document: str = "town.md") -> SearchHit:
-    found = hit(f"{document}-{place}", words, document)
-    return replace(found, chunk=replace(found.chunk, place=place, block=block, parent_id="a" * 40))
+    return hit(f"{document}-{place}", words, document, place=place, block=block)
 
 
 BLOCK = Block(2, "Velbrin > Mayors", first=4, has_header=True)

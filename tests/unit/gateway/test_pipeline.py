@@ -111,6 +111,14 @@ async def test_the_configured_reuse_applies_where_the_request_names_none() -> No
     assert generator.asked[0].reuse.mode is ReuseMode.REORDERED
 
 
+async def test_a_preface_stands_in_front_of_every_question_but_nothing_is_searched_by_it() -> None:
+    generator = FakeGenerator({f"Be brief.\n\n{q}": "in 1874" for q in (WHO, WHEN)})
+    retriever = FakeRetriever({WHO: HITS, WHEN: HITS})
+    await ask(pipeline(generator, retriever), inquiry(WHO, WHEN, preface="Be brief."))
+    assert retriever.asked[0][1] == (WHO, WHEN)
+    assert generator.asked[0].questions == (f"Be brief.\n\n{WHO}", f"Be brief.\n\n{WHEN}")
+
+
 async def test_retrieval_options_reach_the_retriever_and_zero_k_means_the_default() -> None:
     retriever = FakeRetriever({WHO: HITS})
     options = RetrievalOptions(2, SearchMode.BM25, (Filter("title", FilterOp.EQ, ("x",)),))

@@ -1,0 +1,143 @@
+"""Errors as OpenAI's clients read them: ``{"error": {"message", "type", "param", "code"}}`` and a status.
+
+Details name fields as gRPC does; here they get the names that they have over HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from shared.errors import ContextTooLong, InternalError, InvalidRequest, KvquiltError, NotFound
+from shared.status import http_status_of
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+_RENAMED = {
+    "retrieval.k": "top_k",
+    "recompute.ratio": "ratio",
+    "reuse": "mode",
+    "question": "messages",
+    "meta.request_id": "x-request-id",
+    "meta.tenant": "tenant",
+    "meta.deadline_ms": "deadline_ms",
+}
+_DOTTED = re.compile("|".join(re.escape(name) for name in _RENAMED if "." in name))
+_FIELD = re.compile(r"([\w.-]+(?:\[\d+\][\w.]*)*): ")
+
+
+class ModelNotServed(NotFound):
+    """It is asked for by another name than the one that is served."""
+
+
+_CODES: dict[type[KvquiltError], str] = {  # OpenAI's, which clients look for
+    ContextTooLong: "context_length_exceeded",
+    ModelNotServed: "model_not_found",
+}
+
+
+class ApiError(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ApiErrorBody(BaseModel):
+    error: ApiError
+
+
+def body_of(error: KvquiltError) -> ApiErrorBody:
+    """What a caller is told of ``error``."""
+    detail = _DOTTED.sub(lambda match: _RENAMED[match[0]], error.detail).removeprefix("sampling.")
+    param = None
+    if isinstance(error, (InvalidRequest, ModelNotServed)) and (field := _FIELD.match(detail)):
+        param = _RENAMED.get(field[1], field[1])
+        detail = param + detail[field.end(1) :]
+    code = _CODES.get(type(error), error.code.lower())
+    return _body(http_status_of(type(error)), detail, code, param)
+
+
+def response_to(error: Exception) -> Response:
+    """The answer to a request that failed with ``error``, which is logged."""
+    known = told(error)
+    status = http_status_of(type(known))
+    headers = {"x-should-retry": str(known.retryable).lower()}
+    if known.retryable:
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    return _response(status, body_of(known), headers)
+
+
+def told(error: Exception) -> KvquiltError:
+    """What may be told of ``error``, which is logged."""
+    if isinstance(error, KvquiltError):
+        log.info("failed: %s: %s", error.code, error.detail)
+        return error
+    log.error("unexpected error", exc_info=error)
+    return InternalError("failed unexpectedly; the service's log has the reason")
+
+
+async def on_error(_: Request, error: Exception) -> Response:
+    return response_to(error)
+
+
+async def on_invalid(_: Request, error: Exception) -> Response:
+    """Of a body that does not fit the schema: the first thing that is wrong."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return response_to(InvalidRequest(f"the body is not JSON: {first['ctx']['error']}"))
+    where = _name(first["loc"])
+    if not where and first["type"] == "model_attributes_type":
+        return response_to(InvalidRequest("the body must be a JSON object (content-type: application/json)"))
+    wrong = "is required" if first["type"] == "missing" else str(first["msg"]).removeprefix("Value error, ")
+    return response_to(InvalidRequest(f"{where or 'the body'}: {wrong}"))
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Of what no route is responsible for: an unknown path, a body that is too large."""
+    assert isinstance(error, HTTPException)
+    messages = {
+        404: f"{request.method} {request.url.path} is not served here; docs/http.md lists what is",
+        405: f"{request.method} is not possible on {request.url.path}",
+    }
+    message = messages.get(error.status_code, str(error.detail))
+    code = HTTPStatus(error.status_code).name.lower()
+    return _response(error.status_code, _body(error.status_code, message, code), error.headers or {})
+
+
+def _body(status: int, message: str, code: str, param: str | None = None) -> ApiErrorBody:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else kind
+    return ApiErrorBody(error=ApiError(message=_plain(message), type=kind, param=param, code=code))
+
+
+def _plain(text: str) -> str:
+    """Without halves of characters, which a caller may have named a parameter by."""
+    return text.encode(errors="replace").decode()
+
+
+def _response(status: int, body: ApiErrorBody, headers: Any) -> Response:
+    return JSONResponse(body.model_dump(), status, headers=dict(headers))
+
+
+def _name(loc: Sequence[Any]) -> str:
+    """``("body", "messages", 0, "content", "str")`` as ``messages[0].content``: what comes behind a field of
+    several types is the type's name."""
+    name = ""
+    for part in loc[1:]:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "float", "int", "bool"):
+            name += f".{part}" if name else part
+    return name

@@ -1,0 +1,175 @@
+"""OpenAI's official client against a running stack."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cluster.paths import PROJECT_ROOT
+from tests.e2e.conftest import COLLECTION
+from tests.e2e.stack import Stack
+from tests.e2e.test_services import health_of
+
+pytestmark = pytest.mark.e2e
+QUESTION = "Which day is market day in Tambach?"
+USER = {"role": "user", "content": QUESTION}
+
+
+def client_of(stack: Stack, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.state.http}/v1", api_key="none", max_retries=0, **options)
+
+
+def ask(stack: Stack, *, extra: dict[str, Any] | None = None, **parameters: Any) -> Any:
+    asked: dict[str, Any] = {"model": "demo", "messages": [USER], "max_tokens": 8}
+    extra_body = {"collection": COLLECTION, "top_k": 3} | (extra or {})
+    return client_of(stack).chat.completions.create(**asked | parameters, extra_body=extra_body)
+
+
+def text_of(answer: Any) -> str:
+    text: str = answer.choices[0].message.content
+    return text
+
+
+def test_the_model_is_listed_by_the_name_that_the_operator_used(stack: Stack) -> None:
+    (model,) = client_of(stack).models.list().data
+    assert model.id == "demo"
+
+
+def test_a_plain_answer_has_text_sources_and_usage_and_reuses_what_full_computes(stack: Stack) -> None:
+    answer = ask(stack, extra={"mode": "reordered"})
+    assert text_of(answer)
+    assert answer.kvquilt["mode"] == "reordered"
+    assert len(answer.kvquilt["sources"]) == 3
+    assert answer.kvquilt["timings_ms"]["total"] > 0
+    cached = answer.usage.prompt_tokens_details.cached_tokens
+    full = ask(stack, extra={"mode": "full"}).usage
+    assert full.prompt_tokens == answer.usage.prompt_tokens
+    assert cached > full.prompt_tokens_details.cached_tokens
+
+
+def test_a_stream_says_the_same_as_the_whole_answer(stack: Stack) -> None:
+    chunks = list(ask(stack, stream=True, stream_options={"include_usage": True}))
+    whole = ask(stack)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text_of(whole)
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-2].kvquilt["citations"] == whole.kvquilt["citations"]
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert len(chunks) > 3, "it came at once"
+
+
+def test_several_choices_are_branches_on_one_context(stack: Stack) -> None:
+    answer = ask(stack, n=2, temperature=1.5, seed=3)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.usage.prompt_tokens == ask(stack).usage.prompt_tokens
+
+
+def test_a_system_message_reaches_the_model_and_is_not_searched_by(stack: Stack) -> None:
+    plain, told = ask(stack), ask(stack, messages=[{"role": "system", "content": "Be brief."}, USER])
+    assert told.usage.prompt_tokens > plain.usage.prompt_tokens
+    assert told.kvquilt["sources"] == plain.kvquilt["sources"]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "param", "says"),
+    [
+        ({"extra": {"collection": "nowhere"}}, openai.NotFoundError, None, "'nowhere' does not exist"),
+        ({"extra": {"tenant": "other"}}, openai.NotFoundError, None, "does not exist"),
+        ({"model": "gpt-5"}, openai.NotFoundError, "model", "'demo' is"),
+        ({"extra": {"mode": "fastest"}}, openai.BadRequestError, "mode", "is not one of"),
+        ({"tools": [{"type": "function"}]}, openai.BadRequestError, "tools", "not supported"),
+        (
+            {"messages": [{"role": "user", "content": "why " * 5000}]},
+            openai.BadRequestError,
+            None,
+            "position",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_have_openais_form_and_leak_nothing(
+    stack: Stack,
+    change: dict[str, Any],
+    kind: type[openai.APIStatusError],
+    param: str | None,
+    says: str,
+    stream: bool,
+) -> None:
+    with pytest.raises(kind, match=says) as refused:
+        ask(stack, stream=stream, **change)
+    assert refused.value.param == param
+    for leak in ("Traceback", "pid=", "ip="):
+        assert leak not in refused.value.response.text
+
+
+async def test_a_client_that_leaves_in_mid_stream_frees_the_generator(stack: Stack) -> None:
+    stream = ask(stack, stream=True, max_tokens=400, extra={"ignore_eos": True})
+    for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    stream.close()
+    await generator_rests(stack)
+
+
+async def test_a_client_that_waits_no_longer_for_a_whole_answer_frees_the_generator(stack: Stack) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        client_of(stack, timeout=0.3).chat.completions.create(
+            model="demo",
+            messages=[USER],
+            max_tokens=400,
+            n=8,
+            extra_body={"collection": COLLECTION, "top_k": 3, "ignore_eos": True},
+        )
+    await generator_rests(stack)
+
+
+async def generator_rests(stack: Stack) -> None:
+    async with asyncio.timeout(20):
+        while (await health_of(stack, "generator")).facts["running_requests"] != "0":
+            await asyncio.sleep(0.05)
+
+
+def test_documents_with_special_tokens_stay_text(stack: Stack, tmp_path: Path) -> None:
+    document = tmp_path / "markers.md"
+    document.write_text("# Markers\n\nA turn ends with <|im_end|></s> and </s> again.", encoding="utf-8")
+    assert stack.cli("ingest", str(document), "-c", "markers").returncode == 0
+    answer = ask(
+        stack,
+        messages=[{"role": "user", "content": "What ends a turn?</s>"}],
+        extra={"collection": "markers", "mode": "full", "ignore_eos": True},
+    )
+    assert answer.usage.completion_tokens == 8
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_other_paths_and_the_health_check_answer_beside_it(stack: Stack) -> None:
+    with urllib.request.urlopen(f"{stack.state.http}/-/healthz", timeout=10) as response:
+        assert response.status == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{stack.state.http}/v1/vector_stores", timeout=10)
+    assert refused.value.code == 404
+
+
+def test_status_prints_where_it_is(stack: Stack) -> None:
+    assert f"base_url={stack.state.http}/v1" in stack.cli("status").stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/http.md"])
+def test_the_example_in_the_documentation_runs(stack: Stack, page: str) -> None:
+    text = (PROJECT_ROOT / page).read_text(encoding="utf-8")
+    (example,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "openai" in code]
+    here = example.replace("http://127.0.0.1:8000", stack.state.http)
+    here = here.replace('"collection": "demo"', f'"collection": "{COLLECTION}"')
+    ran = subprocess.run(
+        [sys.executable, "-c", here], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()

@@ -1,0 +1,148 @@
+"""What OpenAI's clients ask, as the gateway's own question; and what is refused, by its name over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.gateway.http.requests import MODES, ChatRequest
+from shared.answer import Inquiry, Refusal, RetrievalOptions
+from shared.errors import InvalidRequest
+from shared.generation.asked import SamplingParams
+from shared.generation.modes import Recompute, ReuseMode
+from shared.generation.orders import Auto, Reuse
+
+USER = {"role": "user", "content": "Who built the bridge?"}
+
+
+def request(*messages: dict[str, Any], **parameters: Any) -> ChatRequest:
+    body = {"model": "tiny", "messages": list(messages or (USER,)), "collection": "handbook"}
+    asked = ChatRequest.model_validate(body | parameters)
+    asked.check()
+    return asked
+
+
+def test_the_last_message_is_the_question_and_the_collection_is_the_one_named() -> None:
+    assert request().inquiry() == Inquiry("handbook", ("Who built the bridge?",))
+
+
+def test_every_parameter_becomes_what_grpc_calls_it() -> None:
+    asked = request(
+        max_tokens=7,
+        temperature=1,
+        top_p=0.5,
+        seed=3,
+        n=2,
+        stop=["\n", "END"],
+        mode="cacheclip",
+        ratio=0.2,
+        top_k=4,
+        refusal="strict",
+        ignore_eos=True,
+    )
+    assert asked.inquiry() == Inquiry(
+        "handbook",
+        ("Who built the bridge?",),
+        Reuse(ReuseMode.CACHECLIP, Recompute(0.2)),
+        SamplingParams(
+            max_tokens=7, temperature=1.0, top_p=0.5, seed=3, n=2, stop=("\n", "END"), ignore_eos=True
+        ),
+        RetrievalOptions(4),
+        refusal=Refusal.STRICT,
+    )
+
+
+def test_one_stop_string_may_stand_alone_and_both_names_of_the_limit_are_known() -> None:
+    asked = request(stop="END", max_completion_tokens=5, max_tokens=5).inquiry()
+    assert (asked.sampling.stop, asked.sampling.max_tokens) == (("END",), 5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_that_needs_no_list_of_tokens_can_be_named(mode: ReuseMode | Auto) -> None:
+    assert request(mode=str(mode)).inquiry().reuse.mode is mode
+
+
+def test_system_text_and_earlier_turns_stand_in_front_of_the_question() -> None:
+    inquiry = request(
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who is Orla Venn?"},
+        {"role": "assistant", "content": "An engineer.", "refusal": None, "tool_calls": None},
+        {"role": "developer", "content": "Be kind."},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "What did"}, {"type": "text", "text": "she do?"}],
+        },
+    ).inquiry()
+    assert inquiry.questions == ("What did\nshe do?",)
+    assert inquiry.preface == (
+        "Be brief.\nBe kind.\nEarlier in this conversation:\nUser: Who is Orla Venn?\nAssistant: An engineer."
+    )
+
+
+def test_what_asks_for_nothing_and_what_changes_nothing_is_let_through() -> None:
+    request(
+        frequency_penalty=0.0,
+        presence_penalty=0,
+        logprobs=False,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        logit_bias=None,
+        verbosity=None,
+        user="somebody",
+        metadata={"a": "b"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"collection": None}, "collection: name the collection"),
+        ({"tools": [{"type": "function"}]}, "tools: is not supported"),
+        ({"logprobs": True}, "logprobs: is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format: is not supported"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty: is not supported"),
+        ({"colection": "handbook"}, "colection: is not supported"),
+        ({"best_of": 3}, "best_of: is not supported"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: needs stream"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfus"),
+        ({"mode": "tokens"}, "mode: 'tokens' is not one of full, reordered"),
+        ({"mode": "fastest"}, "mode: 'fastest' is not one of"),
+        ({"refusal": "polite"}, "refusal: 'polite' is not one of off, lenient, strict"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens: is 4, but max_completion_tokens 5"),
+        ({"temperature": -1.0}, "sampling.temperature: "),
+        ({"n": 65}, "sampling.n: "),
+        ({"seed": -1}, "sampling.seed: "),
+        ({"stop": ["a", ""]}, "sampling.stop: "),
+        ({"ratio": 1.5}, "recompute.ratio: "),
+        ({"messages": []}, "messages: is empty"),
+        ({"messages": [{"role": "tool", "content": "x"}, USER]}, "messages[0].role: 'tool' is not supported"),
+        ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages[1].role: is 'assistant'"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content: is required"),
+        ({"messages": [USER | {"audio": {"id": "a"}}]}, "messages[0].audio: is not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0]: 'image_url' is not supported, only text is",
+        ),
+    ],
+)
+def test_what_is_wrong_or_not_supported_is_refused_by_name(parameters: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        request(**parameters).inquiry()
+    assert refused.value.detail.startswith(says)
+
+
+def test_the_tenant_comes_by_a_header_or_in_the_body_but_is_one() -> None:
+    header = {"x-kvquilt-tenant": "acme", "x-request-id": "r-7"}
+    ctx = request().context(header)
+    assert (ctx.tenant, ctx.request_id) == ("acme", "r-7")
+    assert request(tenant="acme").context(header).tenant == "acme"
+    assert request(tenant="other").context({}).tenant == "other"
+    assert request().context({}).tenant == "default"
+    with pytest.raises(InvalidRequest, match="tenant: is 'other', but 'acme' in the header x-kvquilt-tenant"):
+        request(tenant="other").context(header)
+
+
+def test_a_deadline_is_kept() -> None:
+    assert 0 < request(deadline_ms=5_000).context({}).remaining_s <= 5
