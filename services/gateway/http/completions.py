@@ -43,8 +43,8 @@ class ContextChunk(BaseModel):
 
 
 class CitedChunk(ContextChunk):
-    """A document that a choice was read from. ``source``: its place in the context; ``conditioned_on``: what its
-    KV was computed behind in its block and was not retrieved."""
+    """A document that a choice was read from. ``source``: its place in the context; ``conditioned_on``: what
+    its KV was computed behind in its block and was not retrieved."""
 
     choice: int
     source: int
