@@ -92,7 +92,8 @@ async def test_full_answers_as_stock_generate_does_and_documents_stay_text(
     assert told == answer[0, prompt.shape[1] :].tolist()
     (usage,) = (event.usage for event in events if isinstance(event, AnswerUsage))
     assert usage.prompt_tokens == prompt.shape[1]
-    assert (usage.reuse, usage.reused_tokens, usage.note) == (ReuseMode.FULL, 0, "")
+    assert (usage.reuse, usage.note) == (ReuseMode.FULL, "")
+    assert usage.reused_tokens <= len(prompts.prefix_ids)
 
 
 def test_status_says_which_prompt_is_in_use(chatting: Stack) -> None:
