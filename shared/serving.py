@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fastapi import Request, Response
+from fastapi.responses import PlainTextResponse
 from ray import serve
 
 from shared.config import load
@@ -14,6 +16,17 @@ from shared.rpc import HealthServicer
 
 log = logging.getLogger(__name__)
 LoadedT = TypeVar("LoadedT")
+
+
+class _ByGrpcAlone:
+    """Answers what comes by HTTP to the route prefix without which Serve hides an application from gRPC."""
+
+    application: str
+
+    async def __call__(self, request: Request) -> Response:
+        return PlainTextResponse(
+            f"{self.application} answers gRPC only; docs/http.md says what HTTP does", 404
+        )
 
 
 def builder_of(service: type[HealthServicer], schema: Any) -> Callable[[dict[str, Any]], serve.Application]:
@@ -27,7 +40,9 @@ def builder_of(service: type[HealthServicer], schema: Any) -> Callable[[dict[str
         """
         config = load(schema, args)
         deployment = serve.deployment(name=service.application, **config.deployment.serve_options())
-        return deployment(service).bind(config)
+        over_http = hasattr(service, "__serve_build_asgi_app__")
+        served = service if over_http else type(service.__name__, (service, _ByGrpcAlone), {})
+        return deployment(served).bind(config)
 
     return build
 

@@ -16,6 +16,12 @@ from tests.oracles import tiny_model
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MERGES = ("t h", "th e", "Ġ the", "1 2")
 TOKENS = (*SPECIALS, *bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in MERGES))
+# SentencePiece: bytes for what no piece spells, and the better a piece's score, the sooner it is put together
+PIECES = (
+    *("▁t", "he", "▁the", "er", "in", "▁a", "▁▁", "▁▁▁▁", "la", "lamp", "amp", "▁lamp", "ll", "llo", "hello"),
+    *("lo", "▁hello", "é", "▁é", "12", "▁12", "\n", "▁", *"abehilmnoprt12ł"),
+)
+SENTENCE_TOKENS = ("<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "<|user|>", *PIECES)
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3"}
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -38,8 +44,8 @@ _NAMES = {
 
 
 def gguf_model(family: str, **changes: Any) -> Any:
-    """A tiny model with as many tokens as the files' tokenizer has."""
-    return tiny_model(family, vocab_size=len(TOKENS), **changes)
+    """A tiny model with as many tokens as the files' byte-level tokenizer has."""
+    return tiny_model(family, **({"vocab_size": len(TOKENS)} | changes))
 
 
 def write_gguf(
@@ -51,10 +57,13 @@ def write_gguf(
     settings: Mapping[str, Any] | None = None,
     tokenizer: str | None = "gpt2",
     cut: str = "smollm",
+    space_prefix: bool | None = None,
+    scores: bool = True,
     extra: Mapping[str, NDArray[np.float32]] | None = None,
     without: tuple[str, ...] = (),
 ) -> Path:
-    """``settings``: over those of the model, under the architecture's name. ``extra``: tensors besides the
+    """``settings``: over those of the model, under the architecture's name. ``tokenizer``: "llama" is
+    SentencePiece's, with ``scores`` and what it says of a ``space_prefix``. ``extra``: tensors besides the
     model's; ``without``: tensors that are left out. Norms and biases stay float32."""
     config = model.config
     architecture = architecture or ARCHITECTURES[config.model_type]
@@ -76,7 +85,9 @@ def write_gguf(
     for name, value in (own | dict(settings or {})).items():
         if value is not None:
             _add(writer, f"{architecture}.{name}", value)
-    if tokenizer is not None:
+    if tokenizer == "llama":
+        _add_sentence_pieces(writer, space_prefix, scores)
+    elif tokenizer is not None:
         _add_tokenizer(writer, tokenizer, cut)
     for name, tensor in model.state_dict().items():
         if name in without or (name == "lm_head.weight" and config.tie_word_embeddings):
@@ -113,6 +124,23 @@ def _add_tokenizer(writer: GGUFWriter, kind: str, cut: str) -> None:
     writer.add_eos_token_id(0)
     writer.add_pad_token_id(2)
     writer.add_chat_template("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+
+
+def _add_sentence_pieces(writer: GGUFWriter, space_prefix: bool | None, scores: bool) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(list(SENTENCE_TOKENS))
+    first = len(SENTENCE_TOKENS) - len(PIECES)
+    if scores:
+        writer.add_token_scores([0.0] * first + [-float(i) for i in range(len(PIECES))])
+    control = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
+    kinds = [*control, *[TokenType.BYTE] * 256, TokenType.CONTROL, *[TokenType.NORMAL] * len(PIECES)]
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    if space_prefix is not None:
+        writer.add_add_space_prefix(space_prefix)
 
 
 def _paired(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

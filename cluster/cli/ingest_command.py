@@ -1,7 +1,9 @@
-"""`kvquilt ingest`: files into the Ingest service, a handful per call, with progress."""
+"""Brings documents to the Ingest service, a handful per call, with progress: `kvquilt ingest` and `kvquilt
+sync`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -11,18 +13,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from cluster.cli.sources import SourceFile
-from shared.documents import SourceDocument, Stage, UpsertProgress
+from cluster.cli.sources import Readable
+from shared.documents import SOURCE_KEY, SourceDocument, Stage, UpsertProgress
+from shared.errors import UnreadableDocument
 
 GROUP_LEN, GROUP_BYTES = 8, 16 * 2**20
-_SHOWN = 20
+NUM_SHOWN = 20
 Upsert = Callable[[Sequence[SourceDocument]], AsyncGenerator[UpsertProgress, None]]
 
 
 @dataclass(slots=True)
 class Summary:
-    """Counts of what became of the documents. ``failed``: document → reason. ``warnings``: document → what of
-    it was not read."""
+    """Counts of what became of the documents; in a dry run, of what would become of them. ``failed``:
+    document → reason. ``warnings``: document → what of it was not read."""
 
     num_stored: int = 0
     num_unchanged: int = 0
@@ -38,7 +41,7 @@ class Summary:
         if progress.warnings:
             self.warnings[progress.document_id] = progress.warnings
         match progress.stage:
-            case Stage.STORED:
+            case Stage.STORED | Stage.WOULD_STORE:
                 self.num_stored += 1
                 self.num_chunks += progress.num_chunks
                 self.num_chunks_reused += progress.num_chunks_reused
@@ -72,9 +75,9 @@ class Summary:
     def print_warnings(self, console: Console) -> None:
         """One by one as long as they are few, then by their number."""
         lines = [f"  {d}: {warning}" for d, warnings in sorted(self.warnings.items()) for warning in warnings]
-        for line in lines[:_SHOWN]:
+        for line in lines[:NUM_SHOWN]:
             console.print(Text(line, "yellow"), soft_wrap=True)
-        if (more := len(lines) - _SHOWN) > 0:
+        if (more := len(lines) - NUM_SHOWN) > 0:
             console.print(Text(f"  {more} more warnings", "yellow"))
 
     def print_failed(self, console: Console) -> None:
@@ -82,22 +85,28 @@ class Summary:
             console.print(Text(f"  {document_id}: {reason}", "red"), soft_wrap=True)
 
 
-def print_skipped(console: Console, skipped: Mapping[Path, str]) -> None:
+def print_skipped(console: Console, skipped: Mapping[Path | str, str]) -> None:
     """Files one by one as long as they are few, then by their number."""
-    for path, reason in list(skipped.items())[:_SHOWN]:
-        console.print(Text(f"skipped {path}: {reason}", "yellow"), soft_wrap=True)
-    if (more := len(skipped) - _SHOWN) > 0:
+    for path, reason in list(skipped.items())[:NUM_SHOWN]:
+        shown = str(path).encode("utf-8", "backslashreplace").decode()  # names may be any bytes
+        console.print(Text(f"skipped {shown}: {reason}", "yellow"), soft_wrap=True)
+    if (more := len(skipped) - NUM_SHOWN) > 0:
         console.print(Text(f"skipped {more} more", "yellow"))
 
 
-async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[SourceFile]) -> Summary:
+async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[Readable]) -> Summary:
     """A few documents per call, so that the service works on several at once and an interruption costs
     little. A file that cannot be read is a failed document, like one that cannot be parsed; the others go
-    on."""
+    on.
+
+    Raises:
+        KvquiltError: the service, or where the documents lie, cannot be reached; what was stored stays.
+    """
     summary = Summary()
-    with _bar(console) as bar:
+    groups = _groups(sources, summary)
+    with progress_bar(console) as bar:
         task = bar.add_task("", total=len(sources), document="")
-        for group in _groups(sources, summary):
+        while group := await asyncio.to_thread(next, groups, None):
             async with aclosing(upsert(group)) as updates:
                 async for progress in updates:
                     summary.add(progress)
@@ -109,7 +118,7 @@ async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[Sourc
 async def follow_all(console: Console, updates: AsyncGenerator[UpsertProgress, None]) -> Summary:
     """Progress of documents whose number is not known beforehand (re-encoding, rebuilding, refreshing)."""
     summary = Summary()
-    with _bar(console) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("", total=None, document="")
         async with aclosing(updates):
             async for progress in updates:
@@ -117,27 +126,28 @@ async def follow_all(console: Console, updates: AsyncGenerator[UpsertProgress, N
     return summary
 
 
-def _groups(sources: Sequence[SourceFile], summary: Summary) -> Iterator[list[SourceDocument]]:
+def _groups(sources: Sequence[Readable], summary: Summary) -> Iterator[list[SourceDocument]]:
     """Documents by the handful, at most ``GROUP_BYTES`` together unless one alone is larger; unreadable ones
     go to the summary."""
     group: list[SourceDocument] = []
     size = 0
     for source in sources:
         try:
-            content = source.path.read_bytes()
-        except OSError as error:
-            summary.failed[source.document_id] = f"cannot be read: {error.strerror}"
+            content = source.read()
+        except UnreadableDocument as error:
+            summary.failed[source.document_id] = error.detail
             continue
         if group and (len(group) == GROUP_LEN or size + len(content) > GROUP_BYTES):
             yield group
             group, size = [], 0
-        group.append(SourceDocument(source.document_id, content))
+        metadata = {SOURCE_KEY: source.source} if source.source else {}
+        group.append(SourceDocument(source.document_id, content, metadata=metadata))
         size += len(content)
     if group:
         yield group
 
 
-def _bar(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
     return Progress(
         BarColumn(),
         MofNCompleteColumn(),

@@ -1,10 +1,10 @@
-"""The command line: `kvquilt up`, `ingest`, `ask`, `documents`, `delete`, `models`, `store`, `retrieval`,
-`status`, `down`, `demo`.
+"""The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `models`, `store`,
+`retrieval`, `status`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
-the commands that start and stop; the others are in ``document_commands``, ``ask_command``,
-``explore_command``, ``model_commands``, ``store_commands`` and ``retrieval_commands``.
+the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
+``ask_command``, ``explore_command``, ``model_commands``, ``store_commands`` and ``retrieval_commands``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cluster.cli.model_commands import models
 from cluster.cli.retrieval_commands import retrieval
 from cluster.cli.session import Commands, Session
 from cluster.cli.store_commands import store
+from cluster.cli.sync_command import sync
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -42,6 +43,7 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
     \b
     kvquilt up                                         start the services on this machine
     kvquilt ingest ./docs --collection handbook        documents in; run it again at any time
+    kvquilt sync ./docs -c handbook --delete           the same, and what has vanished out
     kvquilt ask "Who signed the lease?" -c handbook    an answer with its sources
     kvquilt down                                       stop them
     """
@@ -171,7 +173,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
     run_demo(session.out, json_path, keep)
 
 
-for command in (ingest, ask, explore, documents, delete, models, store, retrieval):
+for command in (ingest, sync, ask, explore, documents, delete, models, store, retrieval):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from cluster.models.gguf_file import GgufFile
@@ -49,7 +49,18 @@ def tokenizer_of(file: GgufFile) -> Any:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         )
+    if kind == "llama" and not file.value("tokenizer.ggml.add_space_prefix", True):
+        _begin_without_space(tokenizer.backend_tokenizer)
     return tokenizer
+
+
+def _begin_without_space(backend: Any) -> None:
+    """SentencePiece without the space that it puts in front of a text; transformers always puts one."""
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = None
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
 
 
 def end_ids(file: GgufFile) -> list[int]:

@@ -7,9 +7,20 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from load_tests.quality.findings import FULL, REORDERED, Finding, Likeness
+from load_tests.quality.findings import COUNTS_FROM, Finding, Likeness
 from load_tests.quality.ledger import FIRST_LAYER
+from load_tests.quality.modes import FULL, REORDERED, WHOLE_BLOCKS
 from load_tests.quality.paired import Interval
+
+_ABOUT = {
+    "spread": "Evidence in two chunks, shuffled",
+    "document_order": "Evidence in two chunks, in document order",
+    "partial": "Evidence in two chunks, others missing",
+    "unnamed": "The chunk that names the thing is missing",
+    "in_front": "No title, and the chunk that names the thing is missing",
+    "cross_document": "Evidence in two documents",
+    "single": "Evidence in one chunk",
+}
 
 
 def show(console: Console, found: Sequence[Finding], alike: Sequence[Likeness]) -> None:
@@ -17,9 +28,14 @@ def show(console: Console, found: Sequence[Finding], alike: Sequence[Likeness]) 
         console.print(_table(finding))
         if finding.of_attention is not None and _reuse_costs(finding):
             share = _percent(finding.of_attention)
+            console.print(f"of what query_attention wins back over reordered, cacheclip wins back {share} %")
+        if not finding.counts:
             console.print(
-                f"of what query_attention wins back over reordered, cacheclip wins back {share} %\n"
+                f"{finding.kind} does not count: the whole blocks beat closed book by less than "
+                f"{100 * COUNTS_FROM:.0f} points",
+                style="yellow",
             )
+        console.print()
     for one in alike:
         whose = (
             "the primary's first layer" if one.reading == FIRST_LAYER else f"the auxiliary ({one.reading})"
@@ -31,38 +47,43 @@ def show(console: Console, found: Sequence[Finding], alike: Sequence[Likeness]) 
 
 
 def _table(finding: Finding) -> Table:
-    where = "two chunks" if finding.kind == "spread" else "one chunk"
-    title = f"Evidence in {where}: {finding.num_questions} questions about {finding.num_contexts} contexts"
+    kind, many, _ = finding.kind.partition("_many")
+    title = (
+        f"{finding.kind}: {_ABOUT[kind]}{', many documents' * bool(many)}: {finding.num_questions} questions "
+        f"about {finding.num_contexts} contexts of {finding.num_tokens:.0f} tokens"
+    )
     table = Table(title=title, title_justify="left")
-    for heading in (
+    headings = (
         "mode",
         "right",
         "minus full",
+        "minus whole blocks",
         "won back",
         "recomputed",
         "value found",
-        "only it / only cacheclip",
+        "only it / only other",
         "p",
-    ):
+    )
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "mode" else "right")
     for row in finding.rows:
-        baseline = row.mode in (FULL, REORDERED)
         table.add_row(
             row.mode,
             _percent(row.correct),
-            "" if row.mode == FULL else _percent(row.against_full, points=True),
-            "" if baseline or not _reuse_costs(finding) else _percent(row.won_back),
-            f"{row.selected:.1%}",
-            f"{row.found:.0%}",
-            f"{row.ahead} / {row.behind}",
-            f"{row.p:.2g}",
+            "" if row.mode == FULL.label else _percent(row.against_full, points=True),
+            "" if row.mode == WHOLE_BLOCKS.label else _percent(row.against_whole, points=True),
+            _percent(row.won_back) if row.ratio and _reuse_costs(finding) else "",
+            f"{row.selected:.1%}" if row.ratio is not None or row.mode == FULL.label else "",
+            f"{row.found:.0%}" if row.ratio is not None or row.mode == FULL.label else "",
+            "" if row.mode == row.reference else f"{row.ahead} / {row.behind} {row.reference}",
+            "" if row.mode == row.reference else f"{row.p:.2g}",
         )
     return table
 
 
 def _reuse_costs(finding: Finding) -> bool:
     """For certain; else a share of what it costs means nothing."""
-    return next(row for row in finding.rows if row.mode == REORDERED).against_full.high < 0
+    return finding.row(REORDERED).against_full.high < 0
 
 
 def _percent(interval: Interval, points: bool = False) -> str:

@@ -16,7 +16,7 @@ from shared.verdict import VERDICT_FILE, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
-    """A settled ``Reuse``. ``note``: why it is not what was asked for."""
+    """A settled ``Reuse``. ``note``: why it is not what was asked for, or what speaks against that."""
 
     mode: ReuseMode
     recompute: Recompute
@@ -37,15 +37,23 @@ class Modes:
         self._verdict = verdict
         self._has_selector = has_selector
 
-    def settle(self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool = True) -> Reusing:
-        """
+    def settle(
+        self,
+        order: Reuse,
+        prefix_ids: tuple[int, ...],
+        has_question: bool = True,
+        conditioned: bool | None = None,
+    ) -> Reusing:
+        """``conditioned``: whether chunks of the request are computed behind others of their documents; None:
+        it has none.
+
         Raises:
             InvalidRequest: an option that the mode does not go by; names the field.
             FailedPrecondition: ``cacheclip`` without a selector.
         """
         mode = order.mode or self._config.reuse
         if isinstance(mode, Auto):
-            return self._by_verdict(order, prefix_ids, has_question)
+            return self._by_verdict(order, prefix_ids, has_question, conditioned)
         if not mode.deferred:
             for name, value in (("grouping", order.grouping), ("reading", order.reading)):
                 if value is not None:
@@ -57,24 +65,39 @@ class Modes:
                 f"reuse: {mode.value} needs a selector, and this generator has none; "
                 "name its application in generator.selector.application, or choose another mode"
             )
-        return self._reusing(mode, order, order.recompute)
+        reusing = self._reusing(mode, order, order.recompute)
+        return replace(reusing, note=self._warning(reusing, prefix_ids, conditioned))
 
-    def _by_verdict(self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool) -> Reusing:
+    def _warning(self, reusing: Reusing, prefix_ids: tuple[int, ...], conditioned: bool | None) -> str:
+        """Of recomputing against the verdict."""
+        verdict, mode = self._verdict, reusing.mode
+        if verdict is None or verdict.recompute or not mode.recomputes or reusing.recompute.ratio == 0:
+            return ""
+        if verdict.misfit(self._model, ids_hash(prefix_ids), self._config.kv_encoding, conditioned):
+            return ""
+        return (
+            f"{mode.value} recomputes against the model's verdict: a recomputed token loses what its chunk "
+            f"knows of its document; {verdict.mode.value} is advised"
+        )
+
+    def _by_verdict(
+        self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None
+    ) -> Reusing:
         if (order.recompute, order.ape, order.grouping, order.reading) != (Recompute(), Ape(), None, None):
             raise InvalidRequest(
                 "recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode"
             )
-        verdict, why = self._verdict, self._why_not(prefix_ids, has_question)
+        verdict, why = self._verdict, self._why_not(prefix_ids, has_question, conditioned)
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
         return self._reusing(verdict.mode, order, Recompute(verdict.ratio))
 
-    def _why_not(self, prefix_ids: tuple[int, ...], has_question: bool) -> str:
+    def _why_not(self, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None) -> str:
         """Empty: the verdict holds."""
         verdict = self._verdict
         if verdict is None:
             return f"the model has no verdict ({VERDICT_FILE})"
-        misfit = verdict.misfit(self._model, ids_hash(prefix_ids), self._config.kv_encoding)
+        misfit = verdict.misfit(self._model, ids_hash(prefix_ids), self._config.kv_encoding, conditioned)
         if misfit:
             return f"the verdict was made for another {misfit}"
         mode = verdict.mode

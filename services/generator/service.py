@@ -113,7 +113,7 @@ class Generator:
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
-        reusing = self._modes.settle(order.reuse, prefix_ids)
+        reusing = self._modes.settle(order.reuse, prefix_ids, conditioned=_conditioned(chunks))
         request = GenerateRequest(
             request_id=ctx.request_id,
             prefix_ids=prefix_ids,
@@ -162,7 +162,9 @@ class Generator:
     ) -> AsyncGenerator[Event, None]:
         """Tells what happens in a live forest. It is closed when ``commands`` end."""
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
-        reusing = self._modes.settle(order.reuse, prefix_ids, has_question=False)
+        reusing = self._modes.settle(
+            order.reuse, prefix_ids, has_question=False, conditioned=_conditioned(chunks)
+        )
         request = ForestRequest(
             ctx.request_id,
             prefix_ids,
@@ -267,3 +269,8 @@ class Generator:
         if asked > limit:
             raise InvalidRequest(f"sampling.max_tokens: {asked} is more than the {limit} allowed")
         return asked
+
+
+def _conditioned(chunks: Sequence[Chunk]) -> bool | None:
+    """Whether some are computed behind others of their documents; None: there are none."""
+    return any(chunk.parent_id for chunk in chunks) if chunks else None

@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from services.ingestion.chunker import CHUNKER_VERSION, Chunker, TextChunk
+from services.ingestion.config import DEFAULT_CONTEXT_TOKENS, IngestionConfig
 from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.parse import PARSERS_VERSION, depends_on_ocr, media_type_of, parse
 from services.ingestion.formats.reading import ParserSettings
 from shared.documents import SourceDocument
-from shared.errors import ModelMismatch
+from shared.errors import ConfigError, ModelMismatch
 from shared.generation.described import ModelDescription, text_hash
 from shared.identity import digest
 from shared.kv_types import KvContext, Manifest
+from shared.prompt import num_positions
 from shared.prompt_template import PromptTemplate
 
 _RECUT = "recut:"  # in front of the settings by which a stored text was cut
@@ -174,6 +176,23 @@ class Recipe:
                     f"(prompt: {ours.template.origin}); "
                     "configure both with the same model and the same prompt section"
                 )
+
+
+def context_tokens(config: IngestionConfig, prefix_len: int) -> int:
+    """Most ids in front of a chunk behind a prefix of so many.
+
+    Raises:
+        ConfigError: more than the model's positions leave.
+    """
+    if config.kv_context is KvContext.NONE:
+        return 0
+    room = max(0, num_positions(config.model) - prefix_len - config.chunk_tokens)
+    if config.kv_context_tokens > room:
+        raise ConfigError(
+            f"ingestion.kv_context_tokens: {config.kv_context_tokens} tokens and a chunk of "
+            f"{config.chunk_tokens} exceed the model's positions; set it to {room} at most, or to 0"
+        )
+    return config.kv_context_tokens or min(DEFAULT_CONTEXT_TOKENS, room)
 
 
 def is_current(stored: Manifest, model: ModelDescription) -> bool:

@@ -22,6 +22,7 @@ from functools import partial
 from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
 from services.ingestion.chains import blocks_of, pieces_of
+from services.ingestion.chunker import TextChunk
 from services.ingestion.ports import EncoderPort, Index, PrefillPort
 from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
@@ -254,25 +255,7 @@ class DocumentStore:
     def _manifest(
         self, ctx: RequestContext, collection: str, model: ModelDescription, draft: Draft
     ) -> Manifest:
-        chunks: list[ManifestChunk] = []
-        parent_id, of = "", (ctx.tenant, model.fingerprint, model.prefix_ids)
-        for chunk in draft.chunks:
-            if chunk.header is not None:
-                parent_id = chunk_identity(*of, chunk.header) if chunk.header else ""
-            chunk_id = chunk_identity(*of, chunk.token_ids, parent_id)
-            chunks.append(
-                ManifestChunk(
-                    chunk_id=chunk_id,
-                    token_ids=chunk.token_ids,
-                    char_start=chunk.start,
-                    char_end=chunk.end,
-                    text=chunk.text,
-                    heading=chunk.heading,
-                    parent_id=parent_id,
-                    header_ids=chunk.header or (),
-                )
-            )
-            parent_id = chunk_id
+        of = (ctx.tenant, model.fingerprint, model.prefix_ids)
         return Manifest(
             tenant=ctx.tenant,
             collection=collection,
@@ -281,11 +264,38 @@ class DocumentStore:
             source_hash=draft.source_hash,
             model_fingerprint=model.fingerprint,
             prefix_ids=model.prefix_ids,
-            chunks=tuple(chunks),
+            chunks=identified(of, draft.chunks),
             metadata=draft.metadata,
             created_s=self.now(),
             kv_context=draft.kv_context,
         )
+
+
+def identified(
+    of: tuple[str, str, tuple[int, ...]], chunks: Sequence[TextChunk]
+) -> tuple[ManifestChunk, ...]:
+    """A document's chunks, each with its identity and that of what it is computed behind. ``of``: tenant,
+    model's fingerprint, prefix."""
+    found: list[ManifestChunk] = []
+    parent_id = ""
+    for chunk in chunks:
+        if chunk.header is not None:
+            parent_id = chunk_identity(*of, chunk.header) if chunk.header else ""
+        chunk_id = chunk_identity(*of, chunk.token_ids, parent_id)
+        found.append(
+            ManifestChunk(
+                chunk_id=chunk_id,
+                token_ids=chunk.token_ids,
+                char_start=chunk.start,
+                char_end=chunk.end,
+                text=chunk.text,
+                heading=chunk.heading,
+                parent_id=parent_id,
+                header_ids=chunk.header or (),
+            )
+        )
+        parent_id = chunk_id
+    return tuple(found)
 
 
 def _progress(manifest: Manifest, stage: Stage, done: int | None = None, reused: int = 0) -> UpsertProgress:

@@ -130,6 +130,30 @@ def test_ingesting_again_changes_nothing_and_a_changed_document_is_replaced(
     assert [("violet" in h["text"], "green" in h["text"]) for h in hits] == [(True, False)]
 
 
+def test_a_folder_is_kept_in_step(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "guide"
+    folder.mkdir()
+    for name, colour in (("one", "green"), ("two", "violet"), ("three", "brown")):
+        (folder / f"{name}.md").write_text(f"# Lamps\n\nLamp {name} is {colour}.\n", encoding="utf-8")
+    assert "3 stored" in stack.cli("ingest", str(folder), "-c", "guide").stdout
+    (folder / "one.md").rename(folder / "uno.md")
+    (folder / "two.md").write_text("# Lamps\n\nLamp two is orange.\n", encoding="utf-8")
+    told = stack.cli("sync", str(folder), "-c", "guide", "--delete", "--dry-run")
+    assert "would be: 1 added, 1 changed" in told.stdout
+    assert "one.md" in stack.cli("documents", "-c", "guide").stdout
+    done = json.loads(stack.cli("sync", str(folder), "-c", "guide", "--delete", "--json").stdout)
+    assert (done["added"], done["changed"], done["unchanged"], done["deleted"]) == (
+        ["uno.md"],
+        ["two.md"],
+        ["three.md"],
+        ["one.md"],
+    )
+    assert done["num_chunks_reused"] == 1  # the renamed one's title is in its text
+    hits = json.loads(stack.cli("ask", "Which colour are the lamps?", "-c", "guide", "--json").stdout)["hits"]
+    assert {hit["document_id"] for hit in hits} == {"uno.md", "two.md", "three.md"}
+    assert "3 unchanged, 0 deleted" in stack.cli("sync", str(folder), "-c", "guide", "--delete").stdout
+
+
 def test_unreadable_files_are_named_and_the_rest_goes_in(stack: Stack, tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     folder.mkdir()

@@ -26,6 +26,7 @@ from shared.generation.told import TokenEvent
 from shared.request import RequestContext
 from tests.e2e import stack as stacks
 from tests.e2e.stack import wait_for
+from tests.tiny_embedders import write_embedder
 
 pytestmark = pytest.mark.e2e
 LONG_ANSWER, PATIENCE_S = 1500, 100.0
@@ -74,6 +75,48 @@ def test_documents_survive_a_restart_and_another_model_is_refused_until_they_are
         assert made_anew.returncode == 0, made_anew.stdout + made_anew.stderr
         answer = stacks.cli(data, "ask", "Who is the mayor of Almwick?", "-c", "towns", "--json")
         assert json.loads(answer.stdout)["hits"]
+    finally:
+        launcher.stop(data)
+
+
+def test_another_embedder_is_told_and_takes_over_when_everything_is_indexed_anew(
+    tmp_path: Path, documents: Path
+) -> None:
+    data, config = tmp_path / "data", tmp_path / "quilt.yaml"
+    embedder = write_embedder(tmp_path / "embedder")
+    config.write_text(json.dumps({"retrieval": {"embedder": str(embedder)}}), encoding="utf-8")
+
+    def hits() -> list[str]:
+        question = ("Which day is market day in Tambach?", "-c", "towns", "-k", "2", "--search", "dense")
+        asked = stacks.cli(data, "ask", *question, "--max-tokens", "1", "--json")
+        assert asked.returncode == 0, asked.stderr
+        return [hit["chunk_id"] for hit in json.loads(asked.stdout)["hits"]]
+
+    try:
+        assert stacks.cli(data, "up", "--model", "demo", *ports()).returncode == 0
+        assert stacks.cli(data, "ingest", str(documents), "-c", "towns").returncode == 0
+        before = hits()
+        assert "another embedder" not in stacks.cli(data, "status").stdout
+        assert stacks.cli(data, "down").returncode == 0
+
+        up = stacks.cli(data, "up", "--model", "demo", "--config", str(config), *ports())
+        assert up.returncode == 0, up.stderr
+        told = stacks.cli(data, "status").stdout
+        assert "1 collections are indexed with another embedder" in told
+        assert "kvquilt retrieval rebuild" in told
+        assert hits() == before
+        command = stacks.command(data, "retrieval", "rebuild")
+        environment = stacks.environment()
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as rebuild:
+            while rebuild.poll() is None:
+                assert len(hits()) == len(before)
+            assert rebuild.stdout is not None
+            assert "6 indexed" in rebuild.stdout.read()
+        assert rebuild.returncode == 0
+        told = stacks.cli(data, "status").stdout
+        assert "another embedder" not in told
+        assert "dim 16" in told
+        assert len(hits()) == len(before)
     finally:
         launcher.stop(data)
 

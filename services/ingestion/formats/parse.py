@@ -23,6 +23,9 @@ from shared.errors import UnreadableDocument
 
 # Goes into a document's source hash: raise it when a parser makes another text of the same bytes.
 PARSERS_VERSION = 1
+LONGEST_TITLE = 500
+"""Characters of a title or heading. Both stand in front of every chunk, of its KV and in its row of the
+index, which holds no more than 64 KB; the text itself keeps all of them."""
 _DEFAULT = ParserSettings()
 
 _Parser = Callable[[bytes, str, DocumentReading], ParsedDocument]
@@ -80,7 +83,9 @@ def parse(
         raise UnreadableDocument("the document is nested too deeply") from None
     if not parsed.text.strip():
         raise UnreadableDocument("the document holds no text")
-    return replace(parsed, title=parsed.title or _title_of_name(document.document_id))
+    headings = tuple(replace(heading, title=_clipped(heading.title)) for heading in parsed.headings)
+    title = parsed.title.strip() or _title_of_name(document.document_id)
+    return replace(parsed, title=_clipped(title), headings=headings)
 
 
 def depends_on_ocr(media_type: str) -> bool:
@@ -101,6 +106,10 @@ def _parse_attached(document: SourceDocument, reading: DocumentReading) -> Parse
     if name not in _BY_MEDIA_TYPE:
         raise UnreadableDocument(f"media type {name!r} is not supported")
     return _parse(document, reading)
+
+
+def _clipped(title: str) -> str:
+    return title if len(title) <= LONGEST_TITLE else title[: LONGEST_TITLE - 1].rstrip() + "…"
 
 
 def _title_of_name(document_id: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import re
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ async def shown(
 
 @pytest.mark.parametrize(
     "command",
-    ["", "up", "down", "status", "ingest", "ask", "explore", "documents", "delete", "models", "demo"],
+    ["", "up", "down", "status", "ingest", "sync", "ask", "explore", "documents", "delete", "models", "demo"],
 )
 def test_every_command_explains_itself(command: str) -> None:
     code, output = invoke(*filter(None, [command]), "--help")
@@ -121,6 +122,11 @@ def test_every_command_explains_itself(command: str) -> None:
         (["ask", "?", "-c", "x", "--samples", "2", "--thoughts", "2"], 2, "give one"),
         (["ingest", "-c", "x"], 2, "PATHS"),
         (["ingest", "nowhere", "-c", "x"], 2, "nowhere: no such file"),
+        (["sync", "nowhere", "-c", "x"], 2, "nowhere: no such file or folder"),
+        (["sync", "http://x", "-c", "x"], 2, "SOURCE: a folder or s3://"),
+        (["sync", ".", "-c", "x", "--endpoint", "x:1"], 2, "belong to s3://"),
+        (["sync", ".", "-c", "x", "--yes"], 2, "only with --delete"),
+        (["sync", "s3://b", "-c", "x", "--endpoint", "http://x:1"], 2, "s3://b: bucket: 3 to 63"),
         (["delete", "-c", "x"], 2, "DOCUMENT_IDS"),
         (["up", "--model", "/no/such/model"], 2, "model: there is no directory"),
         (["up", "--grpc-port", "99999"], 2, "grpc_port: must be 1 to 65535"),
@@ -370,6 +376,15 @@ def test_files_that_are_left_out_are_said_and_many_are_counted() -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == "skipped 0.png: is none of .txt"
     assert (len(lines), lines[-1]) == (21, "skipped 5 more")
+
+
+def test_a_name_of_any_bytes_can_be_told() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    print_skipped(
+        Console(file=out, width=40), {Path(os.fsdecode(b"caf\xe9.txt")): "its name cannot be printed"}
+    )
+    out.seek(0)
+    assert out.read() == "skipped caf\\udce9.txt: its name cannot be printed\n"
 
 
 def test_a_document_is_named_whole_however_narrow_the_screen_is() -> None:

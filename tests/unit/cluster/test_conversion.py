@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from cluster.models.cache import ModelCache
 from cluster.models.families import plan_of
 from cluster.models.gguf_file import GgufFile
 from shared.errors import ConfigError, ModelUnsupported
-from tests.gguf_files import SPECIALS, TOKENS, gguf_model, write_gguf
+from shared.prompt import PromptTokenizer
+from tests.gguf_files import PIECES, SENTENCE_TOKENS, SPECIALS, TOKENS, gguf_model, write_gguf
 
 F32, Q8_0, Q4_1 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1
 IDS = torch.arange(20).reshape(1, -1) * 7 % len(TOKENS)
@@ -144,6 +146,74 @@ class TestTokenizer:
     def test_an_answer_ends_with_its_text_or_its_turn(self, tmp_path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(converted(tmp_path, gguf_model("llama")))
         assert model.generation_config.eos_token_id == [0, 2]
+
+
+# what SentencePiece's tokenizers get wrong when they are converted carelessly
+HARD_TEXTS = (
+    *("", " ", "the lamp", " the lamp", "  the  lamp   ", "hello\thello\n\nthe lamp\r\n", "a\n b", "12 112"),
+    *("ééé é", "łódź", "Ünïcödé", "漢字 ひらがな", "\U0001f999\U0001f3fd\u200d♂️", "مرحبا", "e\u0301"),
+    *("\u00a0the", "\u200bthe", "a▁b", "▁the", "<0x0A>", "<unk>", "<s>the</s>", "the<|user|>lamp"),
+    *("[INST] the [/INST]", "aaaa    aaaaa", "lllllllo" * 9),
+)
+
+
+class TestSentencePieces:
+    @pytest.mark.parametrize("family", ["llama", "phi3"])
+    def test_ids_are_those_of_transformers_own_conversion(self, family: str, tmp_path: Path) -> None:
+        tokenizer = sentence_pieces(tmp_path, family)
+        theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="m.gguf")
+        for text in HARD_TEXTS:
+            assert tokenizer(text)["input_ids"] == theirs(text)["input_ids"], text
+            assert tokenizer.decode(tokenizer(text)["input_ids"]) == theirs.decode(theirs(text)["input_ids"])
+        assert tokenizer.convert_ids_to_tokens(range(len(SENTENCE_TOKENS))) == list(SENTENCE_TOKENS)
+        assert tokenizer.tokenize("a<|user|>") == ["▁a", "<|user|>"]
+        assert tokenizer("the")["input_ids"][0] == tokenizer.bos_token_id == 1
+
+    @pytest.mark.parametrize("space_prefix", [None, True, False])
+    def test_pieces_are_put_together_by_their_scores_and_the_rest_is_bytes(
+        self, space_prefix: bool | None, tmp_path: Path
+    ) -> None:
+        tokenizer = sentence_pieces(tmp_path, "llama", space_prefix=space_prefix)
+        for text in HARD_TEXTS:
+            if "<" in text or text.startswith((" ", "▁")):
+                continue  # special tokens; where Metaspace puts no second space
+            prefix = "" if space_prefix is False else "▁"
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            assert tokenizer.convert_ids_to_tokens(ids) == put_together(text, prefix), text
+            assert tokenizer.decode(ids) == text.replace("▁", " ")
+
+    def test_special_tokens_in_documents_are_text(self, tmp_path: Path) -> None:
+        sentence_pieces(tmp_path, "llama")
+        (directory,) = (tmp_path / "cache").glob("m-*")
+        tokenizer = PromptTokenizer.of_model(str(directory))
+        assert tokenizer is not None
+        for text in HARD_TEXTS[2:]:
+            special = set(tokenizer.encode_chunk(text)) & {0, 1, 2, SENTENCE_TOKENS.index("<|user|>")}
+            assert not special, text
+
+    def test_one_without_scores_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"the tokenizer of .*m\.gguf cannot be read.*scores"):
+            sentence_pieces(tmp_path, "llama", scores=False)
+
+
+def sentence_pieces(tmp_path: Path, family: str, **options: Any) -> Any:
+    """The tokenizer of the model that a file with SentencePiece's becomes."""
+    model = gguf_model(family, vocab_size=len(SENTENCE_TOKENS))
+    return AutoTokenizer.from_pretrained(converted(tmp_path, model, tokenizer="llama", **options))
+
+
+def put_together(text: str, prefix: str) -> list[str]:
+    """SentencePiece's BPE by its definition: of all neighbours, the leftmost of the best pieces first."""
+    score = {piece: -i for i, piece in enumerate(PIECES)}
+    parts = list(prefix + text.replace(" ", "▁")) if text else []
+    while pairs := [(-score[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in score]:
+        _, i = min(pairs)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return [
+        piece
+        for part in parts
+        for piece in ([part] if part in score else (f"<0x{byte:02X}>" for byte in part.encode()))
+    ]
 
 
 class TestRefusals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,40 @@ def test_what_is_no_document_for_its_name_alone_is_left_out(folder: Path) -> Non
 
 def test_a_named_file_is_taken_whatever_its_ending_and_called_by_its_name(folder: Path) -> None:
     assert [s.document_id for s in find_sources([folder / "a" / "image.png"]).files] == ["image.png"]
+
+
+def test_documents_remember_the_folder_they_come_from_by_its_absolute_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "a link").symlink_to(folder)
+    assert {s.source for s in find_sources([Path("docs")]).files} == {folder.as_uri()}
+    assert {s.source for s in find_sources([Path("docs/b.txt")]).files} == {folder.as_uri()}
+    assert find_sources([Path("a link")]).files[0].source == f"{folder.parent.as_uri()}/a%20link"
+
+
+def test_links_to_files_are_followed_and_links_to_folders_are_not(folder: Path) -> None:
+    (folder / "again").symlink_to(folder / "a")
+    (folder / "c.txt").symlink_to(folder / "b.txt")
+    found = [s.document_id for s in find_sources([folder]).files]
+    assert found == ["a/x.md", "a/y.PDF", "a/z.html", "b.txt", "c.txt"]
+
+
+def test_what_cannot_be_a_document_by_its_path_or_size_is_left_out(folder: Path) -> None:
+    deep = folder.joinpath(*["d" * 250] * 4)
+    deep.mkdir(parents=True)
+    (deep / f"{'e' * 30}.txt").write_text("deep", encoding="utf-8")
+    with open(folder / "large.csv", "wb") as file:
+        file.truncate((1 << 30) + 1)
+    os.mkfifo(folder / "pipe.txt")
+    reasons = {
+        path.name: reason for path, reason in find_sources([folder]).skipped.items() if isinstance(path, Path)
+    }
+    assert reasons[f"{'e' * 30}.txt"] == "its path has more than 1024 characters"
+    assert reasons["large.csv"] == f"has {(1 << 30) + 1} bytes, more than any document may; split it"
+    assert reasons["pipe.txt"] == "is no file"
+    with pytest.raises(InvalidRequest, match="neither a file nor a folder"):
+        find_sources([folder / "pipe.txt"])
 
 
 def test_the_same_file_named_twice_is_one_document(folder: Path) -> None:

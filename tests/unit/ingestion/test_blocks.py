@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,18 @@ def test_document_goes_on_until_the_context_is_full() -> None:
 def test_a_title_of_any_length_leaves_room() -> None:
     assert len(chained(KvContext.DOCUMENT, 40, "long " * 10_000)[0].header or ()) <= 32
     assert chained(KvContext.DOCUMENT, 40, "")[0].header == Letters().encode_chunk("Chapter")
+
+
+@pytest.mark.parametrize("context", [KvContext.DOCUMENT, KvContext.HEADER])
+@pytest.mark.parametrize("context_tokens", [0, 1, 2, 31, 32])
+def test_a_header_is_no_longer_than_what_may_stand_in_front_of_a_chunk(
+    context: KvContext, context_tokens: int
+) -> None:
+    chunks = chained(context, context_tokens, "a title of many words " * 20)
+    headers = [chunk.header for chunk in chunks if chunk.header is not None]
+    assert headers
+    assert all(len(header) == context_tokens for header in headers)
+    assert [chunk.text for chunk in chunks] == [chunk.text for chunk in chained(KvContext.NONE)]
 
 
 def test_texts_that_are_cut_anew_get_chains_too() -> None:

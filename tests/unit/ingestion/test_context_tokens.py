@@ -1,0 +1,46 @@
+"""How much may stand in front of a chunk: what the settings say, if the model's positions leave it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.ingestion import recipe
+from services.ingestion.config import IngestionConfig
+from shared.errors import ConfigError
+from shared.kv_types import KvContext
+from tests.ingestion_world import WordTokenizer
+
+PREFIX_LEN = len(WordTokenizer.prefix_ids)
+
+
+def context_tokens(tmp_path: Path, num_positions: int, **settings: Any) -> int:
+    config = {"model_type": "llama", "max_position_embeddings": num_positions}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return recipe.context_tokens(IngestionConfig(model=str(tmp_path), **settings), PREFIX_LEN)
+
+
+@pytest.mark.parametrize(
+    ("num_positions", "settings", "expected"),
+    [
+        (8192, {}, 4096),
+        (2048, {}, 2048 - PREFIX_LEN - 512),
+        (2048, {"kv_context_tokens": 100}, 100),
+        (2048, {"kv_context_tokens": 2048 - PREFIX_LEN - 512}, 2048 - PREFIX_LEN - 512),
+        (512, {}, 0),
+        (2048, {"kv_context": KvContext.NONE, "kv_context_tokens": 9999}, 0),
+    ],
+)
+def test_it_is_what_is_set_or_what_the_positions_leave(
+    num_positions: int, settings: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    assert context_tokens(tmp_path, num_positions, **settings) == expected
+
+
+def test_more_than_the_positions_leave_is_refused_with_what_they_do(tmp_path: Path) -> None:
+    most = 2048 - PREFIX_LEN - 512
+    with pytest.raises(ConfigError, match=rf"ingestion\.kv_context_tokens: {most + 1} .*set it to {most} at"):
+        context_tokens(tmp_path, 2048, kv_context_tokens=most + 1)
