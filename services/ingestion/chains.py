@@ -19,17 +19,20 @@ def with_parents(manifest: Manifest, indices: Sequence[int]) -> Iterator[tuple[i
         before.add(chunk.chunk_id)
 
 
+def conditioned(manifest: Manifest, index: int) -> Piece:
+    """The ids of a chunk, and of all that it is computed behind."""
+    token_ids, links = manifest.chunks[index].token_ids, manifest.links_of(index)
+    return Conditioned(token_ids, links) if links else token_ids
+
+
 def pieces_of(manifest: Manifest, indices: Sequence[int]) -> list[Piece]:
     """The chunks' ids, with those of what they are computed behind, or with the parent that is among the
     pieces before them."""
     pieces: list[Piece] = []
     for index, parent_is_known in with_parents(manifest, indices):
         chunk = manifest.chunks[index]
-        if parent_is_known:
-            pieces.append(Conditioned(chunk.token_ids, parent_id=chunk.parent_id))
-        else:
-            links = manifest.links_of(index)
-            pieces.append(Conditioned(chunk.token_ids, links) if links else chunk.token_ids)
+        behind = Conditioned(chunk.token_ids, parent_id=chunk.parent_id)
+        pieces.append(behind if parent_is_known else conditioned(manifest, index))
     return pieces
 
 
