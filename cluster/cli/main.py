@@ -167,7 +167,7 @@ def status(session: Session) -> None:
 @click.pass_obj
 def demo(session: Session, json_path: Path, keep: bool) -> None:
     """Start everything in build/demo, ingest the shipped documents, ask them, show what reuse bought, take
-    everything down."""
+    everything down; then let the real model, SmolLM2, answer about the project's own documentation."""
     from cluster.local.demo import run_demo
 
     run_demo(session.out, json_path, keep)

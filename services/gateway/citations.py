@@ -2,9 +2,9 @@
 
 A chunk supports an answer by the answer's words that occur in it, each weighing 1 / (number of retrieved
 chunks that contain it): a name found in one chunk says more than a word found in all. Words of the question
-count only where the answer has no others. A chunk with at least half of the best support is cited; ties go to
-the chunk that shares more words with the question, then to the better hit. One citation per document, at most
-``MAX_CITATIONS``. An answer whose words occur nowhere has no citation.
+count only where no chunk has another of the answer's. A chunk with at least half of the best support is
+cited; ties go to the chunk that shares more words with the question, then to the better hit. One citation per
+document, at most ``MAX_CITATIONS``. An answer whose words occur nowhere has no citation.
 
 KV of a document's chunk is computed behind its block's header and the chunks in front of it, and what these
 say may be in the answer although they were not retrieved. Which they are is known, and told; whether the
@@ -31,8 +31,8 @@ def cite(
     """Best supported first; a function of its arguments alone. ``conditioned``: stored KV may have been
     used."""
     asked = words(question)
-    said = (words(answer) - asked) or words(answer)
     contents = [words(f"{hit.title} {hit.chunk.heading} {hit.chunk.text}") for hit in hits]
+    said = (words(answer) - asked) & set().union(*contents) or words(answer)
     support = [
         sum(1.0 / sum(word in c for c in contents) for word in sorted(said & content)) for content in contents
     ]

@@ -123,7 +123,9 @@ class Generator:
             recompute=reusing.recompute,
             ape=reusing.ape,
             sampling=replace(
-                order.sampling, max_tokens=self._max_tokens(order.sampling.max_tokens, prompt_len)
+                order.sampling,
+                max_tokens=self._max_tokens(order.sampling.max_tokens, prompt_len),
+                stop=order.sampling.stop or self._stop(order),
             ),
             beams=order.decoding.beams,
             choose=order.decoding.choose,
@@ -257,6 +259,11 @@ class Generator:
             )
         prefix_ids = self.prompts.prefix(prefix)
         return prefix_ids, self._identities.of(ctx.tenant, prefix_ids, pieces, chained)
+
+    def _stop(self, order: GenerationOrder) -> tuple[str, ...]:
+        """Of an order that names none. Beams have no stop strings, and thoughts have paragraphs."""
+        plain = order.decoding.beams is None and order.decoding.choose is None
+        return self.config.stop if plain and self.tokenizer is not None else ()
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
         """Refuses too much, here or in the engine; the default only takes the room there

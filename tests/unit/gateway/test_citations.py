@@ -37,6 +37,10 @@ def test_an_answer_in_the_questions_own_words_is_cited_by_them() -> None:
     assert documents("Orla", "Orla", "nothing") == ["h0.txt"]
 
 
+def test_words_that_no_chunk_has_do_not_hide_those_of_the_question() -> None:
+    assert documents("Yes, the Orla bridge.", "nothing", "The Orla bridge stands.") == ["h1.txt"]
+
+
 def test_equal_support_goes_to_the_chunk_closer_to_the_question_then_to_the_better_hit() -> None:
     assert documents("Reed", "Reed", "Reed built the Orla bridge", "Reed") == ["h1.txt", "h0.txt", "h2.txt"]
 
