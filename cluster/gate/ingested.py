@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from load_tests.quality.tasks import TaskDocument
+from cluster.gate.tasks import TaskDocument
 from services.generator.identified import Identities
 from services.generator.prompts import Prompts
 from services.ingestion.chains import conditioned

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from load_tests.quality.ingested import Ingested
-from load_tests.quality.modes import ClipSetting
+from cluster.gate.ingested import Ingested
+from cluster.gate.modes import ClipSetting
 from shared.engine.kv.segment import Segment
 from shared.engine.model.spec import ModelSpec
 from shared.generation.selection import Reading
