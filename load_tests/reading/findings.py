@@ -10,10 +10,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from load_tests.quality.paired import Clusters, Floats, Interval
 from load_tests.reading.arms import FULL, ReadingArm
 from load_tests.reading.bench import ReadingAnswer
 from shared.kv_types import KvContext
+from shared.measuring.paired import Clusters, Floats, Interval
 from shared.measuring.report import Measurement
 
 

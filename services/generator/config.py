@@ -51,8 +51,9 @@ class GeneratorConfig:
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
     the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
     ``kv_encoding``: how new KV is stored (see ``docs/encodings.md``); what is stored already is read as it
-    is. ``verdict``: the file that ``auto`` goes by; empty: ``quilt.verdict.json`` in the model's directory,
-    if it is there (docs/recompute.md). ``prompt``: filled in from the shared section.
+    is. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes it; empty:
+    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``: filled in
+    from the shared section.
     """
 
     model: str

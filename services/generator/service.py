@@ -48,14 +48,14 @@ class Generator:
         engine: Engine,
         tokenizer: PromptTokenizer | None,
         selector: SelectionPort | None = None,
-        verdict: Verdict | None = None,
+        verdicts: Sequence[Verdict] = (),
     ) -> None:
         self.config = config
         self.model = engine.model
         self.tokenizer = tokenizer
         self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
         self._identities = Identities(self.prompts, engine.model.fingerprint)
-        self._modes = Modes(config, engine.model.fingerprint, verdict, selector is not None)
+        self._modes = Modes(config, engine.model.fingerprint, verdicts, selector is not None)
         self._reader = ChunkReader(tokenizer)
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
@@ -231,6 +231,7 @@ class Generator:
             "dtype": spec.dtype_name,
             "kv_encoding": self.config.kv_encoding,
             "prompt": self.tokenizer.template.origin if self.tokenizer else "token ids only",
+            "verdict": self._modes.told or "none",
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),
@@ -243,7 +244,8 @@ class Generator:
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
-        return await self._choosing.choose(ctx, plan.request.chunks, plan.order, plan.reusing)
+        identified = Identified(plan.request.chunks, plan.request.links)
+        return await self._choosing.choose(ctx, identified, plan.order, plan.reusing)
 
     async def _read(self, plan: Plan) -> list[ChunkText | None]:
         ids = [chunk.token_ids for chunk in plan.request.chunks]
