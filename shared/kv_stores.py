@@ -12,6 +12,7 @@ from typing import Protocol
 
 from shared.clients.health import ServiceHealth
 from shared.kv_types import (
+    AlikeDocuments,
     Chain,
     ChunkPage,
     ChunkStat,
@@ -48,6 +49,9 @@ class ManifestStore(Protocol):
         summary: bool = False,
     ) -> ManifestPage: ...
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
+    async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
+        """The tenant's, by collection and by what they were made for."""
+        ...
 
 
 class Store(ManifestStore, Protocol):

@@ -7,6 +7,8 @@
 Times to first token: of transformers with nothing cached and with exactly this prefix cached; of the engine
 with the chunks' KV resident (in another order each time) and in files. Decoding: one question, and eight over
 one context. Sharing: many requests over mostly the same chunks. What ``batch_invariant`` costs, and sampling.
+Prefilling documents as chains, each chunk behind those in front of it, against the same chunks alone: times,
+beside how much more there is to compute.
 On a GPU, elsewhere by --parts: steps of many branches over one context, and batches of requests with their KV
 resident or brought from host memory (TurboRAG, Table 4). Each beside this machine's limit (measured matrix
 products and memory reads) and, for the first token, the kernels' ceiling (each alone at its shapes). Only
@@ -26,6 +28,7 @@ from load_tests.engine.compare import (
     compare,
     compare_batches,
     compare_branches,
+    compare_chains,
     compare_disk,
     compare_invariant,
     compare_sampled,
@@ -37,7 +40,7 @@ from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 
 # the last two take long on a CPU, and are left out there unless asked for
-PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "branches", "batches")
+PARTS = ("compare", "disk", "sharing", "invariant", "sampled", "chains", "branches", "batches")
 CPU_PARTS = PARTS[:-2]
 
 
@@ -69,6 +72,8 @@ def _measure(
         yield from compare_invariant(cases[0], runs)
     if "sampled" in args.parts:
         yield compare_sampled(cases[0], runs)
+    if "chains" in args.parts:
+        yield from compare_chains(cases[0], args.documents, runs)
     if "branches" in args.parts:
         for case in shared:
             yield from compare_branches(case, args.branches, rates, runs)
@@ -101,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     option(parser, "--branches", [1, 2, 4, 8, 16, 32], "of part branches", type=numbers)
     option(parser, "--shared", [1024, 8192, 32_768], "contexts of part branches", type=numbers)
     option(parser, "--batches", [1, 2, 4, 8], "of part batches", type=numbers)
+    option(parser, "--documents", 2, "of part chains, each of the first --context")
     option(parser, "--runs", 9, "of what is fast")
     option(parser, "--cold-runs", 3, "of what is slow")
     parser.add_argument("--compile", action="store_true", help="on a GPU: layers by torch.compile")

@@ -11,14 +11,15 @@ from statistics import median
 
 from load_tests.benchmark import in_turn, say
 from load_tests.engine.batches import BatchEngine
+from load_tests.engine.chains import DocumentPrefill, flops_of
 from load_tests.engine.ours import Ours
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
-from load_tests.engine.workers import Worker, peak_bytes
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
+from shared.measuring.workers import Worker, peak_bytes
 
 TEMPERATURE = 0.8
 
@@ -132,6 +133,24 @@ def compare_branches(case: Case, branches: Sequence[int], rates: Rates, runs: Ru
             name = f"step_of_{batch}_over_{case.context}"
             yield measured(name, steps, "s", baseline=batch * one, limit=limit, flops=flops)
             yield measured(f"{name}_in_steps_of_one", [step / one for step in steps], "steps")
+
+
+def compare_chains(case: Case, num_documents: int, runs: Runs) -> Iterator[Measurement]:
+    """Documents of ``case.context`` tokens each as chains, against their chunks alone: how much longer that
+    takes, how much more there is to compute, and how the one compares with the other."""
+    say(f"prefilling {num_documents} documents of {case.context} tokens as chains")
+    with Worker(DocumentPrefill, case, num_documents) as ours:
+        alone, chained = in_turn(
+            (runs.cold, lambda: ours.call(DocumentPrefill.prefill_s, False)),
+            (runs.cold, lambda: ours.call(DocumentPrefill.prefill_s, True)),
+        )
+    flops_alone, flops = (num_documents * flops_of(case, of_chains) for of_chains in (False, True))
+    name, more = f"prefill_chains_{case.context}", flops / flops_alone
+    ratios = [ours_s / alone_s for ours_s, alone_s in zip(chained, alone, strict=True)]
+    yield measured(name, chained, "s", baseline=alone, flops=flops)
+    yield measured(f"{name}_time_ratio", ratios, "times")
+    yield measured(f"{name}_flop_ratio", [more], "times")
+    yield measured(f"{name}_time_over_flops", [ratio / more for ratio in ratios], "times", limit=1.0)
 
 
 def compare_disk(case: Case, runs: Runs) -> Measurement:

@@ -4,66 +4,89 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import os
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cluster.paths import DEMO_ASSETS
+from cluster.config import model_settings
+from cluster.gate.bench import Models
+from cluster.gate.evaluation import Evaluation, shapes_of
+from cluster.gate.modes import CONTROLS, Comparison, parse_clips, parse_controls, parse_ratios
+from cluster.gate.show import show
+from cluster.gate.tasks import KINDS, parse_kinds
+from cluster.models.names import DEMO
+from cluster.models.resolution import resolve_model
 from load_tests.benchmark import json_option, new_parser, option
-from load_tests.quality.bench import QualityBench
-from load_tests.quality.findings import findings, likenesses, measurements, scores
-from load_tests.quality.ledger import LAST_LAYER, Ledger
-from load_tests.quality.modes import BASELINES, CONTROLS, ClipSetting, label_of, parse_clips, parse_controls
-from load_tests.quality.show import show
-from load_tests.quality.trials import Shapes, Trial, draw_trials
-from shared.engine.kv.encodings import EXACT
+from services.ingestion.config import IngestionConfig
+from shared.config import load
 from shared.errors import KvquiltError
-from shared.generation.modes import ReuseMode
-from shared.identity import ids_hash
-from shared.measuring.judge import judge
+from shared.kv_types import KvContext
 from shared.measuring.report import write_report
+from shared.prompt_config import PromptConfig
+from shared.verdicts import keep_verdict
 
-_CONTEXTS_AT_ONCE = 8
-ABOUT = """What chunk reuse costs in right answers, and what recomputing a part of the tokens wins back.
+ABOUT = """What chunk reuse costs in right answers, and what recomputing some tokens wins back or destroys.
 
-Documents about invented things of one kind are cut so that only the first chunk names the thing. A question
-whose evidence is spread names the thing and asks what a later chunk states, as do the later chunks of the
-other documents: without the chunk in front nobody can tell which is meant. Other questions are about first
-chunks. All names are unseen in training.
+Documents about invented things of one kind are cut so that only the first chunk names the thing, and
+ingested as --kv-context says, by ingestion's own blocks and chains. A question whose evidence is spread names
+the thing and asks what a later chunk states, as do the later chunks of the other documents: without the chunk
+in front nobody can tell which is meant. All names are unseen in training.
 
-Every question is asked in every mode. cacheclip recomputes the windows that the auxiliary model attends to,
-about --ratio of the context's tokens; the modes of --controls recompute, question by question, as many.
-(cacheblend computes all tokens in its first two layers besides, as it is defined.) A right answer holds the
-asked-for value as whole words.
+  spread           all chunks, shuffled, as retrieval gives them
+  document_order   all chunks, in order
+  partial          the evidence and about half of the other chunks, shuffled
+  unnamed          the chunk that names the thing was not retrieved: title and chunks in front of a chunk say
+                   what it is about
+  in_front         the same, of documents without a title: only the chunks in front say it
+  cross_document   the naming chunk is a document of its own, so no chunk's own document can help
+  single           questions about what a naming chunk states itself
+
+The same names with _many: contexts of five and more documents. document_order, partial and in_front are asked
+about every fourth context of few documents.
+
+Every question is asked with closed book, over the whole blocks of the retrieved chunks in order
+(whole_blocks, the upper mark), and in every mode at every ratio: MODE_RATIO, in percent. reordered_0 is
+every mode at 0 %.
+cacheclip recomputes the windows that the auxiliary model attends to; the modes of --controls recompute,
+question by question, as many tokens. (cacheblend computes all tokens in its first two layers besides, as it
+is defined.) A right answer holds the asked-for value as whole words. A kind counts where whole blocks beat
+closed book by 20 points.
 
   python -m load_tests.quality --questions 100                          a first impression
   python -m load_tests.quality --minutes 8 --answers build/quality.jsonl --json build/quality.json
                                                                         as far as it comes in 8 minutes; run
                                                                         again to go on
+  python -m load_tests.quality --ratios '' --kv-context none            what isolation costs; no recompute
+  python -m load_tests.quality --model smollm2 --questions 60 --controls '' --ratios 0.2
+                                                                        a real model: its chat template,
+                                                                        chunks of 512 tokens, contexts of up
+                                                                        to 7,168
   python -m load_tests.quality --answers build/quality.jsonl --verdict build/quilt.verdict.json
                                                                         what mode auto is to do: the mode that
                                                                         computes least and, its interval
                                                                         considered, is worse by --tolerance at
-                                                                        most
+                                                                        most; over conditioned KV never one
+                                                                        that recomputes, unless that wins
+                                                                        somewhere and destroys nowhere
   python -m load_tests.quality --cacheclip budget/stitched,paper/stitched,budget/each --controls
-  query_attention
-                                                                        groupings and readings against each
-                                                                        other
+  query_attention --ratios 0.2 --likeness                               groupings and readings against each
+                                                                        other, and how alike auxiliary and
+                                                                        primary judge
 
-p is McNemar's exact test of each mode against cacheclip, on the same questions. Intervals (95 %) resample
-contexts. Won back is (mode - reordered) / (full - reordered); it is left out where the interval of that loss
-holds 0."""
+p is McNemar's exact test against cacheclip at the same ratio (without it: reordered), on the same questions.
+Intervals (95 %) resample contexts. Won back is (mode - reordered) / (full - reordered); it is left out where
+the interval of that loss holds 0."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 2 wrong input, 130 interrupted."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     errors = Console(stderr=True, highlight=False)
     try:
         args = _parser().parse_args(argv)
@@ -79,94 +102,98 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:
-    shapes = Shapes(tuple(args.passages), tuple(args.chars))
-    bench = QualityBench(args.model, args.auxiliary, args.ratio, args.cacheclip)
-    settings = {
-        "seed": args.seed,
-        "ratio": args.ratio,
-        "controls_as": args.cacheclip[0].label,
-        "agreement_with": LAST_LAYER,
-        **dataclasses.asdict(shapes),
-    }
-    modes = (*BASELINES, *args.controls, *args.cacheclip)
-    ledger = Ledger(args.answers, {**settings, **bench.fingerprints})
-    trials = list(draw_trials(args.seed, args.questions, shapes))
-    try:
-        _ask_all(bench, ledger, trials, modes, args.minutes, errors)
-    finally:
-        bench.close()
-    wanted = {trial.number for trial in trials}
-    answers = [answer for answer in ledger.answers if answer.context in wanted]
-    found, alike = findings(answers, [label_of(mode) for mode in modes]), likenesses(answers, args.ratio)
-    show(console, found, alike)
-    if args.verdict is not None:
-        verdict = judge(
-            scores(found),
-            args.tolerance,
-            args.ratio,
-            bench.fingerprints["primary"],
-            ids_hash(bench.prompts.prefix_ids),
-            EXACT,
-        )
-        verdict.write(args.verdict)
-        console.print(f"verdict: {verdict.mode}, in {args.verdict}", soft_wrap=True)
-    if args.json is not None:
-        details = {"settings": settings, "findings": [dataclasses.asdict(f) for f in found]}
-        write_report(args.json, list(measurements(found, alike)), details, threads=args.threads)
-
-
-def _ask_all(
-    bench: QualityBench,
-    ledger: Ledger,
-    trials: Sequence[Trial],
-    modes: Sequence[ReuseMode | ClipSetting],
-    minutes: float | None,
-    errors: Console,
-) -> None:
-    """Asks what the ledger lacks, until the time is up."""
-    began = time.monotonic()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("contexts"),
-        TimeRemainingColumn(),
+    models = _models(args)
+    evaluation = Evaluation(
+        models,
+        Comparison(args.controls, args.cacheclip, args.ratios),
+        args.questions,
+        args.many,
+        partial(
+            shapes_of,
+            passage_tokens=args.passage_tokens,
+            documents=args.documents and tuple(args.documents),
+            context_tokens=args.context_tokens,
+            passages=tuple(args.passages),
+            chars=tuple(args.chars),
+        ),
+        args.kinds,
+        args.seed,
+        args.threads,
+        args.processes,
+        args.minutes,
     )
-    with Progress(*columns, console=errors) as progress:
-        task = progress.add_task("asking", total=len(trials))
-        for first in range(0, len(trials), _CONTEXTS_AT_ONCE):
-            batch = trials[first : first + _CONTEXTS_AT_ONCE]
-            if minutes is not None and time.monotonic() - began > minutes * 60:
-                errors.print("the time is up; the same command goes on from here")
-                return
-            missing = {
-                mode: [t for t in batch if not ledger.holds(label_of(mode), t.number)] for mode in modes
-            }
-            needed = {trial.number for lacking in missing.values() for trial in lacking}
-            prepared = {trial.number: bench.prepare(trial) for trial in batch if trial.number in needed}
-            for mode, lacking in missing.items():
-                progress.update(task, description=f"asking {label_of(mode)}")
-                for answers in bench.ask(mode, [prepared[trial.number] for trial in lacking]):
-                    ledger.add(answers)
-            progress.advance(task, len(batch))
+    evaluated = evaluation.run(args.answers, errors)
+    show(console, evaluated.found, evaluated.alike)
+    if args.json is not None:
+        write_report(args.json, evaluated.measurements(), evaluated.details(), threads=args.threads)
+    if args.verdict is not None:
+        verdict = evaluated.verdict(args.tolerance)
+        keep_verdict(args.verdict, verdict)
+        console.print(f"verdict: {verdict.advice}, in {args.verdict}", soft_wrap=True)
+
+
+def _models(args: argparse.Namespace) -> Models:
+    """
+    Raises:
+        ConfigError: there is no such model.
+    """
+    primary = resolve_model(args.model, "--model", os.environ)
+    own = model_settings(primary)
+    auxiliary = args.auxiliary
+    if auxiliary is None:
+        auxiliary = own.get("selector", {}).get("model", "")
+    ingestion = IngestionConfig(
+        primary,
+        chunk_tokens=args.chunk_tokens,
+        kv_context=args.kv_context,
+        kv_context_tokens=args.kv_context_tokens,
+        prompt=load(PromptConfig, own.get("prompt", {}), "prompt."),
+    )
+    return Models(primary, auxiliary, ingestion, args.dtype, args.likeness)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = new_parser("load_tests.quality", ABOUT)
-    model = DEMO_ASSETS / "model"
-    option(parser, "--model", str(model), "directory of the primary model")
-    option(parser, "--auxiliary", str(model / "auxiliary"), "directory of the auxiliary model")
+    option(parser, "--model", DEMO, "the primary: a name such as smollm2, a directory, a GGUF file")
+    parser.add_argument(
+        "--auxiliary",
+        help="directory of the auxiliary model; empty: none, and no cacheclip (default: the model's own)",
+    )
+    option(parser, "--dtype", "auto", "of the primary's weights and KV")
+    own = IngestionConfig("model")
+    option(parser, "--kv-context", own.kv_context, "what chunks are computed behind", type=KvContext,
+           choices=list(KvContext))  # fmt: skip
+    option(parser, "--kv-context-tokens", 0, "most of them in front of a chunk; 0: as ingestion does")
+    option(parser, "--chunk-tokens", own.chunk_tokens, "most of a chunk")
     option(parser, "--questions", 2500, "at least so many with spread evidence")
-    option(parser, "--ratio", 0.2, "of the tokens, to be recomputed")
+    parser.add_argument(
+        "--many",
+        type=int,
+        help="at least so many with spread evidence over many documents (default: one per 20 --questions)",
+    )
+    option(parser, "--kinds", ",".join(KINDS), "which", type=parse_kinds)
+    option(parser, "--ratios", "0.1,0.2,0.4", "of the tokens, to be recomputed", type=parse_ratios)
     option(parser, "--controls", ",".join(CONTROLS), "which", type=parse_controls)
     forms = "forms, GROUPING/READING; the controls take as many as the first"
     option(parser, "--cacheclip", "budget/stitched", forms, type=parse_clips)
-    bounds = {"type": int, "nargs": 2, "metavar": ("LEAST", "MOST")}
-    option(parser, "--passages", (4, 6), "per context", **bounds)
+    bounds: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("LEAST", "MOST")}
+    option(parser, "--passages", (4, 6), "per context of few documents", **bounds)
+    parser.add_argument(
+        "--documents", help="per context of many (default: 5 9; of filled passages 5 6)", **bounds
+    )
     option(parser, "--chars", (160, 300), "per passage", **bounds)
+    parser.add_argument(
+        "--passage-tokens",
+        type=int,
+        help="fill passages up to so many with paragraphs about other things; 0: do not (default: 0 of the "
+        "demo model, of others a little less than --chunk-tokens)",
+    )
+    option(parser, "--context-tokens", 0, "of the longest context; 0: what there is room for, at most 7168")
     option(parser, "--seed", 0, "of contexts and questions")
     parser.add_argument("--minutes", type=float, help="stop after this long")
-    option(parser, "--threads", 1, "of torch; the demo models are too small to share out")
+    option(parser, "--threads", 1, "of torch in each process; the demo models are too small to share out")
+    option(parser, "--processes", 0, "that ask at once; 0: as many as there are cores for")
+    parser.add_argument("--likeness", action="store_true", help="also how alike auxiliary and primary judge")
     parser.add_argument(
         "--answers", type=Path, help="keep answers here as they come, and go on from those that are there"
     )

@@ -21,7 +21,7 @@ def end_of(
     timings = done.timings
     if decision is not None:
         timings = replace(timings, select_s=decision.took_s)
-        usage = replace(usage, note=decision.note)
+        usage = replace(usage, note="; ".join(filter(None, (reusing.note, decision.note))))
         if not decision.selected:
             usage = replace(usage, reuse=decision.mode)
         else:

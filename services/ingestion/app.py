@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from services.ingestion.calls import CallPolicy
-from services.ingestion.config import DEFAULT_CONTEXT_TOKENS, IngestionConfig
+from services.ingestion.config import IngestionConfig
 from services.ingestion.formats.ocr import OcrCommand
 from services.ingestion.formats.reading import ParserSettings
 from services.ingestion.handlers import IngestHandlers
-from services.ingestion.recipe import Recipe
+from services.ingestion.recipe import Recipe, context_tokens
 from services.ingestion.service import IngestionService
 from services.ingestion.upsert import DocumentStore
 from shared import log as logs
 from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.applications import transport_to
 from shared.clients.transport import Transport
-from shared.errors import ConfigError
-from shared.kv_types import KvContext
-from shared.prompt import PromptTokenizer, num_positions
+from shared.prompt import PromptTokenizer
 from shared.serving import builder_of, load_or_error
 
 
@@ -53,24 +51,8 @@ def _recipe(config: IngestionConfig) -> Recipe | None:
     tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
     if tokenizer is None:
         return None
-    context_tokens = _context_tokens(config, tokenizer)
-    return Recipe(tokenizer, config.chunk_tokens, _parsers(config), config.kv_context, context_tokens)
-
-
-def _context_tokens(config: IngestionConfig, tokenizer: PromptTokenizer) -> int:
-    """
-    Raises:
-        ConfigError: more than the model's positions leave.
-    """
-    if config.kv_context is KvContext.NONE:
-        return 0
-    room = max(0, num_positions(config.model) - len(tokenizer.prefix_ids) - config.chunk_tokens)
-    if config.kv_context_tokens > room:
-        raise ConfigError(
-            f"ingestion.kv_context_tokens: {config.kv_context_tokens} tokens and a chunk of "
-            f"{config.chunk_tokens} exceed the model's positions; set it to {room} at most, or to 0"
-        )
-    return config.kv_context_tokens or min(DEFAULT_CONTEXT_TOKENS, room)
+    room = context_tokens(config, len(tokenizer.prefix_ids))
+    return Recipe(tokenizer, config.chunk_tokens, _parsers(config), config.kv_context, room)
 
 
 def _parsers(config: IngestionConfig) -> ParserSettings:

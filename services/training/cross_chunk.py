@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import islice
 
 from services.training.contexts import (
     Context,
@@ -48,6 +49,24 @@ def draw_cross_chunk(
         passages += cut[: 2 + extra]
     asked = [*_ask(rng, passages, apart=True), *_ask(rng, passages, apart=False)]
     return Context(tuple(passages), tuple(asked[:num_questions]))
+
+
+def draw_documents(
+    rng: random.Random,
+    worlds: Worlds,
+    passage_chars: int,
+    split: Split,
+    num_documents: int,
+    num_questions: tuple[int, int],
+) -> Context:
+    """Two or three passages of each of so many documents. At most so many questions whose evidence lies in
+    two passages, and so many about first passages."""
+    kind, shape = rng.choice(list(worlds.kinds)), ContextShape(0, passage_chars)
+    documents = _unlike(rng, worlds, kind, split, num_documents)
+    passages = [p for document in documents for p in _part(rng, document, shape)[: rng.randint(2, 3)]]
+    num_spread, num_single = num_questions
+    spread, single = _ask(rng, passages, apart=True), _ask(rng, passages, apart=False)
+    return Context(tuple(passages), (*islice(spread, num_spread), *islice(single, num_single)))
 
 
 def _unlike(rng: random.Random, worlds: Worlds, kind: str, split: Split, count: int) -> list[CorpusDocument]:

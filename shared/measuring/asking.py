@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from shared.engine import Engine
-from shared.generation.asked import GenerateRequest
+from shared.generation.asked import GenerateRequest, PrefillRequest
 from shared.generation.told import DoneEvent, Event, FailedEvent, Timings
 
 
@@ -29,7 +29,7 @@ def timings_of(engine: Engine, request: GenerateRequest) -> Timings:
 class AskedTogether:
     """Requests that an engine works on at the same time, and what it has said to each: ``events``."""
 
-    def __init__(self, engine: Engine, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(self, engine: Engine, requests: Sequence[GenerateRequest | PrefillRequest]) -> None:
         self._engine = engine
         self.events: list[list[Event]] = [[] for _ in requests]
         for request, events in zip(requests, self.events, strict=True):

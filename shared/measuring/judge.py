@@ -4,52 +4,94 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
-from shared.verdict import BY_RATIO, Verdict
+from shared.kv_types import KvContext
+from shared.verdict import BY_RATIO, Tally, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One mode on one kind of question.
+    """One mode, at one ratio where it goes by one, on one kind of question.
 
     num_correct: right answers. loss_at_most: how many more questions ``full`` may answer than it, the whole
     interval considered; a share.
+    gain_at_least, gain_at_most: the interval of how many more it answers than ``reordered``; shares.
     """
 
     mode: str
     num_correct: float
     loss_at_most: float
+    ratio: float | None = None
+    gain_at_least: float = 0.0
+    gain_at_most: float = 0.0
+    kind: str = ""
 
 
 def judge(
-    scores: Iterable[Score], tolerance: float, ratio: float, model: str, prefix: str, encoding: str
+    scores: Iterable[Score],
+    tolerance: float,
+    model: str,
+    prefix: str,
+    encoding: str,
+    kv_context: KvContext = KvContext.NONE,
+    evidence: Mapping[str, Tally] | None = None,
 ) -> Verdict:
     """The mode that computes least among those that, on every kind of question, are worse than ``full`` by no
     more than ``tolerance``: ``reordered``; else of the modes that recompute a ratio the one with the most
     right answers; else ``full``.
 
+    KV that is computed behind its document may know what none of the retrieved chunks says, so that there
+    ``full`` is no upper mark, and recomputing destroys. It is forbidden unless some mode and ratio answers
+    significantly more than ``reordered`` on one kind of question, and significantly fewer on none; and where
+    no mode is as good as ``full`` everywhere, ``reordered`` is the verdict if ``full`` answers no more than
+    it over all kinds. ``evidence``: see ``Verdict``.
+
     Raises:
         InvalidRequest: there are no scores to go by.
     """
-    by_mode = defaultdict(list)
+    by_way: dict[tuple[str, float | None], list[Score]] = defaultdict(list)
     for score in scores:
-        by_mode[score.mode].append(score)
-    if not by_mode:
+        by_way[score.mode, score.ratio].append(score)
+    if not by_way:
         raise InvalidRequest("--verdict: no question has been asked in every mode yet; run on until one has")
-    fitting = {
-        mode: sum(score.num_correct for score in of_mode)
-        for mode, of_mode in by_mode.items()
-        if all(score.loss_at_most <= tolerance for score in of_mode)
+    conditioned = kv_context is not KvContext.NONE
+    allowed = {
+        way: of_way
+        for way, of_way in by_way.items()
+        if not conditioned or way[0] not in BY_RATIO or _helps(of_way)
     }
-    by_ratio = [mode for mode in BY_RATIO if mode in fitting]
-    cheapest = ReuseMode.REORDERED
+    recompute = any(mode in BY_RATIO for mode, _ in allowed) or not conditioned
+    mode, ratio = _best(allowed, tolerance, conditioned)
+    return Verdict(
+        mode, tolerance, model, prefix, encoding, ratio, kv_context, recompute, dict(evidence or {})
+    )
+
+
+def _best(
+    by_way: Mapping[tuple[str, float | None], Sequence[Score]], tolerance: float, conditioned: bool
+) -> tuple[ReuseMode, float | None]:
+    right = {way: sum(score.num_correct for score in of_way) for way, of_way in by_way.items()}
+    fitting = [
+        way for way, of_way in by_way.items() if all(score.loss_at_most <= tolerance for score in of_way)
+    ]
+    cheapest, full = (ReuseMode.REORDERED.value, None), (ReuseMode.FULL.value, None)
+    by_ratio = [way for way in fitting if way[0] in BY_RATIO]
     if cheapest in fitting:
-        return Verdict(cheapest, tolerance, model, prefix, encoding)
+        return ReuseMode.REORDERED, None
     if by_ratio:
-        best = max(by_ratio, key=lambda mode: fitting[mode])
-        return Verdict(best, tolerance, model, prefix, encoding, ratio)
-    return Verdict(ReuseMode.FULL, tolerance, model, prefix, encoding)
+        mode, ratio = max(by_ratio, key=lambda way: right[way])
+        return ReuseMode(mode), ratio
+    if conditioned and cheapest in right and right[cheapest] >= right.get(full, 0.0):
+        return ReuseMode.REORDERED, None
+    return ReuseMode.FULL, None
+
+
+def _helps(of_way: Sequence[Score]) -> bool:
+    """Recomputing destroys nothing for certain, and wins something for certain."""
+    return all(score.gain_at_most >= 0 for score in of_way) and any(
+        score.gain_at_least > 0 for score in of_way
+    )

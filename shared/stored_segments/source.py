@@ -25,7 +25,6 @@ from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
 from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.generation.asked import Chunk
-from shared.identity import chunk_identity
 from shared.kv_format import ChunkFile, ChunkHeader
 from shared.kv_stores import NodeFiles
 from shared.kv_types import OpenedChunk
@@ -100,15 +99,13 @@ class StoreSegmentSource:
         except KvquiltError as error:
             log.warning("kv_store cannot say what chunk %s stands behind: %s", chunk.chunk_id, error.detail)
             return None
-        if found is None:
+        identities = () if found is None else found.identities
+        if found is None or identities[-1:] != (chunk.parent_id,):
             return None
-        links: list[Chunk] = []
-        parent_id = ""
-        for ids in found.links:
-            of = (found.tenant, found.model_fingerprint, found.prefix_ids, ids)
-            links.append(Chunk(chunk_identity(*of, parent_id), ids, parent_id))
-            parent_id = links[-1].chunk_id
-        return links if parent_id == chunk.parent_id else None
+        return [
+            Chunk(chunk_id, ids, parent_id)
+            for chunk_id, ids, parent_id in zip(identities, found.links, ("", *identities), strict=False)
+        ]
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
         """The store answers at once and brings them to this node meanwhile."""

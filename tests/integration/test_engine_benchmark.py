@@ -14,22 +14,24 @@ from load_tests.benchmark import line
 from load_tests.engine import __main__ as command
 from load_tests.engine.batches import BatchEngine
 from load_tests.engine.ceilings import ceiling_of
+from load_tests.engine.chains import HEADER_LEN, flops_of
 from load_tests.engine.compare import (
     Runs,
     compare,
     compare_batches,
     compare_branches,
+    compare_chains,
     compare_invariant,
     compare_sampled,
     compare_sharing,
 )
 from load_tests.engine.sharing import Crowd
-from load_tests.engine.workers import Worker, WorkerFailed, peak_bytes
 from load_tests.plot import write_plot
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 from shared.measuring.shapes import Shape
+from shared.measuring.workers import Worker, WorkerFailed, peak_bytes
 
 TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
 SMALL = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)
@@ -122,6 +124,28 @@ def test_the_cost_of_batch_invariance_is_measured() -> None:
     assert (ttft.name, rate.name) == ("batch_invariant_ttft_32", "batch_invariant_decode_8_32")
     assert ttft.ratio == pytest.approx((ttft.baseline or 0) / ttft.value)
     assert rate.n == 2
+
+
+def test_prefilling_chains_is_compared_with_what_they_compute_more() -> None:
+    case = replace(SMALL, context=40)
+    found = {m.name: m for m in compare_chains(case, 2, Runs(cold=2))}
+    chained, alone = (flops_of(case, of_chains) for of_chains in (True, False))
+    times, flops, quotient = (
+        found[f"prefill_chains_40_{name}"] for name in ("time_ratio", "flop_ratio", "time_over_flops")
+    )
+    assert flops.value == pytest.approx(chained / alone)
+    assert quotient.value == pytest.approx(times.value / flops.value)
+    assert found["prefill_chains_40"].tflop == pytest.approx(2 * chained / 1e12)
+
+
+def test_the_arithmetic_of_a_prefill_counts_every_key_that_a_row_sees() -> None:
+    case = replace(SMALL, context=40)
+    weights = 2 * TINY.layers * TINY.layer_weights
+    per_key = 4 * TINY.layers * TINY.heads * TINY.head_dim
+    of_document = range(case.prefix, case.prefix + HEADER_LEN + 40)
+    assert flops_of(case, True) == sum(weights + per_key * (at + 1) for at in of_document)
+    alone = [at for length in case.chunk_lens for at in range(case.prefix, case.prefix + length)]
+    assert flops_of(case, False) == sum(weights + per_key * (at + 1) for at in alone)
 
 
 def test_sampling_is_compared_with_greedy_decoding() -> None:

@@ -19,8 +19,10 @@ from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.forest import Grow, Start
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import ForestOrder
+from shared.generation.pieces import Conditioned
 from shared.generation.told import DoneEvent, GenerationEvent, GrownEvent, SelectedEvent, TextSpan, TokenEvent
 from shared.identity import chunk_identity, ids_hash
+from shared.kv_types import KvContext
 from shared.verdict import Verdict
 from tests.generation_server import Served, context, order_of, reuse_of, save_byte_tokenizer, serving
 from tests.oracles import VOCAB, tiny_model
@@ -261,6 +263,30 @@ class TestAuto:
         assert tokens_of(auto, TokenEvent) == tokens_of(full, TokenEvent)
         assert end_of(auto).usage.reuse == "full"
         assert end_of(auto).usage.note.startswith(note)
+
+    async def test_one_of_chunks_that_know_their_documents_is_obeyed_over_these_alone(
+        self, models: Path, tmp_path: Path
+    ) -> None:
+        """And who recomputes against it is answered, and told."""
+        path = tmp_path / "verdict.json"
+        changes = {"mode": ReuseMode.REORDERED, "ratio": None, "recompute": False}
+        async with serving(models / "talking", kv_store="") as served:
+            (await self.verdict_of(served, kv_context=KvContext.DOCUMENT, **changes)).write(path)
+        chained = [Conditioned(TEXTS[1], context=TEXTS[:1]), TEXTS[0]]
+        async with serving(models / "talking", kv_store="", verdict=str(path)) as served:
+            auto = end_of(await generate(served, chained, [QUESTION], reuse="auto")).usage
+            alone = end_of(await generate(served, TEXTS, [QUESTION], reuse="auto")).usage
+            anew = end_of(
+                await generate(served, chained, [QUESTION], reuse="epic", recompute=Recompute(0.3))
+            ).usage
+        assert (auto.reuse, auto.note) == ("reordered", "")
+        assert (alone.reuse, alone.note) == (
+            "full",
+            "auto is full: the verdict was made for another kv_context",
+        )
+        assert anew.reuse == "epic"
+        assert anew.selected_tokens
+        assert anew.note.startswith("epic recomputes against the model's verdict")
 
     async def test_without_one_it_is_full_and_with_another_prefix_too(
         self, models: Path, tmp_path: Path

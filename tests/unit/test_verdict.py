@@ -11,7 +11,8 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
-from shared.verdict import Verdict
+from shared.kv_types import KvContext
+from shared.verdict import Tally, Verdict
 
 VERDICT = Verdict(ReuseMode.CACHECLIP, 0.01, "f" * 32, "0" * 32, "exact", 0.2)
 
@@ -23,10 +24,34 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 def test_it_holds_for_its_model_prefix_and_encoding_and_names_what_differs() -> None:
-    own = {"model": VERDICT.model, "prefix": VERDICT.prefix, "encoding": VERDICT.encoding}
+    own: dict[str, Any] = {"model": VERDICT.model, "prefix": VERDICT.prefix, "encoding": VERDICT.encoding}
     assert VERDICT.misfit(**own) == ""
     for name in own:
         assert VERDICT.misfit(**own | {name: "another"}) == name
+
+
+def test_it_holds_for_what_its_kv_was_computed_behind(tmp_path: Path) -> None:
+    own = (VERDICT.model, VERDICT.prefix, VERDICT.encoding)
+    for context in KvContext:
+        verdict = replace(VERDICT, kv_context=context)
+        fits = context is not KvContext.NONE
+        assert verdict.misfit(*own, conditioned=fits) == verdict.misfit(*own) == ""
+        assert verdict.misfit(*own, conditioned=not fits) == "kv_context"
+
+
+def test_a_verdict_of_an_earlier_version_is_of_kv_that_is_alone(tmp_path: Path) -> None:
+    written = {k: v for k, v in asdict(VERDICT).items() if k not in ("kv_context", "recompute", "asked")}
+    (tmp_path / "v.json").write_text(json.dumps(written), encoding="utf-8")
+    assert Verdict.read(tmp_path / "v.json") == VERDICT
+    assert VERDICT.kv_context is KvContext.NONE
+
+
+def test_what_was_asked_is_kept(tmp_path: Path) -> None:
+    asked = {"spread": Tally(400, 50, {"full": (0.95, 0.93, 0.97)})}
+    reordered = replace(VERDICT, mode=ReuseMode.REORDERED, ratio=None)
+    verdict = replace(reordered, kv_context=KvContext.DOCUMENT, recompute=False, asked=asked)
+    verdict.write(tmp_path / "v.json")
+    assert Verdict.read(tmp_path / "v.json") == verdict
 
 
 @pytest.mark.parametrize(
@@ -42,6 +67,12 @@ def test_it_holds_for_its_model_prefix_and_encoding_and_names_what_differs() -> 
         ({"tolerance": -1}, "v.json: tolerance: -1.0 is out of range"),
         ({"tolerance": float("nan")}, "v.json: tolerance: nan"),
         ({"model": ""}, "v.json: model: is empty"),
+        ({"kv_context": "page"}, "v.json: kv_context: 'page' is not one of document, header, none"),
+        ({"recompute": False}, "v.json: recompute: mode cacheclip recomputes"),
+        (
+            {"asked": {"spread": {"num_questions": "many"}}},
+            "v.json: asked.spread.num_questions: expected",
+        ),
         ({"prefx": "0"}, "v.json: prefx: unknown setting; did you mean 'v.json: prefix'"),
     ],
 )

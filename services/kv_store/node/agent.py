@@ -65,7 +65,8 @@ class Agent:
         self.list_pinned_chunks, self.follow_pins = upkeep.list_pinned_chunks, upkeep.follow_pins
         self.delete, self.put_manifest = home.delete, home.put_manifest
         self.get_manifest, self.manifest_page = home.get_manifest, home.manifest_page
-        self.delete_manifest, self.chain = home.delete_manifest, home.chain
+        self.delete_manifest, self.count_documents = home.delete_manifest, home.count_documents
+        self.chain = home.chain
 
     async def recover(self, ctx: RequestContext) -> None:
         """Goes on with what was left undone: the agent died in between, or a node or the object store did not

@@ -13,6 +13,7 @@ from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
 from shared.kv_stores import NodeAgent
 from shared.kv_types import (
+    AlikeDocuments,
     Chain,
     ChunkPage,
     ChunkStat,
@@ -133,6 +134,9 @@ class ClusterStore:
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
         return await self._at_home(lambda home: home.delete_manifest(ctx, collection, document_id))
+
+    async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
+        return await self._at_home(lambda home: home.count_documents(ctx))
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         nodes = [node_id] if node_id else [n for n in self._nodes.ids() if n in self._readers]

@@ -15,6 +15,7 @@ from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
+from shared.kv_types import KvContext
 from shared.verdict import Verdict
 
 PREFIX = (1, 2, 3)
@@ -23,7 +24,7 @@ VERDICT = Verdict(ReuseMode.CACHEBLEND, 0.01, "m", ids_hash(PREFIX), "exact", 0.
 
 def modes(verdict: Verdict | None = None, has_selector: bool = False, **settings: Any) -> Modes:
     config = load(GeneratorConfig, {"model": "m"} | settings)
-    return Modes(config, "m", verdict, has_selector)
+    return Modes(config, "m", (verdict,) if verdict else (), has_selector)
 
 
 def test_a_request_that_names_no_mode_has_the_configured_one() -> None:
@@ -96,3 +97,57 @@ def test_a_verdict_is_obeyed_where_it_holds_and_elsewhere_it_is_said_why_not(
     assert settled.mode is mode
     assert (why in settled.note) if why else settled.note == ""
     assert settled.recompute == (Recompute() if why or verdict is None else Recompute(verdict.ratio))
+
+
+FORBIDS = replace(
+    VERDICT, mode=ReuseMode.REORDERED, ratio=None, kv_context=KvContext.DOCUMENT, recompute=False
+)
+
+
+@pytest.mark.parametrize(
+    ("conditioned", "mode", "why"),
+    [
+        (True, ReuseMode.REORDERED, ""),
+        (None, ReuseMode.REORDERED, ""),  # a request without chunks
+        (False, ReuseMode.FULL, "another kv_context"),
+    ],
+)
+def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_are_computed_behind_others(
+    conditioned: bool | None, mode: ReuseMode, why: str
+) -> None:
+    settled = modes(FORBIDS).settle(Reuse(Auto.AUTO), PREFIX, conditioned=conditioned)
+    assert settled.mode is mode
+    assert (why in settled.note) if why else settled.note == ""
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        Reuse(ReuseMode.EPIC, Recompute(0.2)),
+        Reuse(ReuseMode.TOKENS, Recompute(tokens=(1,))),
+        Reuse(ReuseMode.CACHECLIP),
+        Reuse(),
+    ],
+)
+def test_who_recomputes_against_the_verdict_is_told(order: Reuse) -> None:
+    ours = modes(FORBIDS, has_selector=True, reuse="query_attention")
+    settled = ours.settle(order, PREFIX, conditioned=True)
+    assert settled.mode is (order.mode or ReuseMode.QUERY_ATTENTION)
+    assert "recomputes against the model's verdict" in settled.note
+    assert "reordered is advised" in settled.note
+
+
+@pytest.mark.parametrize(
+    ("verdict", "order", "conditioned"),
+    [
+        (FORBIDS, Reuse(ReuseMode.EPIC), False),
+        (FORBIDS, Reuse(ReuseMode.EPIC, Recompute(0.0)), True),
+        (FORBIDS, Reuse(ReuseMode.FULL), True),
+        (FORBIDS, Reuse(ReuseMode.REORDERED), True),
+        (replace(FORBIDS, model="other"), Reuse(ReuseMode.EPIC), True),
+        (VERDICT, Reuse(ReuseMode.EPIC), False),
+        (None, Reuse(ReuseMode.EPIC), True),
+    ],
+)
+def test_who_does_not_is_told_nothing(verdict: Verdict | None, order: Reuse, conditioned: bool) -> None:
+    assert modes(verdict).settle(order, PREFIX, conditioned=conditioned).note == ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.ingestion.app import _context_tokens
+from services.ingestion import recipe
 from services.ingestion.config import IngestionConfig
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
@@ -20,7 +20,7 @@ PREFIX_LEN = len(WordTokenizer.prefix_ids)
 def context_tokens(tmp_path: Path, num_positions: int, **settings: Any) -> int:
     config = {"model_type": "llama", "max_position_embeddings": num_positions}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return _context_tokens(IngestionConfig(model=str(tmp_path), **settings), WordTokenizer())  # type: ignore[arg-type]
+    return recipe.context_tokens(IngestionConfig(model=str(tmp_path), **settings), PREFIX_LEN)
 
 
 @pytest.mark.parametrize(

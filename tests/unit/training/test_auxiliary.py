@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from load_tests.quality.bench import QualityBench
-from load_tests.quality.modes import ClipSetting
-from load_tests.quality.trials import Shapes, draw_trial
+from cluster.gate.bench import Models, QualityBench
+from cluster.gate.modes import Arm, Comparison
+from cluster.gate.tasks import TaskKind
+from cluster.gate.trials import Shapes, draw_trial
+from services.ingestion.config import IngestionConfig
 from services.training.contexts import ContextShape
 from services.training.corpus import Worlds
 from services.training.cross_chunk import LEAST_PASSAGES, draw_cross_chunk
@@ -118,11 +120,12 @@ def test_the_shipped_auxiliary_is_smaller_than_the_primary_and_of_another_family
 def test_the_shipped_auxiliary_looks_where_the_primary_looks() -> None:
     """More than chance would have it: of the best fifth of the tokens, two independent choices share a
     ninth."""
-    bench = QualityBench(
-        str(ASSETS / "model"), str(ASSETS / "model" / "auxiliary"), 0.2, [ClipSetting()], max_tokens=1
-    )
-    trials = [bench.prepare(draw_trial(5, number, Shapes())) for number in range(6)]
-    told = [a for answers in bench.ask(ReuseMode.QUERY_ATTENTION, trials) for a in answers]
+    primary = str(ASSETS / "model")
+    models = Models(primary, f"{primary}/auxiliary", IngestionConfig(primary), likeness=True)
+    bench = QualityBench(models, Comparison(), max_tokens=1)
+    asked = [(kind, Arm(ReuseMode.QUERY_ATTENTION, 0.2)) for kind in (TaskKind.SPREAD, TaskKind.SINGLE)]
+    wanted = [(draw_trial(5, number, Shapes()), asked) for number in range(6)]
+    told = [a for answers in bench.ask(wanted) for a in answers]
     bench.close()
     overlaps = [answer.agreement["stitched"][1] for answer in told]
     assert sum(overlaps) / len(overlaps) > 2 / 9

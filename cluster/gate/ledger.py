@@ -17,8 +17,10 @@ FIRST_LAYER, LAST_LAYER = "first_layer", "last_layer"
 @dataclass(frozen=True, slots=True)
 class GradedAnswer:
     """
+    kind: of the task (``tasks.TaskKind``), with ``_many`` behind it in contexts of many documents.
+    mode: ``Arm.label``.
     correct: the value that was asked for stands in the text.
-    spread: the evidence lies in two chunks.
+    num_tokens: of the chunks that were retrieved.
     selected: tokens of the context that were recomputed for this question.
     found: share of the answer's tokens in the context that are among them; None where the text does not show
     it in one piece.
@@ -26,10 +28,10 @@ class GradedAnswer:
     layer: by reading that of the auxiliary, and by ``FIRST_LAYER`` that of the primary's own first layer.
     """
 
+    kind: str
     mode: str
     context: int
     question: int
-    spread: bool
     correct: bool
     text: str
     num_tokens: int
@@ -39,7 +41,7 @@ class GradedAnswer:
 
 
 class Ledger:
-    """A file with a line per mode and context; None keeps answers in memory alone."""
+    """A file with a line per kind, mode and context; None keeps answers in memory alone."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         """
@@ -47,7 +49,7 @@ class Ledger:
             InvalidRequest: the file holds answers that were made with other settings.
         """
         self.answers: list[GradedAnswer] = []
-        self._held: set[tuple[str, int]] = set()
+        self._held: set[tuple[str, str, int]] = set()
         self._path = path
         if path is None:
             return
@@ -61,11 +63,11 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join([head, *lines[1:], ""]), encoding="utf-8")
 
-    def holds(self, mode: str, context: int) -> bool:
-        return (mode, context) in self._held
+    def holds(self, kind: str, mode: str, context: int) -> bool:
+        return (kind, mode, context) in self._held
 
     def add(self, answers: Sequence[GradedAnswer]) -> None:
-        """All of one context in one mode."""
+        """All of one kind about one context in one mode."""
         self._keep(answers)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
@@ -73,7 +75,7 @@ class Ledger:
 
     def _keep(self, answers: Sequence[GradedAnswer]) -> None:
         self.answers += answers
-        self._held |= {(answer.mode, answer.context) for answer in answers}
+        self._held |= {(answer.kind, answer.mode, answer.context) for answer in answers}
 
 
 def _compare(path: Path, kept: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

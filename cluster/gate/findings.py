@@ -1,0 +1,215 @@
+"""Finds what kept answers say: one table per kind of question, and the same numbers as
+measurements."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from cluster.gate.ledger import FIRST_LAYER, GradedAnswer
+from cluster.gate.modes import CACHECLIP, CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS, Arm, Comparison
+from cluster.gate.tasks import TaskKind
+from shared.generation.modes import ReuseMode
+from shared.measuring.judge import Score
+from shared.measuring.paired import Bools, Clusters, Interval, mcnemar, won_back
+from shared.measuring.report import Measurement
+from shared.verdict import Tally
+
+COUNTS_FROM = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ModeResult:
+    """One way of answering one kind of question.
+
+    mode: ``Arm.label``; ratio: of recomputed tokens, None where none are asked for.
+    selected: share of the context's tokens that were recomputed; found: of the asked-for value's tokens, how
+    many are among them.
+    against_full, against_whole, against_reordered: differences of the shares of right answers to those of
+    ``full`` over the same chunks, ``full`` over the whole blocks, and ``reordered``; won_back: of what
+    ``full`` gets right beyond ``reordered``.
+    p: of the paired test with ``reference``; ahead, behind: questions that only this one, or only the
+    reference, answers.
+    """
+
+    mode: str
+    ratio: float | None
+    correct: Interval
+    against_full: Interval
+    against_whole: Interval
+    against_reordered: Interval
+    won_back: Interval
+    selected: float
+    found: float
+    reference: str
+    ahead: int
+    behind: int
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """On one kind of question. ``of_attention``: of what ``query_attention`` wins back, the share that
+    ``cacheclip`` does at the same ratio."""
+
+    kind: str
+    num_questions: int
+    num_contexts: int
+    num_tokens: float
+    rows: Sequence[ModeResult]
+    of_attention: Interval | None
+
+    def row(self, arm: Arm) -> ModeResult:
+        return next(row for row in self.rows if row.mode == arm.label)
+
+    @property
+    def counts(self) -> bool:
+        """The model reads such contexts at all: the whole blocks tell it more than it knows without."""
+        known, read = self.row(CLOSED_BOOK).correct.value, self.row(WHOLE_BLOCKS).correct.value
+        return read - known >= COUNTS_FROM
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """With the attention of the primary's last layer, means over all questions: of the auxiliary's scores
+    (``reading``), or of the primary's first layer, the yardstick: an auxiliary that is nearer is worth
+    asking."""
+
+    reading: str
+    kl: float
+    jaccard: float
+    jaccard_by_chance: float
+    num_questions: int
+
+
+def findings(answers: Sequence[GradedAnswer], plan: Comparison) -> list[Finding]:
+    """Of questions that have been asked in every way that the plan has for their kind."""
+    by_kind: dict[str, list[GradedAnswer]] = defaultdict(list)
+    for answer in answers:
+        by_kind[answer.kind].append(answer)
+    kinds = {f"{kind}{many}": plan.arms(kind) for many in ("", "_many") for kind in TaskKind}
+    return [
+        _finding(kind, plan, arms, by_mode)
+        for kind, arms in kinds.items()
+        if (by_mode := _complete(by_kind[kind], [arm.label for arm in arms]))
+    ]
+
+
+def likenesses(answers: Sequence[GradedAnswer], ratio: float) -> list[Likeness]:
+    pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for answer in answers:
+        for reading, pair in answer.agreement.items():
+            pairs[reading].append(pair)
+    chance = ratio / (2 - ratio)  # of two independent choices
+    return [
+        Likeness(reading, fmean(kl for kl, _ in of_it), fmean(best for _, best in of_it), chance, len(of_it))
+        for reading, of_it in pairs.items()
+    ]
+
+
+def scores(found: Sequence[Finding], plan: Comparison) -> Iterator[Score]:
+    """Those by which a verdict goes: of ways that requests can ask for."""
+    served = {arm.label: arm for kind in TaskKind for arm in plan.arms(kind) if arm.is_served}
+    for finding in found:
+        for row in finding.rows:
+            if (arm := served.get(row.mode)) is not None:
+                yield Score(
+                    arm.mode.value,
+                    row.correct.value * finding.num_questions,
+                    -row.against_full.low,
+                    arm.ratio or None,
+                    gain_at_least=row.against_reordered.low,
+                    gain_at_most=row.against_reordered.high,
+                    kind=finding.kind,
+                )
+
+
+def evidence(found: Sequence[Finding]) -> dict[str, Tally]:
+    """What a verdict was made of, by kind of question."""
+    return {
+        finding.kind: Tally(
+            finding.num_questions,
+            finding.num_contexts,
+            {row.mode: (row.correct.value, row.correct.low, row.correct.high) for row in finding.rows},
+        )
+        for finding in found
+    }
+
+
+def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterator[Measurement]:
+    for finding in found:
+        full = finding.row(FULL).correct.value
+        for row in finding.rows:
+            name, num = f"{finding.kind}_{row.mode}", finding.num_questions
+            ratio = row.correct.value / full if full else None
+            yield Measurement(name, row.correct.value, "fraction", full, ratio, n=num)
+            yield Measurement(f"against_whole_blocks_{name}", row.against_whole.value, "fraction", n=num)
+            yield Measurement(f"won_back_{name}", row.won_back.value, "fraction", n=num)
+            yield Measurement(f"selected_{name}", row.selected, "fraction", n=num)
+            yield Measurement(f"p_{name}", row.p, "probability", n=row.ahead + row.behind)
+    yardstick = next((one.kl for one in alike if one.reading == FIRST_LAYER), None)
+    for one in alike:
+        ratio = yardstick / one.kl if yardstick is not None and one.kl else None
+        yield Measurement(f"kl_{one.reading}", one.kl, "nats", yardstick, ratio, n=one.num_questions)
+        yield Measurement(
+            f"jaccard_{one.reading}", one.jaccard, "fraction", one.jaccard_by_chance, n=one.num_questions
+        )
+
+
+def _complete(answers: Iterable[GradedAnswer], modes: Sequence[str]) -> dict[str, list[GradedAnswer]]:
+    """By mode, in the same order of questions."""
+    by_mode: dict[str, dict[tuple[int, int], GradedAnswer]] = {mode: {} for mode in modes}
+    for answer in answers:
+        if answer.mode in by_mode:
+            by_mode[answer.mode][answer.context, answer.question] = answer
+    common = sorted(set.intersection(*(set(of_mode) for of_mode in by_mode.values())))
+    return {mode: [of_mode[key] for key in common] for mode, of_mode in by_mode.items()} if common else {}
+
+
+def _finding(
+    kind: str, plan: Comparison, arms: Sequence[Arm], by_mode: Mapping[str, Sequence[GradedAnswer]]
+) -> Finding:
+    asked = by_mode[FULL.label]
+    context_Q = np.array([answer.context for answer in asked])
+    clusters = Clusters(context_Q)
+    correct = {mode: np.array([answer.correct for answer in of_mode]) for mode, of_mode in by_mode.items()}
+    clip, attention = plan.reference(FULL).label, Arm(ReuseMode.QUERY_ATTENTION, plan.ratio).label
+    of_attention = None
+    if attention in correct and clip.startswith(CACHECLIP):
+        of_attention = clusters.interval(
+            won_back, correct[clip], correct[REORDERED.label], correct[attention]
+        )
+    rows = [_row(arm, plan.reference(arm).label, by_mode[arm.label], correct, clusters) for arm in arms]
+    num_tokens = fmean(answer.num_tokens for answer in asked)
+    return Finding(kind, len(context_Q), len(set(context_Q.tolist())), num_tokens, rows, of_attention)
+
+
+def _row(
+    arm: Arm,
+    reference: str,
+    answers: Sequence[GradedAnswer],
+    correct: Mapping[str, Bools],
+    clusters: Clusters,
+) -> ModeResult:
+    ours_Q, reference_Q = correct[arm.label], correct[reference]
+    ahead, behind = int((ours_Q & ~reference_Q).sum()), int((reference_Q & ~ours_Q).sum())
+    full_Q, whole_Q, reordered_Q = (correct[one.label] for one in (FULL, WHOLE_BLOCKS, REORDERED))
+    return ModeResult(
+        arm.label,
+        arm.ratio,
+        clusters.interval(lambda ours: ours, ours_Q),
+        clusters.interval(np.subtract, ours_Q, full_Q),
+        clusters.interval(np.subtract, ours_Q, whole_Q),
+        clusters.interval(np.subtract, ours_Q, reordered_Q),
+        clusters.interval(won_back, ours_Q, reordered_Q, full_Q),
+        fmean(answer.selected / answer.num_tokens for answer in answers),
+        fmean([answer.found for answer in answers if answer.found is not None] or [0.0]),
+        reference,
+        ahead,
+        behind,
+        mcnemar(ahead, behind),
+    )

@@ -1,0 +1,155 @@
+"""Names what is compared: modes of reuse at ratios of recompute, forms of ``cacheclip``, and the marks above
+and below them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster.gate.tasks import TaskKind
+from shared.engine.modes.token_selection import DEFAULT_RATIO
+from shared.errors import InvalidRequest
+from shared.generation.modes import GoesBy, ReuseMode
+from shared.generation.selection import Grouping, Reading
+
+CACHECLIP = "cacheclip"
+CONTROLS = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO and not mode.deferred)
+UNNAMED_RATIO = 0.05  # asked besides where recomputing has most to destroy
+
+
+@dataclass(frozen=True, slots=True)
+class ClipSetting:
+    """One form of ``cacheclip``; the first one of a run goes by that name alone, and says how many tokens the
+    controls get."""
+
+    grouping: Grouping = Grouping.BUDGET
+    reading: Reading = Reading.STITCHED
+
+    @property
+    def label(self) -> str:
+        return (
+            CACHECLIP if self == ClipSetting() else f"{CACHECLIP}/{self.grouping.value}/{self.reading.value}"
+        )
+
+
+class Over(enum.StrEnum):
+    """What an answer is read from, in place of the chunks that were retrieved."""
+
+    PLACED = ""
+    BLOCKS = "whole_blocks"
+    NOTHING = "closed_book"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way of answering. ``ratio``: of the tokens that are recomputed; None: of ``full``. ``clip``: of
+    ``cacheclip``, its form."""
+
+    mode: ReuseMode
+    ratio: float | None = None
+    clip: ClipSetting | None = None
+    over: Over = Over.PLACED
+
+    @property
+    def label(self) -> str:
+        """``MODE_RATIO``, the ratio in percent."""
+        name = self.over.value or (self.clip.label if self.clip else self.mode.value)
+        return name if self.ratio is None else f"{name}_{100 * self.ratio:g}"
+
+    @property
+    def recomputes(self) -> bool:
+        """By question, each with tokens of its own."""
+        return bool(self.ratio)
+
+    @property
+    def is_served(self) -> bool:
+        """Requests can ask for it, so that a verdict may name it."""
+        return self.over is Over.PLACED and self.clip in (None, ClipSetting())
+
+
+FULL, REORDERED = Arm(ReuseMode.FULL), Arm(ReuseMode.REORDERED, 0.0)
+WHOLE_BLOCKS, CLOSED_BOOK = (
+    Arm(ReuseMode.FULL, over=Over.BLOCKS),
+    Arm(ReuseMode.FULL, over=Over.NOTHING),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What is compared with what."""
+
+    controls: tuple[ReuseMode, ...] = CONTROLS
+    clips: tuple[ClipSetting, ...] = (ClipSetting(),)
+    ratios: tuple[float, ...] = (0.1, 0.2, 0.4)
+
+    @property
+    def ratio(self) -> float:
+        """The one that stands for all where there can be only one."""
+        return DEFAULT_RATIO if DEFAULT_RATIO in self.ratios or not self.ratios else self.ratios[0]
+
+    def arms(self, kind: TaskKind) -> tuple[Arm, ...]:
+        return tuple(self._arms(kind))
+
+    def _arms(self, kind: TaskKind) -> Iterator[Arm]:
+        yield from (CLOSED_BOOK, WHOLE_BLOCKS, FULL, REORDERED)
+        more = {UNNAMED_RATIO} if kind is TaskKind.UNNAMED and self.ratios else set()
+        for ratio in sorted({*self.ratios, *more}):
+            yield from (Arm(mode, ratio) for mode in self.controls)
+            yield from (Arm(ReuseMode.CACHECLIP, ratio, clip) for clip in self.clips)
+
+    def reference(self, arm: Arm) -> Arm:
+        """What it is tested against: ``cacheclip`` at the same ratio, else ``reordered``."""
+        if not (self.clips and self.ratios):
+            return REORDERED
+        return Arm(ReuseMode.CACHECLIP, arm.ratio or self.ratio, self.clips[0])
+
+
+def parse_clips(names: str) -> tuple[ClipSetting, ...]:
+    """``budget/stitched,paper/each``; empty: none.
+
+    Raises:
+        InvalidRequest: names what is no grouping or reading.
+    """
+    return tuple(_clip(name) for name in names.split(",")) if names.strip() else ()
+
+
+def _clip(name: str) -> ClipSetting:
+    grouping, _, reading = name.strip().partition("/")
+    try:
+        return ClipSetting(Grouping(grouping), Reading(reading))
+    except ValueError:
+        groupings, readings = "|".join(g.value for g in Grouping), "|".join(r.value for r in Reading)
+        raise InvalidRequest(
+            f"--cacheclip: {name!r} is not a form of it; write {groupings}/{readings}"
+        ) from None
+
+
+def parse_controls(names: str) -> tuple[ReuseMode, ...]:
+    """
+    Raises:
+        InvalidRequest: names what is no control.
+    """
+    known = {mode.value: mode for mode in CONTROLS}
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if unknown := [name for name in wanted if name not in known]:
+        raise InvalidRequest(f"--controls: {unknown[0]!r} is not one of {', '.join(known)}")
+    return tuple(known[name] for name in wanted)
+
+
+def parse_ratios(numbers: str) -> tuple[float, ...]:
+    """``0.1,0.2``; 0 is ``reordered``, which is asked anyway.
+
+    Raises:
+        InvalidRequest: something is no number from 0 to 1.
+    """
+    ratios = []
+    for number in filter(None, (part.strip() for part in numbers.split(","))):
+        try:
+            ratio = float(number)
+        except ValueError:
+            ratio = -1.0
+        if not 0 <= ratio <= 1:  # True for NaN
+            raise InvalidRequest(f"--ratios: {number!r} is not a share of the tokens; write 0 to 1")
+        ratios.append(ratio)
+    return tuple(dict.fromkeys(ratio for ratio in ratios if ratio))

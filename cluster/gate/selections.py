@@ -1,0 +1,83 @@
+"""Chooses what ``cacheclip`` recomputes, by the auxiliary model: each context is read once, and each question
+is put to it once, whatever ratios and groupings that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from cluster.gate.ingested import Ingested
+from cluster.gate.modes import ClipSetting
+from shared.engine.kv.segment import Segment
+from shared.engine.model.spec import ModelSpec
+from shared.generation.selection import Reading
+from shared.selection.auxiliary import Auxiliary, load_auxiliary
+from shared.selection.scoring import Scorer, Scores
+from shared.selection.selector import PairedChunk, Selection, Selector
+from shared.selection.spans import SpanTokenizer
+
+_CONTEXTS, _QUESTIONS = 64, 4096
+
+
+class Selections:
+    """``spans``: of the model whose tokens are chosen."""
+
+    def __init__(self, auxiliary: Auxiliary, spans: SpanTokenizer) -> None:
+        self._selector = Selector(replace(auxiliary, scorer=_Remembering(auxiliary.scorer)), spans)
+        self._read = lru_cache(_CONTEXTS)(self._read_anew)
+        self._select = lru_cache(_QUESTIONS)(self._select_anew)
+
+    @classmethod
+    def of_models(cls, auxiliary: str, spans: SpanTokenizer) -> Selections:
+        """Raises as ``load_auxiliary``."""
+        return cls(load_auxiliary(auxiliary), spans)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._selector.auxiliary.scorer.fingerprint
+
+    def select(
+        self, ingested: Ingested, placed: tuple[int, ...], question: str, ratio: float, clip: ClipSetting
+    ) -> Selection:
+        """``placed``: numbers of the chunks, in the order of the prompt."""
+        return self._select(ingested.texts, placed, question, ratio, clip)
+
+    def _select_anew(
+        self, texts: tuple[str, ...], placed: tuple[int, ...], question: str, ratio: float, clip: ClipSetting
+    ) -> Selection:
+        read = self._read(texts)
+        paired, segments = [read[i][0] for i in placed], [read[i][1] for i in placed]
+        return self._selector.select(paired, segments, question, ratio, clip.grouping, clip.reading)
+
+    def _read_anew(self, texts: tuple[str, ...]) -> list[tuple[PairedChunk, Segment]]:
+        paired = [self._selector.pair(text) for text in texts]
+        return list(zip(paired, self._selector.encode(paired), strict=True))
+
+
+class _Remembering(Scorer):
+    """Scores each question over each context once."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._score = lru_cache(_QUESTIONS)(scorer.score)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._scorer.spec
+
+    @property
+    def fingerprint(self) -> str:
+        return self._scorer.fingerprint
+
+    @property
+    def chains(self) -> bool:
+        return self._scorer.chains
+
+    def encode(self, chunks: Sequence[Sequence[int]], chain: Sequence[Segment] = ()) -> list[Segment]:
+        return self._scorer.encode(chunks, chain)
+
+    def score(
+        self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED
+    ) -> Scores:
+        return self._score(tuple(chunks), tuple(question_ids), reading)
