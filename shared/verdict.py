@@ -74,6 +74,17 @@ class Verdict:
             if not getattr(self, name):
                 raise ValueError(f"{name}: is empty; it says what the verdict holds for")
 
+    @property
+    def made_for(self) -> tuple[str, str, str, KvContext]:
+        """A model has one verdict for each."""
+        return self.model, self.prefix, self.encoding, self.kv_context
+
+    @property
+    def advice(self) -> str:
+        """For an operator."""
+        ratio = "" if self.ratio is None else f" at {self.ratio:g}"
+        return f"{self.mode}{ratio}{'' if self.recompute else '; recomputing is advised against'}"
+
     @classmethod
     def read(cls, path: Path) -> Verdict:
         """

@@ -1,10 +1,11 @@
-"""The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `models`, `store`,
-`retrieval`, `status`, `down`, `demo`.
+"""The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `models`, `gate`,
+`store`, `retrieval`, `status`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
-``ask_command``, ``explore_command``, ``model_commands``, ``store_commands`` and ``retrieval_commands``.
+``ask_command``, ``explore_command``, ``model_commands``, ``gate_command``, ``store_commands`` and
+``retrieval_commands``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.console import Console
 from cluster.cli.ask_command import ask
 from cluster.cli.document_commands import delete, documents, ingest
 from cluster.cli.explore_command import explore
+from cluster.cli.gate_command import gate
 from cluster.cli.model_commands import models
 from cluster.cli.retrieval_commands import retrieval
 from cluster.cli.session import Commands, Session
@@ -141,7 +143,8 @@ def down(session: Session) -> None:
 @main.command()
 @click.pass_obj
 def status(session: Session) -> None:
-    """The state of every service. Exit code 1 when one is not ready."""
+    """The state of every service, and which collections are not made as documents are now (another model,
+    prompt or kv_context). Exit code 1 when a service is not ready."""
     from cluster.cli.console import status_table
     from cluster.cli.remote import rag_client
 
@@ -166,13 +169,13 @@ def status(session: Session) -> None:
 @click.pass_obj
 def demo(session: Session, json_path: Path, keep: bool) -> None:
     """Start everything in build/demo, ingest the shipped documents, ask them, show what reuse bought, take
-    everything down."""
+    everything down; then let the real model, SmolLM2, answer about the project's own documentation."""
     from cluster.local.demo import run_demo
 
     run_demo(session.out, json_path, keep)
 
 
-for command in (ingest, sync, ask, explore, documents, delete, models, store, retrieval):
+for command in (ingest, sync, ask, explore, documents, delete, models, gate, store, retrieval):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Runs `make demo`: the whole system on this machine in a few minutes, from nothing to two tables.
+"""Runs `make demo`: the whole system on this machine in a few minutes, from nothing to a few tables: exact
+answers of the tiny model, first tokens at a real model's size, and a real model's answers (``demo_docs``).
 
 Everything it starts, it takes down again, whatever happens. Data and report lie in ``build/``.
 """
@@ -8,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -19,20 +19,23 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.cli.answer_output import WholeAnswer, collect
-from cluster.cli.console import citation_line, stage_cells, stages_table, usage_line
-from cluster.cli.ingest_command import ingest_files
-from cluster.cli.remote import ingest_client, rag_client
+from cluster.cli.console import usage_line
+from cluster.cli.remote import rag_client
 from cluster.cli.sources import find_sources
-from cluster.cli.startup import start_progress
-from cluster.config import QuiltConfig, load_quilt
 from cluster.local import launcher
-from cluster.models.names import DEMO
+from cluster.local.demo_docs import run_docs_demo
+from cluster.local.demo_session import (
+    Answers,
+    answered,
+    demo_config,
+    ingest_sources,
+    show_answers,
+    start_stack,
+)
 from cluster.paths import DEMO_ASSETS
 from services.training.demo_documents import DemoQuestion
 from shared.answer import Inquiry, RetrievalOptions
-from shared.errors import InternalError
 from shared.generation.modes import ReuseMode
-from shared.generation.orders import Reuse
 from shared.measuring.report import Measurement, write_report
 from shared.request import RequestContext
 
@@ -47,7 +50,10 @@ class Asked:
     """One question, answered with every reuse mode."""
 
     question: DemoQuestion
-    answers: Mapping[ReuseMode, WholeAnswer]
+    answers: Answers
+
+    def style(self, mode: ReuseMode) -> str:
+        return "green" if self.is_correct(mode) else "red"
 
     def is_correct(self, mode: ReuseMode) -> bool:
         return normalized(self.question.answer) in normalized(self.answers[mode].text().text)
@@ -62,19 +68,24 @@ def run_demo(console: Console, report_path: Path, keep: bool) -> None:
     launcher.stop(DATA_DIR.absolute())
     shutil.rmtree(DATA_DIR, ignore_errors=True)
     try:
-        target = _start(console)
+        console.rule("six services on this machine")
+        target = start_stack(console, demo_config(DATA_DIR))
         asked, many = asyncio.run(_use(console, target, questions))
     finally:
         if not keep:
             with console.status("taking everything down"):
                 launcher.stop(DATA_DIR.absolute())
-    show_answers(console, asked[:SHOWN])
+    console.rule("the same question, without and with stored KV")
+    for a in asked[:SHOWN]:
+        show_answers(console, a.question.question, a.answers, a.style)
     show_many(console, many, questions)
     correct = [measure_answers(asked, mode) for mode in MODES[1:]]
     show_correct(console, asked)
     # Only now: the services would compete for the processors.
     ttft, facts = measure_engine(console)
     write_report(report_path, [ttft, *correct], **facts)
+    if real := run_docs_demo(console, keep):
+        write_report(report_path, [ttft, *correct, *real], **facts)
     console.print(f"\nreport: {report_path}", style="dim")
 
 
@@ -83,29 +94,17 @@ def shipped_questions() -> list[DemoQuestion]:
     return [DemoQuestion(**question) for question in json.loads(text)]
 
 
-def _start(console: Console) -> str:
-    console.rule("six services on this machine")
-    with start_progress(console) as on_progress:
-        state = launcher.start(demo_config(DATA_DIR), on_progress)
-    console.print(f"ready at {state.target}; log in {state.log_path}", soft_wrap=True)
-    return state.target
-
-
 async def _use(
     console: Console, target: str, questions: Sequence[DemoQuestion]
 ) -> tuple[list[Asked], WholeAnswer]:
-    await _ingest(console, target)
+    sources = find_sources([DEMO_ASSETS / "documents"]).files
+    console.rule(f"ingesting {len(sources)} documents")
+    await ingest_sources(console, target, COLLECTION, sources)
     async with rag_client(target) as client:
-
-        async def answer(question: str, mode: ReuseMode) -> WholeAnswer:
-            return await collect(
-                client.answer(RequestContext.create(), Inquiry(COLLECTION, (question,), Reuse(mode)))
-            )
-
         # the first request pays for first uses: it is not shown
-        await answer(questions[0].question, ReuseMode.REORDERED)
+        await answered(client, COLLECTION, questions[0].question, ReuseMode.REORDERED)
         asked = [
-            Asked(q, {mode: await answer(q.question, mode) for mode in MODES})
+            Asked(q, {mode: await answered(client, COLLECTION, q.question, mode) for mode in MODES})
             for q in track(questions, "asking", console=console, transient=True)
         ]
         texts = tuple(q.question for q in questions[:SHOWN])
@@ -114,39 +113,6 @@ async def _use(
             client.answer(RequestContext.create(), Inquiry(COLLECTION, texts, retrieval=shared))
         )
     return asked, many
-
-
-async def _ingest(console: Console, target: str) -> None:
-    sources = find_sources([DEMO_ASSETS / "documents"]).files
-    console.rule(f"ingesting {len(sources)} documents")
-    async with ingest_client(target) as client:
-        summary = await ingest_files(
-            console, lambda batch: client.upsert(RequestContext.create(), COLLECTION, batch), sources
-        )
-    summary.print(console)
-    if summary.failed:
-        raise InternalError("the demo's own documents could not be ingested")
-
-
-def show_answers(console: Console, asked: Sequence[Asked]) -> None:
-    console.rule("the same question, without and with stored KV")
-    for a in asked:
-        console.print(Text(a.question.question, "bold"))
-        table = stages_table("reused tokens", "computed tokens")
-        for mode, answer in a.answers.items():
-            assert answer.usage is not None
-            text = answer.text()
-            console.print(
-                Text.assemble(f"  {mode:<10}", (text.text.strip(), "green" if a.is_correct(mode) else "red")),
-                soft_wrap=True,
-            )
-            console.print(Text(f"  {'':<10}sources: {citation_line(text.citations)}", "dim"), soft_wrap=True)
-            usage, timings = answer.usage.usage, answer.usage.timings
-            table.add_row(mode, str(usage.reused_tokens), str(usage.recomputed_tokens), *stage_cells(timings))
-            if usage.note:
-                console.print(Text(f"  {'':<10}{usage.note}", "dim"), soft_wrap=True)
-        console.print(table)
-        console.print()
 
 
 def show_many(console: Console, many: WholeAnswer, questions: Sequence[DemoQuestion]) -> None:
@@ -201,12 +167,6 @@ def measure_engine(console: Console) -> tuple[Measurement, dict[str, float]]:
         table.add_row(name, f"{ms:.0f}", meaning)
     console.print(table)
     return result.measurement, asdict(result.rates)
-
-
-def demo_config(data_dir: Path, **more: Any) -> QuiltConfig:
-    """The demo model; a data directory and ports of its own, so that it disturbs nothing."""
-    ports = {name: launcher.free_port() for name in ("grpc_port", "http_port")}
-    return load_quilt({"model": DEMO, "data_dir": str(data_dir.absolute())} | ports | more, {})
 
 
 def normalized(text: str) -> str:

@@ -17,7 +17,8 @@ from services.ingestion.config import IngestionConfig
 from shared.chat_template import CHAT
 from shared.errors import ConfigError
 from shared.prompt_template import TEMPLATE_FILE
-from shared.verdict import VERDICT_FILE, Verdict
+from shared.verdict import VERDICT_FILE
+from shared.verdicts import read_verdicts, told
 
 _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _TIED = "lm_head.weight"
@@ -141,7 +142,6 @@ def _verdict(directory: Path) -> str:
     if not path.is_file():
         return ""
     try:
-        verdict = Verdict.read(path)
+        return told(read_verdicts(path))
     except ConfigError as error:
         return error.detail
-    return str(verdict.mode) if verdict.ratio is None else f"{verdict.mode} {verdict.ratio:g}"

@@ -15,11 +15,11 @@ from load_tests.engine.chains import DocumentPrefill, flops_of
 from load_tests.engine.ours import Ours
 from load_tests.engine.sharing import Crowd, CrowdEngine
 from load_tests.engine.stock import Stock
-from load_tests.engine.workers import Worker, peak_bytes
 from load_tests.kv_store.stored_ttft import Contexts, measure_stored_ttft
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement, measured
+from shared.measuring.workers import Worker, peak_bytes
 
 TEMPERATURE = 0.8
 

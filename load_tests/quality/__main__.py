@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +15,22 @@ import torch
 from rich.console import Console
 
 from cluster.config import model_settings
+from cluster.gate.bench import Models
+from cluster.gate.evaluation import Evaluation, shapes_of
+from cluster.gate.modes import CONTROLS, Comparison, parse_clips, parse_controls, parse_ratios
+from cluster.gate.show import show
+from cluster.gate.tasks import KINDS, parse_kinds
 from cluster.models.names import DEMO
 from cluster.models.resolution import resolve_model
-from cluster.paths import DEMO_MODEL
 from load_tests.benchmark import json_option, new_parser, option
-from load_tests.quality.asking import Asking
-from load_tests.quality.bench import Models, QualityBench
-from load_tests.quality.findings import Finding, evidence, findings, likenesses, measurements, scores
-from load_tests.quality.ledger import LAST_LAYER, Ledger
-from load_tests.quality.modes import CONTROLS, Comparison, parse_clips, parse_controls, parse_ratios
-from load_tests.quality.show import show
-from load_tests.quality.tasks import KINDS, parse_kinds
-from load_tests.quality.trials import Shapes, Trial, draw_trials
 from services.ingestion.config import IngestionConfig
-from shared.engine.kv.encodings import EXACT
-from shared.errors import InvalidRequest, KvquiltError
-from shared.identity import ids_hash
+from shared.config import load
+from shared.errors import KvquiltError
 from shared.kv_types import KvContext
-from shared.measuring.judge import judge
 from shared.measuring.report import write_report
-from shared.prompt import num_positions
+from shared.prompt_config import PromptConfig
+from shared.verdicts import keep_verdict
 
-_MOST_CONTEXT, _ROOM = 7168, 512
-_AROUND_FILLED = 16  # tokens of a chunk that filling leaves free
 ABOUT = """What chunk reuse costs in right answers, and what recomputing some tokens wins back or destroys.
 
 Documents about invented things of one kind are cut so that only the first chunk names the thing, and
@@ -109,65 +102,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:
-    plan = Comparison(args.controls, args.cacheclip, args.ratios)
     models = _models(args)
-    if not models.auxiliary and plan.clips:
-        errors.print(
-            "no auxiliary model chooses for cacheclip, so it is left out; the controls go by the ratio"
-        )
-        plan = dataclasses.replace(plan, clips=())
-    bench = QualityBench(models, plan, args.seed)
-    try:
-        shapes = _shapes(args, models)
-        ledger = Ledger(args.answers, {**_settings(args, models, plan, shapes), **bench.fingerprints})
-        trials = _trials(args, shapes, bench)
-        processes = args.processes or max(1, len(os.sched_getaffinity(0)) // args.threads)
-        asking = Asking(models, plan, args.seed, args.kinds, processes, args.threads, args.minutes)
-        asking.run(bench, ledger, trials, errors)
-        wanted = {(trial.many, trial.number) for trial in trials}
-        answers = [a for a in ledger.answers if (a.kind.endswith("_many"), a.context) in wanted]
-        found, alike = findings(answers, plan), likenesses(answers, plan.ratio)
-        show(console, found, alike)
-        if args.json is not None:
-            details = {
-                "settings": _settings(args, models, plan, shapes),
-                "findings": [dataclasses.asdict(f) for f in found],
-            }
-            write_report(args.json, list(measurements(found, alike)), details, threads=args.threads)
-        if args.verdict is not None:
-            _write_verdict(args, bench, plan, found, console)
-    finally:
-        bench.close()
-
-
-def _write_verdict(
-    args: argparse.Namespace,
-    bench: QualityBench,
-    plan: Comparison,
-    found: Sequence[Finding],
-    console: Console,
-) -> None:
-    """Goes by the kinds that count: where a model cannot read a context, it says nothing about reuse.
-
-    Raises:
-        InvalidRequest: none does.
-    """
-    counted = [finding for finding in found if finding.counts]
-    if found and not counted:
-        raise InvalidRequest("--verdict: no kind of question counts, as the model does not read the contexts")
-    verdict = judge(
-        scores(counted, plan),
-        args.tolerance,
-        bench.fingerprints["primary"],
-        ids_hash(bench.prompts.prefix_ids),
-        EXACT,
-        args.kv_context,
-        evidence(counted),
+    evaluation = Evaluation(
+        models,
+        Comparison(args.controls, args.cacheclip, args.ratios),
+        args.questions,
+        args.many,
+        partial(
+            shapes_of,
+            passage_tokens=args.passage_tokens,
+            documents=args.documents and tuple(args.documents),
+            context_tokens=args.context_tokens,
+            passages=tuple(args.passages),
+            chars=tuple(args.chars),
+        ),
+        args.kinds,
+        args.seed,
+        args.threads,
+        args.processes,
+        args.minutes,
     )
-    verdict.write(args.verdict)
-    ratio = "" if verdict.ratio is None else f" at {verdict.ratio:g}"
-    forbids = "" if verdict.recompute else "; recomputing is advised against"
-    console.print(f"verdict: {verdict.mode}{ratio}{forbids}, in {args.verdict}", soft_wrap=True)
+    evaluated = evaluation.run(args.answers, errors)
+    show(console, evaluated.found, evaluated.alike)
+    if args.json is not None:
+        write_report(args.json, evaluated.measurements(), evaluated.details(), threads=args.threads)
+    if args.verdict is not None:
+        verdict = evaluated.verdict(args.tolerance)
+        keep_verdict(args.verdict, verdict)
+        console.print(f"verdict: {verdict.advice}, in {args.verdict}", soft_wrap=True)
 
 
 def _models(args: argparse.Namespace) -> Models:
@@ -176,48 +138,18 @@ def _models(args: argparse.Namespace) -> Models:
         ConfigError: there is no such model.
     """
     primary = resolve_model(args.model, "--model", os.environ)
+    own = model_settings(primary)
     auxiliary = args.auxiliary
     if auxiliary is None:
-        auxiliary = model_settings(primary).get("selector", {}).get("model", "")
+        auxiliary = own.get("selector", {}).get("model", "")
     ingestion = IngestionConfig(
         primary,
         chunk_tokens=args.chunk_tokens,
         kv_context=args.kv_context,
         kv_context_tokens=args.kv_context_tokens,
+        prompt=load(PromptConfig, own.get("prompt", {}), "prompt."),
     )
     return Models(primary, auxiliary, ingestion, args.dtype, args.likeness)
-
-
-def _shapes(args: argparse.Namespace, models: Models) -> Shapes:
-    filled = args.passage_tokens
-    if filled is None:
-        own = models.primary == str(DEMO_MODEL)
-        filled = 0 if own else models.ingestion.chunk_tokens - _AROUND_FILLED
-    longest = args.context_tokens or min(_MOST_CONTEXT, num_positions(models.primary) - _ROOM)
-    documents = args.documents or ((5, 9) if not filled else (5, 6))
-    return Shapes(tuple(args.passages), tuple(args.chars), tuple(documents), filled, longest)
-
-
-def _trials(args: argparse.Namespace, shapes: Shapes, bench: QualityBench) -> list[Trial]:
-    num_many = args.questions // 20 if args.many is None else args.many
-    few = draw_trials(args.seed, args.questions, shapes, count=bench.num_tokens)
-    return [*few, *draw_trials(args.seed, num_many, shapes, many=True, count=bench.num_tokens)]
-
-
-def _settings(
-    args: argparse.Namespace, models: Models, plan: Comparison, shapes: Shapes
-) -> dict[str, object]:
-    """What answers depend on: those of other settings are not to be mixed with these."""
-    return {
-        "seed": args.seed,
-        "kv_context": args.kv_context.value,
-        "kv_context_tokens": args.kv_context_tokens,
-        "chunk_tokens": models.ingestion.chunk_tokens,
-        "dtype": models.dtype,
-        "controls_as": plan.clips[0].label if plan.clips else "ratio",
-        "agreement_with": LAST_LAYER if models.likeness else "",
-        **dataclasses.asdict(shapes),
-    }
 
 
 def _parser() -> argparse.ArgumentParser:

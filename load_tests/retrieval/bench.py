@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from load_tests.quality.paired import Bools, Clusters, Floats, Interval, mcnemar
 from load_tests.retrieval.passages import Query, QuerySet
 from services.gateway.config import RefusalConfig
 from services.gateway.refusal import evidence
@@ -20,6 +19,7 @@ from services.retrieval.index import MilvusIndex
 from services.retrieval.milvus import connect
 from services.retrieval.service import RetrievalService
 from services.retrieval.transformer_embedder import load_embedder
+from shared.measuring.paired import Bools, Clusters, Floats, Interval, mcnemar
 from shared.measuring.report import Measurement
 from shared.request import RequestContext
 from shared.search import SearchHit, SearchMode

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cluster.cli.startup import start_progress
 from cluster.local import launcher
-from cluster.local.demo import demo_config
+from cluster.local.demo_session import demo_config
 from shared.errors import KvquiltError
 
 

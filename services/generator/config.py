@@ -44,15 +44,16 @@ class SelectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorConfig:
-    """``model``: a directory or Hugging Face id. ``reuse`` and ``max_tokens`` apply to requests that name
-    none.
+    """``model``: a directory or Hugging Face id. ``reuse``, ``max_tokens`` and ``stop`` (texts that end an
+    answer) apply to requests that name none, ``stop`` to those without beams and thoughts.
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
     the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
     ``kv_encoding``: how new KV is stored (see ``docs/encodings.md``); what is stored already is read as it
-    is. ``verdict``: the file that ``auto`` goes by; empty: ``quilt.verdict.json`` in the model's directory,
-    if it is there (docs/recompute.md). ``prompt``: filled in from the shared section.
+    is. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes it; empty:
+    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``: filled in
+    from the shared section.
     """
 
     model: str
@@ -60,6 +61,7 @@ class GeneratorConfig:
     reuse: AskedMode = ReuseMode.REORDERED
     max_tokens: int = 256
     max_tokens_limit: int = 8192
+    stop: tuple[str, ...] = ()
     max_chunks: int = 1024
     max_questions: int = 64
     kv_store: str = "kv_store"
@@ -74,6 +76,8 @@ class GeneratorConfig:
             object.__setattr__(self, "deployment", replace(self.deployment, num_gpus=1.0))
         if not self.model:
             raise ValueError("model: a directory or Hugging Face id is required")
+        if not all(self.stop):
+            raise ValueError("stop: a text is empty")
         check_least(self, 1, "max_tokens", "max_tokens_limit", "max_chunks", "max_questions")
         if self.max_tokens > self.max_tokens_limit:
             raise ValueError(

@@ -16,6 +16,7 @@ from shared.prompt import PromptTokenizer
 from shared.stored_segments.files import KvShape
 from shared.stored_segments.source import StoreSegmentSource
 from shared.verdict import VERDICT_FILE, Verdict
+from shared.verdicts import read_verdicts
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def load_generator(
         KvquiltError: there is no such model, it cannot be reproduced exactly, or its tokenizer, template or
         verdict is broken.
     """
-    verdict = _verdict(config)
+    verdicts = _verdicts(config)
     tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
     model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
     if tokenizer:
@@ -51,12 +52,12 @@ def load_generator(
         model.spec.dtype_name,
         model.spec.device,
     )
-    return Generator(config, engine, tokenizer, selector, verdict)
+    return Generator(config, engine, tokenizer, selector, verdicts)
 
 
-def _verdict(config: GeneratorConfig) -> Verdict | None:
+def _verdicts(config: GeneratorConfig) -> tuple[Verdict, ...]:
     """Reads what ``auto`` goes by."""
     if config.verdict:
-        return Verdict.read(Path(config.verdict))
+        return read_verdicts(Path(config.verdict))
     brought = Path(config.model) / VERDICT_FILE
-    return Verdict.read(brought) if brought.is_file() else None
+    return read_verdicts(brought) if brought.is_file() else ()

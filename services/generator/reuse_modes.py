@@ -3,6 +3,7 @@ verdict says."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.generator.config import GeneratorConfig
@@ -12,6 +13,7 @@ from shared.generation.orders import Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
 from shared.verdict import VERDICT_FILE, Verdict
+from shared.verdicts import choose, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,22 @@ class Reusing:
 
 
 class Modes:
-    """``model``: fingerprint. ``has_selector``: whether anybody can choose for ``cacheclip``."""
+    """``model``: fingerprint. ``verdicts``: the newest first. ``has_selector``: whether anybody can choose
+    for ``cacheclip``."""
 
     def __init__(
-        self, config: GeneratorConfig, model: str, verdict: Verdict | None, has_selector: bool
+        self, config: GeneratorConfig, model: str, verdicts: Sequence[Verdict], has_selector: bool
     ) -> None:
         self._config = config
         self._model = model
-        self._verdict = verdict
+        self._verdicts = tuple(verdicts)
         self._has_selector = has_selector
+
+    @property
+    def told(self) -> str:
+        """The verdicts on the model as it is served, for an operator."""
+        served = (self._model, self._config.kv_encoding)
+        return told([v for v in self._verdicts if (v.model, v.encoding) == served])
 
     def settle(
         self,
@@ -70,10 +79,9 @@ class Modes:
 
     def _warning(self, reusing: Reusing, prefix_ids: tuple[int, ...], conditioned: bool | None) -> str:
         """Of recomputing against the verdict."""
-        verdict, mode = self._verdict, reusing.mode
+        verdict, _ = self._verdict(prefix_ids, conditioned)
+        mode = reusing.mode
         if verdict is None or verdict.recompute or not mode.recomputes or reusing.recompute.ratio == 0:
-            return ""
-        if verdict.misfit(self._model, ids_hash(prefix_ids), self._config.kv_encoding, conditioned):
             return ""
         return (
             f"{mode.value} recomputes against the model's verdict: a recomputed token loses what its chunk "
@@ -87,20 +95,23 @@ class Modes:
             raise InvalidRequest(
                 "recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode"
             )
-        verdict, why = self._verdict, self._why_not(prefix_ids, has_question, conditioned)
+        verdict, why = self._verdict(prefix_ids, conditioned)
+        if verdict is not None:
+            why = self._why_not(verdict.mode, has_question)
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
         return self._reusing(verdict.mode, order, Recompute(verdict.ratio))
 
-    def _why_not(self, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None) -> str:
-        """Empty: the verdict holds."""
-        verdict = self._verdict
-        if verdict is None:
-            return f"the model has no verdict ({VERDICT_FILE})"
-        misfit = verdict.misfit(self._model, ids_hash(prefix_ids), self._config.kv_encoding, conditioned)
-        if misfit:
-            return f"the verdict was made for another {misfit}"
-        mode = verdict.mode
+    def _verdict(self, prefix_ids: tuple[int, ...], conditioned: bool | None) -> tuple[Verdict | None, str]:
+        """The one that holds for such requests, or why there is none."""
+        if not self._verdicts:
+            return None, f"the model has no verdict ({VERDICT_FILE})"
+        encoding = self._config.kv_encoding
+        verdict, misfit = choose(self._verdicts, self._model, ids_hash(prefix_ids), encoding, conditioned)
+        return verdict, f"the verdict was made for another {misfit}" if misfit else ""
+
+    def _why_not(self, mode: ReuseMode, has_question: bool) -> str:
+        """Empty: the verdict's mode can be had."""
         if not has_question and mode.needs_question:
             return (
                 f"the verdict's mode, {mode.value}, goes by the question, and a forest is opened without one"

@@ -48,14 +48,14 @@ class Generator:
         engine: Engine,
         tokenizer: PromptTokenizer | None,
         selector: SelectionPort | None = None,
-        verdict: Verdict | None = None,
+        verdicts: Sequence[Verdict] = (),
     ) -> None:
         self.config = config
         self.model = engine.model
         self.tokenizer = tokenizer
         self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
         self._identities = Identities(self.prompts, engine.model.fingerprint)
-        self._modes = Modes(config, engine.model.fingerprint, verdict, selector is not None)
+        self._modes = Modes(config, engine.model.fingerprint, verdicts, selector is not None)
         self._reader = ChunkReader(tokenizer)
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
@@ -123,7 +123,9 @@ class Generator:
             recompute=reusing.recompute,
             ape=reusing.ape,
             sampling=replace(
-                order.sampling, max_tokens=self._max_tokens(order.sampling.max_tokens, prompt_len)
+                order.sampling,
+                max_tokens=self._max_tokens(order.sampling.max_tokens, prompt_len),
+                stop=order.sampling.stop or self._stop(order),
             ),
             beams=order.decoding.beams,
             choose=order.decoding.choose,
@@ -229,6 +231,7 @@ class Generator:
             "dtype": spec.dtype_name,
             "kv_encoding": self.config.kv_encoding,
             "prompt": self.tokenizer.template.origin if self.tokenizer else "token ids only",
+            "verdict": self._modes.told or "none",
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),
@@ -241,7 +244,8 @@ class Generator:
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
-        return await self._choosing.choose(ctx, plan.request.chunks, plan.order, plan.reusing)
+        identified = Identified(plan.request.chunks, plan.request.links)
+        return await self._choosing.choose(ctx, identified, plan.order, plan.reusing)
 
     async def _read(self, plan: Plan) -> list[ChunkText | None]:
         ids = [chunk.token_ids for chunk in plan.request.chunks]
@@ -256,6 +260,11 @@ class Generator:
             )
         prefix_ids = self.prompts.prefix(prefix)
         return prefix_ids, self._identities.of(ctx.tenant, prefix_ids, pieces, chained)
+
+    def _stop(self, order: GenerationOrder) -> tuple[str, ...]:
+        """Of an order that names none. Beams have no stop strings, and thoughts have paragraphs."""
+        plain = order.decoding.beams is None and order.decoding.choose is None
+        return self.config.stop if plain and self.tokenizer is not None else ()
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
         """Refuses too much, here or in the engine; the default only takes the room there

@@ -26,12 +26,12 @@ from load_tests.engine.compare import (
     compare_sharing,
 )
 from load_tests.engine.sharing import Crowd
-from load_tests.engine.workers import Worker, WorkerFailed, peak_bytes
 from load_tests.plot import write_plot
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import Measurement
 from shared.measuring.shapes import Shape
+from shared.measuring.workers import Worker, WorkerFailed, peak_bytes
 
 TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
 SMALL = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)

@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from shared.errors import (
     StorageFull,
     Unavailable,
 )
-from shared.generation.asked import SamplingParams
+from shared.generation.asked import Beams, Decoding, SamplingParams
 from shared.generation.described import PrefilledChunk
 from shared.generation.pieces import Conditioned, Piece
 from shared.generation.told import BranchDoneEvent, DoneEvent, GenerationEvent, TokenEvent
@@ -244,6 +245,26 @@ class TestTextAndIds:
         assert text(cut) == whole[: whole.index(stop)]
         ends = [e for e in cut if isinstance(e, BranchDoneEvent)]
         assert [e.finish_reason for e in ends] == ["stop"]
+
+    async def test_the_services_own_stop_strings_end_answers_of_requests_that_name_none(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
+        async def said(served: Served, stop: tuple[str, ...] = ()) -> str:
+            options = {"max_tokens": 40, "temperature": 1.0, "seed": 4, "stop": stop}
+            return text(await generate(served, [], ["Say something."], prefix=None, **options))
+
+        async with serving(models / "talking", store) as served:
+            whole = await said(served)
+        stop = whole[8:10]
+        async with serving(models / "talking", store, stop=(stop,)) as served:
+            assert await said(served) == whole[: whole.index(stop)]
+            assert await said(served, stop=("no such text",)) == whole
+            beams = order_of([], ["Say something."], None, sampling=SamplingParams(max_tokens=5))
+            beams = replace(beams, prefix=None, decoding=Decoding(beams=Beams(2)))
+            async with aclosing(served.client.generate(context(), beams)) as stream:
+                assert [e async for e in stream if isinstance(e, DoneEvent)]
+        async with serving(models / "qwen2", store, stop=(stop,)) as served:
+            assert tokens(await generate(served, [], [ids(2, 5)], prefix=None)).token_ids
 
     async def test_a_model_without_a_tokenizer_serves_ids_and_refuses_text(
         self, models: Path, store: DirectoryStore
@@ -604,6 +625,20 @@ class TestChains:
             assert (usage.recomputed_tokens, usage.isolated_tokens) == (11, 0)
             chunks = [self.chained(i) for i in (2, 3)]
             assert_oracle(stock["qwen2"], "reordered", events, self.PREFIX, chunks, [ids(3, 11)])
+
+    async def test_a_parent_may_be_a_piece_of_the_same_call(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
+        async with serving(models / "qwen2", store) as served:
+            stream = served.client.prefill(context(), self.DOCUMENT, self.PREFIX, chained=True)
+            stored = [chunk.chunk_id async for chunk in stream]
+        for chunk_id in stored:
+            store.path_of(chunk_id).unlink()
+        pieces: list[Piece] = [self.conditioned(2), Conditioned(self.DOCUMENT[3], parent_id=stored[2])]
+        async with serving(models / "qwen2", store) as served:
+            prefilled = await prefill(served, pieces, self.PREFIX)
+        assert [chunk.chunk_id for chunk in prefilled] == stored[2:]
+        assert store.chunk_ids() == set(stored[2:])
 
     async def test_a_parent_that_nobody_knows(
         self, models: Path, stock: dict[str, Any], store: DirectoryStore

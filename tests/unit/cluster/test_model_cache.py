@@ -24,6 +24,7 @@ from cluster.models.names import DEMO, SMOLLM2, models_dir, pulled_dir, split_re
 from cluster.models.resolution import resolve_model
 from cluster.paths import DEMO_MODEL
 from shared.errors import ConfigError, StorageFull
+from shared.prompt_config import PromptConfig
 from tests.gguf_files import gguf_model, write_gguf
 from tests.oracles import tiny_model
 
@@ -193,7 +194,9 @@ class TestNames:
         shutil.copy(gguf, package / names.SMOLLM2_FILE)
         assert names.default_model() == SMOLLM2
         config = load_quilt({"data_dir": str(tmp_path), "model": SMOLLM2}, environ)
-        assert (config.ingestion.chunk_tokens, config.gateway.k) == (512, 4)
+        assert (config.ingestion.chunk_tokens, config.gateway.k) == (128, 3)
+        assert config.generator.stop == ("\n\n",)
+        assert config.generator.prompt == config.ingestion.prompt != PromptConfig()
         (smollm2,) = [m for m in models_here(environ) if m.name == SMOLLM2]
         assert smollm2.path == config.model
 

@@ -24,6 +24,7 @@ def test_a_model_is_all_that_is_needed_and_plain_values_bring_the_settings_back(
     [
         ({}, "model: a value is required"),
         ({"model": ""}, "model: a directory"),
+        ({"model": "m", "stop": ["\n\n", ""]}, "stop: a text is empty"),
         ({"model": "m", "resue": "full"}, "resue: unknown setting; did you mean 'reuse'"),
         ({"model": "m", "reuse": "magic"}, "reuse: 'magic' is not one of full, reordered, composite"),
         (

@@ -24,7 +24,7 @@ VERDICT = Verdict(ReuseMode.CACHEBLEND, 0.01, "m", ids_hash(PREFIX), "exact", 0.
 
 def modes(verdict: Verdict | None = None, has_selector: bool = False, **settings: Any) -> Modes:
     config = load(GeneratorConfig, {"model": "m"} | settings)
-    return Modes(config, "m", verdict, has_selector)
+    return Modes(config, "m", (verdict,) if verdict else (), has_selector)
 
 
 def test_a_request_that_names_no_mode_has_the_configured_one() -> None:

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.quality.__main__ import main
-from load_tests.quality.ledger import GradedAnswer
-from load_tests.quality.modes import (
+from cluster.gate.ledger import GradedAnswer
+from cluster.gate.modes import (
     ClipSetting,
     Comparison,
 )
-from load_tests.quality.tasks import (
+from cluster.gate.tasks import (
     TaskKind,
     tasks_of,
 )
-from load_tests.quality.trials import draw_trials
+from cluster.gate.trials import draw_trials
+from load_tests.quality.__main__ import main
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
-from shared.verdict import Verdict
+from shared.verdicts import read_verdicts
 from tests.unit.quality.worlds import SHAPES
 
 
@@ -113,6 +113,6 @@ def test_the_verdict_of_a_run_says_what_it_was_made_of(
     kept.write_text("\n".join([head, *right, ""]), encoding="utf-8")
     assert main(command) == 0
     assert "verdict: reordered; recomputing is advised against" in capsys.readouterr().out
-    verdict = Verdict.read(path)
+    (verdict,) = read_verdicts(path)
     assert (verdict.mode, verdict.kv_context, verdict.recompute) == ("reordered", KvContext.DOCUMENT, False)
     assert verdict.asked["spread"].right["whole_blocks"] == (1, 1, 1)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from load_tests.quality.findings import Finding, evidence, findings, scores
-from load_tests.quality.ledger import GradedAnswer, Ledger
-from load_tests.quality.modes import (
+from cluster.gate.findings import Finding, evidence, findings, scores
+from cluster.gate.ledger import GradedAnswer, Ledger
+from cluster.gate.modes import (
     CONTROLS,
     REORDERED,
     Arm,
@@ -22,8 +22,7 @@ from load_tests.quality.modes import (
     parse_controls,
     parse_ratios,
 )
-from load_tests.quality.paired import Clusters, agreement, mcnemar, won_back
-from load_tests.quality.tasks import (
+from cluster.gate.tasks import (
     TaskKind,
     parse_kinds,
 )
@@ -32,6 +31,7 @@ from shared.generation.modes import ReuseMode
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
 from shared.measuring.judge import Score, judge
+from shared.measuring.paired import Clusters, agreement, mcnemar, won_back
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 9), (9, 1), (5, 5), (3, 8)])

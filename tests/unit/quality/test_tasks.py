@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from load_tests.quality.ingested import Ingested, Ingesting
-from load_tests.quality.tasks import (
+from cluster.gate.ingested import Ingested, Ingesting
+from cluster.gate.tasks import (
     KINDS,
     DocumentLayout,
     Task,
@@ -17,7 +17,7 @@ from load_tests.quality.tasks import (
     sources_of,
     tasks_of,
 )
-from load_tests.quality.trials import Trial, draw_trial, is_spread
+from cluster.gate.trials import Trial, draw_trial, is_spread
 from services.ingestion.config import IngestionConfig
 from shared.errors import InvalidRequest
 from shared.generation.asked import chain_of

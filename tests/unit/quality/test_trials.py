@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from load_tests.quality.trials import Shapes, draw_trial, draw_trials, is_spread
+from cluster.gate.trials import Shapes, draw_trial, draw_trials, is_spread
 from services.training.evaluate import answers
 from services.training.names import Split
 from shared.errors import InvalidRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from load_tests.quality.trials import Shapes
+from cluster.gate.trials import Shapes
 
 SHAPES = Shapes()
 

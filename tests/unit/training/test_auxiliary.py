@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from load_tests.quality.bench import Models, QualityBench
-from load_tests.quality.modes import Arm, Comparison
-from load_tests.quality.tasks import TaskKind
-from load_tests.quality.trials import Shapes, draw_trial
+from cluster.gate.bench import Models, QualityBench
+from cluster.gate.modes import Arm, Comparison
+from cluster.gate.tasks import TaskKind
+from cluster.gate.trials import Shapes, draw_trial
 from services.ingestion.config import IngestionConfig
 from services.training.contexts import ContextShape
 from services.training.corpus import Worlds

@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from load_tests.engine.workers import Worker
-from load_tests.quality.bench import Models, QualityBench, Wanted
-from load_tests.quality.ledger import GradedAnswer, Ledger
-from load_tests.quality.modes import Arm, Comparison
-from load_tests.quality.tasks import TaskKind, tasks_of
-from load_tests.quality.trials import Trial
+from cluster.gate.bench import Models, QualityBench, Wanted
+from cluster.gate.ledger import GradedAnswer, Ledger
+from cluster.gate.modes import Arm, Comparison
+from cluster.gate.tasks import TaskKind, tasks_of
+from cluster.gate.trials import Trial
+from shared.measuring.workers import Worker
 
 Ask = Callable[[Wanted], list[list[GradedAnswer]]]
 _TOKENS_AT_ONCE = 8192

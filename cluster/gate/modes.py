@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from load_tests.quality.tasks import TaskKind
+from cluster.gate.tasks import TaskKind
 from shared.engine.modes.token_selection import DEFAULT_RATIO
 from shared.errors import InvalidRequest
 from shared.generation.modes import GoesBy, ReuseMode

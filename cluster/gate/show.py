@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from load_tests.quality.findings import COUNTS_FROM, Finding, Likeness
-from load_tests.quality.ledger import FIRST_LAYER
-from load_tests.quality.modes import FULL, REORDERED, WHOLE_BLOCKS
-from load_tests.quality.paired import Interval
+from cluster.gate.findings import COUNTS_FROM, Finding, Likeness
+from cluster.gate.ledger import FIRST_LAYER
+from cluster.gate.modes import FULL, REORDERED, WHOLE_BLOCKS
+from shared.measuring.paired import Interval
 
 _ABOUT = {
     "spread": "Evidence in two chunks, shuffled",

@@ -16,13 +16,12 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from load_tests.quality.ingested import Ingested, Ingesting
-from load_tests.quality.ledger import FIRST_LAYER, LAST_LAYER, GradedAnswer
-from load_tests.quality.modes import Arm, ClipSetting, Comparison, Over
-from load_tests.quality.paired import agreement
-from load_tests.quality.selections import Selections
-from load_tests.quality.tasks import DocumentLayout, Task, TaskKind, blocks_of, sources_of, tasks_of
-from load_tests.quality.trials import Trial
+from cluster.gate.ingested import Ingested, Ingesting
+from cluster.gate.ledger import FIRST_LAYER, LAST_LAYER, GradedAnswer
+from cluster.gate.modes import Arm, ClipSetting, Comparison, Over
+from cluster.gate.selections import Selections
+from cluster.gate.tasks import DocumentLayout, Task, TaskKind, blocks_of, sources_of, tasks_of
+from cluster.gate.trials import Trial
 from services.ingestion.config import IngestionConfig
 from services.training.evaluate import answers
 from shared.engine import Engine, EngineConfig, load_model
@@ -32,6 +31,7 @@ from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import Chooser, Recompute, ReuseMode
 from shared.generation.told import Event, SelectedEvent, TokenEvent
 from shared.measuring.asking import AskedTogether
+from shared.measuring.paired import agreement
 from shared.prompt import PromptTokenizer
 from shared.selection.scoring import EngineScorer
 from shared.selection.spans import SpanTokenizer
@@ -101,7 +101,7 @@ class QualityBench:
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: one of the models cannot be used; says why.
         """
-        prompts = PromptTokenizer.of_model(models.primary)
+        prompts = PromptTokenizer.of_model(models.primary, models.ingestion.prompt)
         if prompts is None:
             raise ConfigError(f"--model: {models.primary} has no tokenizer; its questions are text")
         if plan.clips and plan.ratios and not models.auxiliary:

@@ -10,12 +10,12 @@ from statistics import fmean
 
 import numpy as np
 
-from load_tests.quality.ledger import FIRST_LAYER, GradedAnswer
-from load_tests.quality.modes import CACHECLIP, CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS, Arm, Comparison
-from load_tests.quality.paired import Bools, Clusters, Interval, mcnemar, won_back
-from load_tests.quality.tasks import TaskKind
+from cluster.gate.ledger import FIRST_LAYER, GradedAnswer
+from cluster.gate.modes import CACHECLIP, CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS, Arm, Comparison
+from cluster.gate.tasks import TaskKind
 from shared.generation.modes import ReuseMode
 from shared.measuring.judge import Score
+from shared.measuring.paired import Bools, Clusters, Interval, mcnemar, won_back
 from shared.measuring.report import Measurement
 from shared.verdict import Tally
 

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from load_tests.quality.trials import Trial, is_spread
+from cluster.gate.trials import Trial, is_spread
 from services.training.contexts import Passage
 from shared.errors import InvalidRequest
 

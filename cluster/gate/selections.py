@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from load_tests.quality.ingested import Ingested
-from load_tests.quality.modes import ClipSetting
+from cluster.gate.ingested import Ingested
+from cluster.gate.modes import ClipSetting
 from shared.engine.kv.segment import Segment
 from shared.engine.model.spec import ModelSpec
 from shared.generation.selection import Reading
@@ -70,8 +70,12 @@ class _Remembering(Scorer):
     def fingerprint(self) -> str:
         return self._scorer.fingerprint
 
-    def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
-        return self._scorer.encode(chunks)
+    @property
+    def chains(self) -> bool:
+        return self._scorer.chains
+
+    def encode(self, chunks: Sequence[Sequence[int]], chain: Sequence[Segment] = ()) -> list[Segment]:
+        return self._scorer.encode(chunks, chain)
 
     def score(
         self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED

