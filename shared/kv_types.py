@@ -32,12 +32,23 @@ class PeerCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """Where the object store has a chunk's file, if it has it. ``url``: answers a GET, ranges included, for a
+    while; a credential, so it is never logged. ``ca_file``: PEM file of the authority that signed the
+    server's certificate, empty for the usual ones."""
+
+    url: str = field(repr=False)
+    ca_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedChunk:
     """``path`` is valid on the reader's node; ``layers`` are (offset, length) of the record batches in the
     file.
 
     ``progress`` not empty: the file is still arriving; that file beside it says which layers are there
-    (``shared.kv_format.progress``). ``tier``: where it is read from, "memory" or "disk".
+    (``shared.kv_format.progress``). ``tier``: where it is read from, "memory", "disk" or "objects".
+    ``remote``: only with "objects", and instead of all else: the reader receives it itself.
     """
 
     chunk_id: str
@@ -47,6 +58,7 @@ class OpenedChunk:
     layers: tuple[tuple[int, int], ...] = ()
     progress: str = ""
     tier: str = ""
+    remote: RemoteFile | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,17 +88,17 @@ class Agent:
         return [PeerCopy(c, copy.size_bytes, self._location) for c, copy in found.items()]
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]:
         self._check_node(node_id)
         ids = check_chunk_ids(chunk_ids)
         self._opened_s = self._clock()
-        return await self._tiers.open(ids, self._search(ctx, ids))
+        return await self._tiers.open(ids, self._search(ctx, ids), direct)
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         self._check_node(node_id)
         ids = list(dict.fromkeys(check_chunk_ids(chunk_ids)))
-        self._tiers.prefetch(ids, self._search(ctx, ids))
+        self._tiers.prefetch(ids, self._search(ctx, ids), direct=not node_id)
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         self._check_node(node_id)
