@@ -92,6 +92,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
         section["selector"] = getattr(config, name).selector
         if config.addresses:
             section["addresses"] = config.addresses
+    if name == "gateway" and (values.get("ingestion") or {}).get("kv_context"):
+        section.setdefault("kv_context", config.gateway.kv_context.value)
     if name == "generator":
         section["selector"] = {
             **section.get("selector", {}),

@@ -26,6 +26,7 @@ from services.retrieval.config import RetrievalConfig
 from services.selector.config import SelectorConfig
 from shared.config import load, merge_env, read_yaml
 from shared.errors import ConfigError
+from shared.kv_types import KvContext
 from shared.log import LogConfig
 from shared.prompt_config import PromptConfig
 
@@ -145,6 +146,7 @@ def _shared_values(
 ) -> dict[str, dict[str, Any]]:
     data_dir, model = Path(merged["data_dir"]), merged["model"]
     selector = "selector" if merged["selector"].get("model") or "selector" in addresses else ""
+    kv_context = merged["ingestion"].get("kv_context")
     values: dict[str, dict[str, Any]] = {
         "gateway": {"selector": selector, "addresses": addresses, "http": {"model": served}},
         "ingestion": {"model": model, "selector": selector, "addresses": addresses},
@@ -153,6 +155,8 @@ def _shared_values(
         "generator": {"model": model, "selector": {"application": selector}},
         "selector": {"primary": model},
     }
+    if kv_context in set(KvContext):  # else its own section says what is wrong
+        values["gateway"]["kv_context"] = kv_context
     if "log" in merged:
         for section in values.values():
             section["deployment"] = {"log": merged["log"]}

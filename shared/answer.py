@@ -59,13 +59,27 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """``hit`` is the chunk's place in ``Retrieved.hits``."""
+    """``hit`` is the chunk's place in ``Retrieved.hits``; ``block``: of the document, from 1, with the
+    headings above it (0: it has none). ``conditioned_on_header``, ``conditioned_on_chunks`` (by their numbers
+    in the document): what the chunk's KV was computed behind and was not retrieved, so that the answer may
+    come from there as well."""
 
     document_id: str
     title: str
     chunk_id: str
     hit: int
     heading: str = ""
+    block: int = 0
+    block_heading: str = ""
+    conditioned_on_header: bool = False
+    conditioned_on_chunks: tuple[int, ...] = ()
+
+    @property
+    def conditioned_on(self) -> str:
+        """For people; empty: nothing that was not retrieved."""
+        num = len(self.conditioned_on_chunks)
+        chunks = f"{num} chunk{'' if num == 1 else 's'}" if num else ""
+        return " + ".join(filter(None, ("header" if self.conditioned_on_header else "", chunks)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Stage(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class UpsertProgress:
     """The progress of one document. ``num_chunks_reused``: chunks whose KV existed already. ``error`` says
-    what to do; ``warnings`` what of a document that is stored was not read."""
+    what to do; ``warnings`` what of a document that is stored was not read, or will be found badly."""
 
     document_id: str
     stage: Stage
@@ -61,7 +61,8 @@ class DeletedDocuments:
 @dataclass(frozen=True, slots=True)
 class DocumentInfo:
     """``current``: made for the model that is being served. ``created_s``: seconds since 1970. ``source``:
-    the folder or bucket it came from; empty where nobody said."""
+    the folder or bucket it came from; empty where nobody said. ``kv_context``: what its KV is computed
+    behind."""
 
     collection: str
     document_id: str
@@ -71,6 +72,7 @@ class DocumentInfo:
     current: bool
     created_s: float
     source: str = ""
+    kv_context: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from shared.clients.health import ServiceHealth
 from shared.kv_types import (
+    AlikeDocuments,
     Chain,
     ChunkPage,
     ChunkStat,
@@ -48,6 +49,9 @@ class ManifestStore(Protocol):
         summary: bool = False,
     ) -> ManifestPage: ...
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]: ...
+    async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
+        """The tenant's, by collection and by what they were made for."""
+        ...
 
 
 class Store(ManifestStore, Protocol):
@@ -70,7 +74,8 @@ class Store(ManifestStore, Protocol):
     async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage: ...
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to ``node_id`` (empty: to every node on which chunks were opened
-        lately) and returns at once."""
+        lately, but those that its readers will receive from the object store themselves) and returns at
+        once."""
         ...
 
     async def stats(self, ctx: RequestContext) -> StoreStats: ...
@@ -103,7 +108,7 @@ class NodeFiles(Protocol):
     """Files of node ``node_id``; empty: the node that is asked, and of the cluster's front the home node."""
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]: ...
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to the node and returns at once."""

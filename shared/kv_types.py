@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 
+from shared.generation.described import MadeFor
+from shared.identity import chunk_identity, ids_hash
+
 PIECE_BYTES = 1 << 20
 """How much of a chunk's file travels in one message: larger ones are slower."""
 
@@ -29,12 +32,23 @@ class PeerCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """Where the object store has a chunk's file, if it has it. ``url``: answers a GET, ranges included, for a
+    while; a credential, so it is never logged. ``ca_file``: PEM file of the authority that signed the
+    server's certificate, empty for the usual ones."""
+
+    url: str = field(repr=False)
+    ca_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedChunk:
     """``path`` is valid on the reader's node; ``layers`` are (offset, length) of the record batches in the
     file.
 
     ``progress`` not empty: the file is still arriving; that file beside it says which layers are there
-    (``shared.kv_format.progress``). ``tier``: where it is read from, "memory" or "disk".
+    (``shared.kv_format.progress``). ``tier``: where it is read from, "memory", "disk" or "objects".
+    ``remote``: only with "objects", and instead of all else: the reader receives it itself.
     """
 
     chunk_id: str
@@ -44,6 +58,7 @@ class OpenedChunk:
     layers: tuple[tuple[int, int], ...] = ()
     progress: str = ""
     tier: str = ""
+    remote: RemoteFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,11 @@ class DeletedChunks:
 
     deleted: tuple[str, ...]
     referenced: tuple[str, ...]
+
+
+def header_text(title: str, heading: str) -> str:
+    """What the header of a block says, whose first chunk stands below ``heading``; empty: it has none."""
+    return "\n".join(line for line in (title.strip(), heading) if line)
 
 
 class KvContext(enum.StrEnum):
@@ -92,18 +112,30 @@ class ManifestChunk:
 @dataclass(frozen=True, slots=True)
 class Chain:
     """The token ids of what a chunk is computed behind, the first first, and what else their identities are
-    made of (``shared.identity.chunk_identity``)."""
+    made of (``shared.identity.chunk_identity``). ``texts``: what they say, without a template; of a header
+    that was cut, all of it."""
 
     tenant: str
     model_fingerprint: str
     prefix_ids: tuple[int, ...]
     links: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...] = ()
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """Of the links. Whoever asked for a parent believes the chain only if the last of them is it."""
+        found: list[str] = []
+        for ids in self.links:
+            parent_id = found[-1] if found else ""
+            found.append(chunk_identity(self.tenant, self.model_fingerprint, self.prefix_ids, ids, parent_id))
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A document and what it is made of. ``source_hash`` covers the source and the settings of parser and
-    chunker; ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any."""
+    chunker; ``auxiliary``: identity of the auxiliary model that all its chunks were encoded with, if any;
+    ``kv_context``: ``document`` or ``header``, empty of documents without it and of earlier versions."""
 
     tenant: str
     collection: str
@@ -116,6 +148,13 @@ class Manifest:
     metadata: dict[str, str] = field(default_factory=dict)
     created_s: float = 0.0
     auxiliary: str = ""
+    kv_context: str = ""
+
+    @property
+    def made_for(self) -> MadeFor:
+        """What it was made for when it was stored."""
+        _, _, template = self.source_hash.partition(".")
+        return MadeFor(self.model_fingerprint, ids_hash(self.prefix_ids), template, self.kv_context)
 
     @property
     def kv_ids(self) -> tuple[str, ...]:
@@ -123,24 +162,33 @@ class Manifest:
         auxiliaries = (c.auxiliary_id for c in self.chunks if c.auxiliary_id)
         return tuple(dict.fromkeys((*(c.chunk_id for c in self.chunks), *auxiliaries)))
 
+    def block_start(self, index: int) -> int:
+        """Of the block of the chunk ``index`` the first chunk."""
+        while index and self.chunks[index].parent_id and not self.chunks[index].header_ids:
+            index -= 1
+        return index
+
     def links_of(self, index: int) -> tuple[tuple[int, ...], ...]:
         """Token ids of all that the chunk ``index`` is computed behind, the first of it first."""
-        links: list[tuple[int, ...]] = []
-        chunk = self.chunks[index]
-        while chunk.parent_id and not chunk.header_ids and index:
-            index -= 1
-            chunk = self.chunks[index]
-            links.append(chunk.token_ids)
-        if chunk.header_ids:
-            links.append(chunk.header_ids)
-        return tuple(reversed(links))
+        start = self.block_start(index)
+        header_ids = self.chunks[start].header_ids
+        chunks = tuple(chunk.token_ids for chunk in self.chunks[start:index])
+        return (header_ids, *chunks) if header_ids else chunks
+
+    def link_texts_of(self, index: int) -> tuple[str, ...]:
+        """What ``links_of`` say, without a template; a header's text may go on behind its ids."""
+        start = self.block_start(index)
+        first = self.chunks[start]
+        chunks = tuple(chunk.text for chunk in self.chunks[start:index])
+        return (header_text(self.title, first.heading), *chunks) if first.header_ids else chunks
 
     def chain_to(self, parent_id: str) -> Chain | None:
         """What a chunk with this parent is computed behind; None: it has none."""
         index = next((i for i, chunk in enumerate(self.chunks) if chunk.parent_id == parent_id), None)
         if index is None:
             return None
-        return Chain(self.tenant, self.model_fingerprint, self.prefix_ids, self.links_of(index))
+        of = (self.tenant, self.model_fingerprint, self.prefix_ids)
+        return Chain(*of, self.links_of(index), self.link_texts_of(index))
 
     def without_auxiliary(self) -> Manifest:
         return replace(self, auxiliary="", chunks=tuple(replace(c, auxiliary_id="") for c in self.chunks))
@@ -149,6 +197,22 @@ class Manifest:
         """``start_after`` for what follows this one in a listing of ``collection`` (empty: of all
         collections)."""
         return self.document_id if collection else f"{self.collection}/{self.document_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeDocuments:
+    """Documents of a collection that were made for the same; see ``MadeFor``."""
+
+    collection: str
+    num_documents: int
+    model_fingerprint: str
+    prefix_hash: str = ""
+    template_hash: str = ""
+    kv_context: str = ""
+
+    @property
+    def made_for(self) -> MadeFor:
+        return MadeFor(self.model_fingerprint, self.prefix_hash, self.template_hash, self.kv_context)
 
 
 @dataclass(frozen=True, slots=True)

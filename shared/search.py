@@ -40,9 +40,21 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a document whose chunks are computed behind its header, if it has one, and behind each other.
+    ``number`` in the document, from 1; ``heading``: above its first chunk, which has the place ``first``."""
+
+    number: int
+    heading: str
+    first: int
+    has_header: bool
+
+
+@dataclass(frozen=True, slots=True)
 class IndexedChunk:
     """A chunk as it goes into the index; ``char_start`` and ``char_end`` count characters of the document's
-    text. ``parent_id``: identity of what its KV is computed behind; empty: the prefix alone."""
+    text. ``parent_id``: identity of what its KV is computed behind; empty: the prefix alone. ``place``: its
+    number in the document, from 1; 0: not known. ``block`` None: its document has none."""
 
     chunk_id: str
     text: str
@@ -51,6 +63,8 @@ class IndexedChunk:
     char_start: int = 0
     char_end: int = 0
     parent_id: str = ""
+    place: int = 0
+    block: Block | None = None
 
     @property
     def piece(self) -> Piece:
@@ -61,7 +75,8 @@ class IndexedChunk:
 
 @dataclass(frozen=True, slots=True)
 class IndexedDocument:
-    """All chunks of one document, computed by one model; the two hashes are those of ``MadeFor``."""
+    """All chunks of one document, computed by one model; hashes and ``kv_context`` are those of
+    ``MadeFor``."""
 
     document_id: str
     title: str
@@ -70,6 +85,16 @@ class IndexedDocument:
     metadata: dict[str, str] = field(default_factory=dict)
     prefix_hash: str = ""
     template_hash: str = ""
+    kv_context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChange:
+    """What came of indexing a document. ``changed``: exactly these chunks were not searchable before;
+    ``warnings``: why they will be found badly."""
+
+    changed: bool
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +112,11 @@ class SearchHit:
     similarity: float | None = None
     prefix_hash: str = ""
     template_hash: str = ""
+    kv_context: str = ""
 
     @property
     def made_for(self) -> MadeFor:
-        return MadeFor(self.model_fingerprint, self.prefix_hash, self.template_hash)
+        return MadeFor(self.model_fingerprint, self.prefix_hash, self.template_hash, self.kv_context)
 
 
 @dataclass(frozen=True, slots=True)

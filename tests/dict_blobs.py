@@ -17,6 +17,7 @@ from services.kv_store.blobs.protocol import (
     ByteRange,
     From,
     Last,
+    Link,
     Sink,
     Span,
     check_whole,
@@ -56,6 +57,9 @@ class DictBlobs:
             )
         check_whole(name, byte_range, len(found))
         return len(data)
+
+    def link(self, name: str) -> Link | None:
+        return None
 
     def put(self, name: str, data: bytes) -> None:
         with self._lock:

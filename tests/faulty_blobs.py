@@ -8,7 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.kv_store.blobs.protocol import WHOLE, BlobPage, Blobs, BlobStat, ByteRange, Last, Sink, Span
+from services.kv_store.blobs.protocol import (
+    WHOLE,
+    BlobPage,
+    Blobs,
+    BlobStat,
+    ByteRange,
+    Last,
+    Link,
+    Sink,
+    Span,
+)
 from shared.errors import CorruptData, KvquiltError, Unavailable
 
 
@@ -32,6 +42,9 @@ class WrappedBlobs:
     def read_to(self, name: str, byte_range: Span | Last, sink: Sink) -> int:
         self.before("read_to", name)
         return self.inner.read_to(name, byte_range, sink)
+
+    def link(self, name: str) -> Link | None:
+        return self.inner.link(name)
 
     def put(self, name: str, data: bytes) -> None:
         self.before("put", name)

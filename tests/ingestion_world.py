@@ -21,10 +21,10 @@ from shared.generation.described import ModelDescription, PrefilledChunk
 from shared.generation.pieces import Conditioned, Piece, ids_of
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.identity import chunk_identity
-from shared.kv_types import KvContext, Manifest, ManifestPage
+from shared.kv_types import AlikeDocuments, KvContext, Manifest, ManifestPage
 from shared.prompt_template import PromptTemplate
 from shared.request import RequestContext
-from shared.search import CollectionInfo, IndexedDocument, IndexedIds
+from shared.search import CollectionInfo, IndexChange, IndexedDocument, IndexedIds
 
 CONTEXT_TOKENS = 64
 _PARSERS = ParserSettings()
@@ -54,29 +54,43 @@ class WordTokenizer:
 @dataclass
 class Selector:
     """An auxiliary model for ingestion. ``failure`` is raised by every call while it is set; ``hangs``:
-    nothing is answered."""
+    nothing is answered; ``chains``: as an ``AuxiliaryDescription`` says."""
 
     kv: set[str]
     fingerprint: str = "auxiliary-a"
     failure: KvquiltError | None = None
     hangs: bool = False
+    chains: bool = True
     calls: Counter[str] = field(default_factory=Counter)
     texts: list[str] = field(default_factory=list)
 
     async def describe(self, ctx: RequestContext) -> AuxiliaryDescription:
         await self._called("describe")
         return AuxiliaryDescription(
-            "aux", self.fingerprint, "tokenizer", (1,), "{question}", 99, "float32", 1, "cpu", "primary"
+            "aux",
+            self.fingerprint,
+            "tokenizer",
+            *((1,), "{question}", 99, "float32", 1, "cpu", "primary"),
+            chains=self.chains,
         )
 
     async def encode(
         self, ctx: RequestContext, chunks: Sequence[SelectionChunk]
     ) -> AsyncGenerator[EncodedChunk, None]:
+        known: dict[str, str] = {}
         for i, chunk in enumerate(chunks):
             await self._called("encode")
             assert chunk.token_ids == WordTokenizer().encode_chunk(chunk.text)
             self.texts.append(chunk.text)
-            auxiliary_id = chunk_identity(ctx.tenant, self.fingerprint, (1,), chunk.token_ids)
+            of, parent_id = (ctx.tenant, self.fingerprint, (1,)), ""
+            if chunk.parent_id:
+                parent_id = known[chunk.parent_id]
+            for link in chunk.context:
+                words = WordTokenizer().encode_chunk(link.text)
+                assert words[: len(link.token_ids)] == link.token_ids
+                parent_id = chunk_identity(*of, words, parent_id)
+            auxiliary_id = chunk_identity(*of, chunk.token_ids, parent_id)
+            known[chunk.chunk_id] = auxiliary_id
             existed = auxiliary_id in self.kv
             self.calls["computed"] += not existed
             self.kv.add(auxiliary_id)
@@ -150,7 +164,8 @@ class World:
             token_ids = ids_of(chunk)
             self._effect("prefill")
             self.pieces.append(chunk)
-            of, parent_id = (ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids), ""
+            of = (ctx.tenant, self.fingerprint, WordTokenizer.prefix_ids)
+            parent_id = chunk.parent_id if isinstance(chunk, Conditioned) else ""
             for link in chunk.context if isinstance(chunk, Conditioned) else ():
                 parent_id = chunk_identity(*of, ids_of(link), parent_id)
             chunk_id = chunk_identity(*of, token_ids, parent_id)
@@ -211,9 +226,17 @@ class World:
         self._effect("manifest_deleted")
         return removed
 
+    async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
+        self._effect("count_documents")
+        alike = Counter((m.collection, m.made_for) for m in self.manifests.values() if m.tenant == ctx.tenant)
+        return [
+            AlikeDocuments(name, num, made.fingerprint, made.prefix, made.template, made.kv_context)
+            for (name, made), num in alike.items()
+        ]
+
     async def index(
         self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
-    ) -> bool:
+    ) -> IndexChange:
         self._effect("index")
         key = (ctx.tenant, collection, document.document_id)
         changed = False
@@ -221,7 +244,8 @@ class World:
             changed |= index.get(key) != document
             index[key] = document
         self._effect("indexed")
-        return changed
+        foreign = any("nicht" in chunk.text for chunk in document.chunks)
+        return IndexChange(changed, ("seems not to be English",) if changed and foreign else ())
 
     async def adopt(self, ctx: RequestContext, collection: str) -> int:
         self._effect("adopt")

@@ -38,7 +38,7 @@ class DirectoryStore:
         return list(self._staging.iterdir())
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]:
         await self._called("open")
         return [self._opened(chunk_id) for chunk_id in chunk_ids]

@@ -34,10 +34,13 @@ def eager(model: Any) -> Any:
 def each_attention(
     model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids, layer: int = -1
 ) -> list[torch.Tensor]:
-    """One stock forward per chunk over (prefix, chunk, question). Per chunk [T], the mean over heads and
-    question."""
+    """One stock forward per chunk over (prefix, chunk, question); of one with a chain (``oracles.Chained``)
+    as ``stitched_attention`` of it alone. Per chunk [T], the mean over heads and question."""
     found = []
     for chunk in chunks:
+        if _chain_of(chunk):
+            found += stitched_attention(model, prefix, [chunk], question, layer)
+            continue
         with torch.no_grad():
             out = model(torch.tensor([[*prefix, *chunk, *question]]), output_attentions=True, use_cache=False)
         mean_T = out.attentions[layer][0, :, -len(question) :].float().mean((0, 1))
@@ -48,15 +51,17 @@ def each_attention(
 def stitched_attention(
     model: Any, prefix: Ids, chunks: Sequence[Ids], question: Ids, layer: int = -1
 ) -> list[torch.Tensor]:
-    """Every chunk's KV from a stock forward over (prefix, chunk), moved to its place behind the others, then
-    one stock forward of the question over that past. Per chunk [T]."""
+    """Every chunk's KV from a stock forward over (prefix, its chain, chunk), moved to its place behind the
+    others, then one stock forward of the question over that past. Per chunk [T]."""
     past, start = DynamicCache(), len(prefix)
     with torch.no_grad():
         if prefix:
             _append(model, past, prefix, 0, 0)
         for chunk in chunks:
             if chunk:
-                _append(model, past, [*prefix, *chunk], len(prefix), start - len(prefix))
+                chain = _chain_of(chunk)
+                front = len(prefix) + len(chain)
+                _append(model, past, [*prefix, *chain, *chunk], front, start - front)
             start += len(chunk)
         positions = torch.arange(start, start + len(question))[None]
         out = model(
@@ -69,6 +74,10 @@ def stitched_attention(
         return []
     mean_T = out.attentions[layer][0].float().mean((0, 1))[len(prefix) : start]
     return list(mean_T.split([len(chunk) for chunk in chunks]))
+
+
+def _chain_of(chunk: Ids) -> list[int]:
+    return [token for link in getattr(chunk, "chain", ()) for token in link]
 
 
 def _append(model: Any, past: DynamicCache, ids: Ids, skip: int, by: int) -> None:

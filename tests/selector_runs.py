@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,14 +15,17 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFa
 
 from services.selector.config import SelectorConfig
 from services.selector.service import SelectorService
+from shared.engine.kv.segment import Segment
 from shared.generation.selection import (
     EncodedChunk,
     Grouping,
     Reading,
     SelectedTokens,
     SelectionChunk,
+    SelectionLink,
     SelectionOrder,
 )
+from shared.kv_types import Chain
 from shared.prompt import PromptTokenizer
 from shared.prompt_template import PromptTemplate
 from shared.request import RequestContext
@@ -72,7 +76,9 @@ async def selecting(
     auxiliary = auxiliary or engine_auxiliary()
     shape = KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash)
     source = StoreSegmentSource(store, "node", asyncio.get_running_loop(), shape)
-    service = SelectorService(SelectorConfig("auxiliary", PRIMARY, **config), auxiliary, primary(), source)
+    service = SelectorService(
+        SelectorConfig("auxiliary", PRIMARY, **config), auxiliary, primary(), source, store
+    )
     try:
         yield service
         service.check_invariants()
@@ -87,6 +93,66 @@ def context(tenant: str = "", deadline_ms: int = 60_000) -> RequestContext:
 def chunks_of(texts: Sequence[str]) -> list[SelectionChunk]:
     spans = SpanTokenizer(tokenizer_of(PRIMARY), PRIMARY)
     return [SelectionChunk(text, spans.tokenize(text).token_ids) for text in texts]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document of a chain: header and passages, as the primary's KV of them is named and its manifest tells
+    it. ``header_len``: tokens that the primary has of the header; None: all."""
+
+    passages: tuple[str, ...] = tuple(PASSAGES)
+    header: str = "The towns of the valley and their mines"
+    header_len: int | None = None
+    tenant: str = "default"
+
+    @property
+    def chain(self) -> Chain:
+        texts = (self.header, *self.passages)
+        ids = [chunk.token_ids for chunk in chunks_of([with_template(text) for text in texts])]
+        ids[0] = ids[0][: self.header_len]
+        return Chain(self.tenant, "primary model", (1,), tuple(ids), texts)
+
+    def parent_of(self, index: int) -> str:
+        """Identity of what the passage stands behind."""
+        return self.chain.identities[index]
+
+    def store_in(self, store: DirectoryStore) -> None:
+        chain = self.chain
+        for i, identity in enumerate(chain.identities):
+            store.chains[identity] = replace(chain, links=chain.links[: i + 1], texts=chain.texts[: i + 1])
+
+    def by_parents(self) -> list[SelectionChunk]:
+        """The passages, as a question names them."""
+        chunks = chunks_of([with_template(text) for text in self.passages])
+        return [replace(chunk, parent_id=self.parent_of(i)) for i, chunk in enumerate(chunks)]
+
+    def by_context(self) -> list[SelectionChunk]:
+        """The passages, as ingestion names them: each behind the one before it in the call."""
+        chain = self.chain
+        first, *others = (
+            replace(chunk, chunk_id=chain.identities[i + 1]) for i, chunk in enumerate(self.by_parents())
+        )
+        header = SelectionLink(with_template(self.header), chain.links[0])
+        return [replace(first, parent_id="", context=(header,)), *others]
+
+    def segments(self, auxiliary: Auxiliary) -> list[Segment]:
+        """The auxiliary's KV of the passages, by the library: behind the header and each other."""
+        links = [auxiliary.tokenizer.tokenize(text).token_ids for text in self._read()]
+        chain: list[Segment] = []
+        for link in links:
+            chain += auxiliary.scorer.encode([link], chain)
+        return chain[1:]
+
+    def _read(self) -> list[str]:
+        """With the template; of a header that was cut, what is left of it."""
+        header, *passages = map(with_template, (self.header, *self.passages))
+        spans = SpanTokenizer(primary(), PRIMARY).tokenize_chunk(header)
+        end = len(header) if self.header_len is None else int(spans.ends[self.header_len - 1])
+        return [header[:end], *passages]
+
+
+def with_template(text: str) -> str:
+    return primary().template.chunk.replace("{text}", text)
 
 
 async def select_each(
@@ -116,7 +182,13 @@ async def select(
 async def encode(
     service: SelectorService, texts: Sequence[str] = tuple(PASSAGES), tenant: str = ""
 ) -> list[EncodedChunk]:
-    return [encoded async for encoded in service.encode(context(tenant), chunks_of(texts))]
+    return await encode_all(service, chunks_of(texts), tenant)
+
+
+async def encode_all(
+    service: SelectorService, chunks: Sequence[SelectionChunk], tenant: str = ""
+) -> list[EncodedChunk]:
+    return [encoded async for encoded in service.encode(context(tenant), chunks)]
 
 
 def by_the_library(
@@ -126,11 +198,13 @@ def by_the_library(
     ratio: float,
     grouping: Grouping,
     reading: Reading,
+    segments: Sequence[Segment] = (),
 ) -> tuple[Any, ...]:
-    """``told`` of the same question, with every chunk computed by itself, as the service does."""
+    """``told`` of the same question, with every chunk computed by itself, as the service does.
+    ``segments``: instead of that."""
     selector = Selector(auxiliary, SpanTokenizer(tokenizer_of(PRIMARY), PRIMARY))
     paired = [selector.pair(text) for text in texts]
-    segments = [selector.encode([chunk])[0] for chunk in paired]
+    segments = segments or [selector.encode([chunk])[0] for chunk in paired]
     selection = selector.select(paired, segments, question, ratio, grouping, reading)
     chosen = np.concatenate([np.zeros(0, dtype=bool), *selection.chosen])
     scores = np.concatenate([np.zeros(0, dtype=np.float32), *selection.scores])

@@ -65,7 +65,9 @@ class WholeAnswer:
                     "finish_reason": t.finish_reason,
                     "score": t.score,
                     **self._choice_of(t),
-                    "citations": [dataclasses.asdict(c) for c in t.citations],
+                    "citations": [
+                        dataclasses.asdict(c) | {"conditioned_on": c.conditioned_on} for c in t.citations
+                    ],
                 }
                 for t in sorted(self.texts, key=lambda t: (t.question, t.sample))
             ],

@@ -41,10 +41,11 @@ def status_table(services: Sequence[ServiceHealth]) -> Table:
 
 
 def documents_table(documents: Sequence[DocumentInfo]) -> Table:
-    table = Table("collection", "document", "title", "chunks", "", box=None, pad_edge=False)
+    table = Table("collection", "document", "title", "chunks", "kv_context", "", box=None, pad_edge=False)
     for d in documents:
         note = "" if d.current else "made for another model"
-        table.add_row(*map(Text, (d.collection, d.document_id, d.title, str(d.num_chunks), note)))
+        cells = (d.collection, d.document_id, d.title, str(d.num_chunks), d.kv_context, note)
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -72,10 +73,14 @@ def usage_line(u: Usage) -> str:
 
 
 def citation_line(citations: Sequence[Citation]) -> str:
-    return (
-        "; ".join(f"{c.document_id}{f' ({c.heading})' if c.heading else ''} [{c.hit + 1}]" for c in citations)
-        or "none"
-    )
+    return "; ".join(map(_cited, citations)) or "none"
+
+
+def _cited(c: Citation) -> str:
+    """With what was not retrieved, but is known to the chunk's KV."""
+    where = ", ".join(filter(None, (c.heading, f"block {c.block}" if c.block else "")))
+    besides = f", conditioned on {c.conditioned_on}" if c.conditioned_on else ""
+    return f"{c.document_id}{f' ({where})' if where else ''} [{c.hit + 1}]{besides}"
 
 
 def stages_table(*counts: str) -> Table:

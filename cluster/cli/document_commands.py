@@ -22,7 +22,8 @@ INGEST_DEADLINE_MS = 3_600_000
     "--re-encode",
     is_flag=True,
     help=(
-        "Instead of PATHS: make the collection anew for the model that is being served, from its stored text."
+        "Instead of PATHS: make the collection anew, from its stored text, for the model that is served, its "
+        "prompt and the configured kv_context. It answers meanwhile."
     ),
 )
 @click.pass_obj
@@ -30,8 +31,8 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
     """Documents in: folders (searched through) and files, .txt .md .html .pdf .docx .pptx .xlsx .csv .eml.
 
     Unchanged documents cost a lookup, changed ones are replaced, an interrupted run goes on when the same
-    command is given again. What of a document could not be read, as pages without text, is a warning. Exit
-    code 1 when a document failed; the others are in.
+    command is given again. What of a document could not be read, as pages without text, is a warning, and so
+    is a language that the embedder does not read. Exit code 1 when a document failed; the others are in.
 
     \b
     kvquilt ingest ./docs --collection handbook
@@ -71,7 +72,8 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @click.pass_obj
 def documents(session: Session, collection: str, as_json: bool) -> None:
-    """List what has been ingested. Documents are named as `kvquilt delete` takes them."""
+    """List what has been ingested, and what the KV of each document was computed behind (kv_context).
+    Documents are named as `kvquilt delete` takes them."""
     from cluster.cli.console import documents_table, print_whole
     from cluster.cli.remote import ingest_client
 

@@ -143,7 +143,8 @@ def down(session: Session) -> None:
 @main.command()
 @click.pass_obj
 def status(session: Session) -> None:
-    """The state of every service. Exit code 1 when one is not ready."""
+    """The state of every service, and which collections are not made as documents are now (another model,
+    prompt or kv_context). Exit code 1 when a service is not ready."""
     from cluster.cli.console import status_table
     from cluster.cli.remote import rag_client
 

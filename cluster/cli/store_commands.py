@@ -14,6 +14,7 @@ from cluster.cli.session import LONG_DEADLINE_MS, Session, run_resumable
 
 if TYPE_CHECKING:
     from shared.clients.kv_store import KvStoreClient
+    from shared.kv_types import AlikeDocuments, StoreStats
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -51,20 +52,35 @@ def store() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.pass_obj
 def stats(session: Session, as_json: bool) -> None:
-    """Show what every tier of every node holds, to the byte, and what each tenant's documents keep.
+    """Show what every tier of every node holds, to the byte, what each tenant's documents keep, and how the
+    documents of your collections were made.
 
     Tiers: memory and disk (copies; the disk is the truth where there is no object store), pending (durable on
     that node, not yet in the object store), objects (the object store). A tenant's bytes are those of the
     distinct chunks of its documents.
     """
     from cluster.cli.remote import store_client
-    from cluster.cli.store_console import counters_table, stats_json, tenants_table, tiers_table
+    from cluster.cli.store_console import (
+        collections_table,
+        counters_table,
+        stats_json,
+        tenants_table,
+        tiers_table,
+    )
 
-    found = session.ask(store_client, lambda store: store.stats(session.context()))
+    async def both(store: KvStoreClient) -> tuple[StoreStats, list[AlikeDocuments]]:
+        return await store.stats(session.context()), await store.count_documents(session.context())
+
+    found, counts = session.ask(store_client, both)
     if as_json:
-        click.echo(stats_json(found))
+        click.echo(stats_json(found, counts))
         return
-    for table in (tiers_table(found), tenants_table(found), counters_table(found)):
+    for table in (
+        tiers_table(found),
+        tenants_table(found),
+        collections_table(counts),
+        counters_table(found),
+    ):
         if table.row_count:
             session.out.print(table)
             session.out.print()

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from shared.kv_types import DamagedCopy, PinnedDocuments, StoreStats, TierStats
+from shared.kv_types import (
+    AlikeDocuments,
+    DamagedCopy,
+    KvContext,
+    PinnedDocuments,
+    StoreStats,
+    TierStats,
+)
 
 
 def tiers_table(stats: StoreStats) -> Table:
@@ -34,6 +41,19 @@ def tenants_table(stats: StoreStats) -> Table:
     return table
 
 
+def collections_table(counts: Sequence[AlikeDocuments]) -> Table:
+    """A collection with several lines mixes documents that were made differently."""
+    table = _table("collection", ">documents", "kv_context", "model")
+    for count in counts:
+        table.add_row(
+            count.collection,
+            f"{count.num_documents:,}",
+            count.kv_context or KvContext.NONE,
+            count.model_fingerprint,
+        )
+    return table
+
+
 def counters_table(stats: StoreStats) -> Table:
     """Summed over the nodes."""
     table = _table("since the agents started", ">")
@@ -43,8 +63,9 @@ def counters_table(stats: StoreStats) -> Table:
     return table
 
 
-def stats_json(stats: StoreStats) -> str:
-    return json.dumps(dataclasses.asdict(stats), indent=2)
+def stats_json(stats: StoreStats, counts: Sequence[AlikeDocuments]) -> str:
+    collections = [dataclasses.asdict(count) for count in counts]
+    return json.dumps(dataclasses.asdict(stats) | {"collections": collections}, indent=2)
 
 
 def damage_lines(damaged: Sequence[DamagedCopy]) -> Iterator[Text]:

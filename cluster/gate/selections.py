@@ -70,8 +70,12 @@ class _Remembering(Scorer):
     def fingerprint(self) -> str:
         return self._scorer.fingerprint
 
-    def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
-        return self._scorer.encode(chunks)
+    @property
+    def chains(self) -> bool:
+        return self._scorer.chains
+
+    def encode(self, chunks: Sequence[Sequence[int]], chain: Sequence[Segment] = ()) -> list[Segment]:
+        return self._scorer.encode(chunks, chain)
 
     def score(
         self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED

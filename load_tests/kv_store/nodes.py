@@ -9,6 +9,7 @@ from pathlib import Path
 
 from services.kv_store.blobs.protocol import Blobs
 from services.kv_store.config import KvStoreConfig, MemoryConfig
+from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.flight import FlightServer
 from services.kv_store.node.agent import Agent
 from services.kv_store.node.builder import Node, build_node
@@ -39,10 +40,14 @@ def only_node(config: KvStoreConfig, objects: Blobs | None = None) -> Node:
 
 
 @asynccontextmanager
-async def disk_node(directory: Path, objects: Blobs | None = None) -> AsyncGenerator[Agent, None]:
+async def disk_node(
+    directory: Path, objects: Blobs | None = None, fetch: FetchConfig | None = None
+) -> AsyncGenerator[Agent, None]:
     """Its chunks lie on disk, and in ``objects`` if given; none in shared memory."""
     directory.mkdir(parents=True, exist_ok=True)
-    node = only_node(KvStoreConfig(str(directory.absolute()), memory=MemoryConfig(capacity_bytes=0)), objects)
+    no_memory = MemoryConfig(capacity_bytes=0)
+    config = KvStoreConfig(str(directory.absolute()), memory=no_memory, fetch=fetch or FetchConfig())
+    node = only_node(config, objects)
     try:
         yield node.agent
     finally:

@@ -20,21 +20,21 @@ from minio.credentials.providers import EnvAWSProvider
 
 from load_tests.benchmark import in_turn
 from load_tests.kv_store.nodes import disk_node
-from load_tests.kv_store.stored_chunks import Array, ChunkShape, preallocated, write_random_chunk
+from load_tests.kv_store.stored_chunks import ChunkShape, write_random_chunk
 from load_tests.servers.s3 import S3Server
+from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.verification import verify_object
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.chunk_names import blob_of
-from shared.errors import NotFound
-from shared.kv_format import ChunkFile
-from shared.kv_types import OpenedChunk
+from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.loader import Loader
+from shared.engine_config import EngineConfig
 from shared.measuring.report import Measurement, measured
-from shared.request import RequestContext
+from shared.stored_segments.source import StoreSegmentSource
 
 NUM_CHUNKS, CONCURRENCY, RUNS = 8, 4, 15
 _BUCKET = "kvquilt-benchmark"
-Buffers = Sequence[tuple[Array, Array]]
 
 
 def measure_object_loads(
@@ -42,12 +42,12 @@ def measure_object_loads(
 ) -> list[Measurement]:
     """``endpoint``: of a server that is there already, keys in the environment; empty: one is started.
 
-    Three ways of getting the same chunks, several at once: what a generator's miss takes, by a node that has
-    none of them, fetches them to its disk in parts, and has them read and verified layer by layer while they
-    come; what scrubbing takes, which verifies them on the way and keeps nothing; and by a bare client, which
-    looks at nothing. Either of the first is measured in turn with the last, so that whatever
-    else the machine does meets both, and apart from the other, whose files the system is still writing
-    afterwards.
+    Four ways of getting the same chunks, several at once: what a generator's miss takes, from asking its
+    node, which has none of them, to the last verified layer in the engine's memory, by the engine's own
+    loader; the same at a later miss, where the node fetches them to its disk meanwhile; what scrubbing takes,
+    which verifies them on the way and keeps nothing; and by a bare client, which looks at nothing. Each of
+    the first is measured in turn with the last, so that whatever else the machine does meets both, and apart
+    from the others, whose files the system may be still writing afterwards.
     """
     with _server(directory, endpoint) as address:
         objects = ObjectBlobs(ObjectSettings(address, bucket=_BUCKET, secure=False))
@@ -56,19 +56,20 @@ def measure_object_loads(
             chunk_id, path = write_random_chunk(directory, shape, 200 + seed)
             sizes[chunk_id] = path.stat().st_size
             objects.put_file(blob_of(chunk_id), path)
-        buffers = {chunk_id: preallocated(shape) for chunk_id in sizes}
 
         def compare(name: str, load_s: Callable[[], float]) -> Measurement:
             seconds = in_turn((runs + 1, load_s), (runs + 1, lambda: _bare_s(address, sizes)))
             ours, bare = ([sum(sizes.values()) / s for s in of_way[1:]] for of_way in seconds)
             return measured(name, ours, "byte/s", better="higher", baseline=bare)
 
-        def served_s() -> float:
+        def served_s(copy_from_miss: int) -> float:
             with TemporaryDirectory(dir=directory) as node:
-                return asyncio.run(_served_s(Path(node), objects, buffers))
+                fetch = FetchConfig(copy_from_miss=copy_from_miss)
+                return asyncio.run(_served_s(Path(node), objects, fetch, shape, list(sizes)))
 
         measurements = [
-            compare("load_29mb_object_store", served_s),
+            compare("load_29mb_object_store", partial(served_s, FetchConfig().copy_from_miss)),
+            compare("load_29mb_object_store_copied", partial(served_s, 1)),
             compare("scrub_29mb_object_store", lambda: _together_s(partial(verify_object, objects), sizes)),
         ]
         for chunk_id in sizes:
@@ -76,37 +77,29 @@ def measure_object_loads(
     return measurements
 
 
-async def _served_s(directory: Path, objects: ObjectBlobs, buffers: Mapping[str, Buffers]) -> float:
+async def _served_s(
+    directory: Path, objects: ObjectBlobs, fetch: FetchConfig, shape: ChunkShape, chunk_ids: Sequence[str]
+) -> float:
     """Seconds from asking the node to the last verified layer."""
-    async with disk_node(directory, objects) as node:
-        with ThreadPoolExecutor(len(buffers)) as threads:
-            loop = asyncio.get_running_loop()
+    async with disk_node(directory, objects, fetch) as node:
+        loop = asyncio.get_running_loop()
+        arriving: asyncio.Queue[Loaded] = asyncio.Queue()
+
+        def tell(event: FirstLayer | Loaded) -> None:
+            if isinstance(event, Loaded):
+                loop.call_soon_threadsafe(arriving.put_nowait, event)
+
+        source = StoreSegmentSource(node, "", loop, shape.kv)
+        loader = Loader(source, shape.spec, EngineConfig().loader_threads)
+        try:
             started = time.perf_counter()
-            missing = list(buffers)
-            while missing:  # what arrived whole in between has moved to its tier, and is asked for again
-                opened = await node.open(RequestContext.create(), missing)
-                loads = [
-                    loop.run_in_executor(threads, _load, chunk, buffers[chunk.chunk_id]) for chunk in opened
-                ]
-                missing = [
-                    chunk_id
-                    for chunk_id, loaded in zip(missing, await asyncio.gather(*loads), strict=True)
-                    if not loaded
-                ]
-            return time.perf_counter() - started
-
-
-def _load(chunk: OpenedChunk, buffers: Buffers) -> bool:
-    """Whether the file was still where it was said to be."""
-    assert chunk.exists, "the node could not fetch a chunk"
-    try:
-        file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
-    except NotFound:
-        return False
-    with file:
-        for layer, (k, v) in enumerate(buffers):
-            file.read_layer(layer, k, v)
-    return True
+            loader.load(dict.fromkeys(chunk_ids, shape.tokens), tell)
+            arrived = [await arriving.get() for _ in chunk_ids]
+            elapsed = time.perf_counter() - started
+            assert all(loaded.segment for loaded in arrived), "the node could not fetch a chunk"
+            return elapsed
+        finally:
+            await asyncio.to_thread(loader.close)
 
 
 def _bare_s(endpoint: str, sizes: Mapping[str, int]) -> float:

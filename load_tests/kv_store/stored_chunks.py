@@ -12,12 +12,16 @@ import numpy as np
 import torch
 
 from shared.engine.kv.host_memory import host_tensors
-from shared.identity import chunk_identity, ids_hash
-from shared.kv_format import ChunkHeader, write_chunk
+from shared.engine.model.rope import RopeSpec
+from shared.engine.model.spec import ModelSpec
+from shared.identity import chunk_identity
+from shared.kv_format import write_chunk
 from shared.measuring.asking import random_ids
+from shared.stored_segments.files import KvShape
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FINGERPRINT = "0" * 32
+_VOCAB, _ROPE = 150_000, RopeSpec(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,27 @@ class ChunkShape:
     def num_bytes(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.tokens * 2
 
+    @property
+    def spec(self) -> ModelSpec:
+        """Of a model whose chunks these are."""
+        return ModelSpec(
+            self.layers,
+            self.kv_heads,
+            self.kv_heads,
+            self.head_dim,
+            _VOCAB,
+            self.tokens,
+            None,
+            frozenset(),
+            torch.bfloat16,
+            torch.device("cpu"),
+            _ROPE,
+        )
+
+    @property
+    def kv(self) -> KvShape:
+        return KvShape(FINGERPRINT, self.layers, self.kv_heads, self.head_dim, "bfloat16", _ROPE)
+
 
 QWEN2_7B = ChunkShape()
 
@@ -41,22 +66,8 @@ QWEN2_7B = ChunkShape()
 def write_random_chunk(directory: Path, shape: ChunkShape, seed: int, chunk_id: str = "") -> tuple[str, Path]:
     """A chunk's id (by default one that goes by the seed) and its file, which lies in the page cache
     afterwards."""
-    token_ids = random_ids(seed, shape.tokens, vocab=150_000)
-    header = ChunkHeader(
-        chunk_id=chunk_id or chunk_identity("", FINGERPRINT, (), token_ids),
-        model_fingerprint=FINGERPRINT,
-        tokenizer_hash="",
-        prefix_hash=ids_hash(()),
-        num_layers=shape.layers,
-        num_kv_heads=shape.kv_heads,
-        num_tokens=shape.tokens,
-        head_dim=shape.head_dim,
-        dtype="bfloat16",
-        encoding="exact",
-        rope="",
-        ids_hash=ids_hash(token_ids),
-        token_ids=token_ids,
-    )
+    token_ids = random_ids(seed, shape.tokens, vocab=_VOCAB)
+    header = shape.kv.header(chunk_id or chunk_identity("", FINGERPRINT, (), token_ids), (), token_ids)
     rng = np.random.default_rng(seed)
     size = (shape.kv_heads, shape.tokens, shape.head_dim)
     k, v = ([rng.integers(0, 1 << 16, size, dtype=np.uint16) for _ in range(shape.layers)] for _ in "kv")

@@ -5,12 +5,17 @@ chunks that contain it): a name found in one chunk says more than a word found i
 count only where no chunk has another of the answer's. A chunk with at least half of the best support is
 cited; ties go to the chunk that shares more words with the question, then to the better hit. One citation per
 document, at most ``MAX_CITATIONS``. An answer whose words occur nowhere has no citation.
+
+KV of a document's chunk is computed behind its block's header and the chunks in front of it, and what these
+say may be in the answer although they were not retrieved. Which they are is known, and told; whether the
+answer has anything of them is not.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shared.answer import Citation
 from shared.search import SearchHit
@@ -20,8 +25,11 @@ MIN_SHARE = 0.5
 _WORD = re.compile(r"\w+")
 
 
-def cite(answer: str, question: str, hits: Sequence[SearchHit]) -> tuple[Citation, ...]:
-    """Best supported first; a function of its arguments alone."""
+def cite(
+    answer: str, question: str, hits: Sequence[SearchHit], conditioned: bool = True
+) -> tuple[Citation, ...]:
+    """Best supported first; a function of its arguments alone. ``conditioned``: stored KV may have been
+    used."""
     asked = words(question)
     contents = [words(f"{hit.title} {hit.chunk.heading} {hit.chunk.text}") for hit in hits]
     said = (words(answer) - asked) & set().union(*contents) or words(answer)
@@ -33,12 +41,26 @@ def cite(answer: str, question: str, hits: Sequence[SearchHit]) -> tuple[Citatio
     cited: dict[str, Citation] = {}
     for i in order:
         if best > 0 and support[i] >= MIN_SHARE * best and len(cited) < MAX_CITATIONS:
-            hit = hits[i]
-            cited.setdefault(
-                hit.document_id,
-                Citation(hit.document_id, hit.title, hit.chunk.chunk_id, i, hit.chunk.heading),
-            )
+            cited.setdefault(hits[i].document_id, _citation(hits, i, conditioned))
     return tuple(cited.values())
+
+
+def _citation(hits: Sequence[SearchHit], index: int, conditioned: bool) -> Citation:
+    hit = hits[index]
+    chunk, block = hit.chunk, hit.chunk.block
+    cited = Citation(hit.document_id, hit.title, chunk.chunk_id, index, chunk.heading)
+    if block is None:
+        return cited
+    cited = replace(cited, block=block.number, block_heading=block.heading)
+    if not conditioned:
+        return cited
+    retrieved = {other.chunk.place for other in hits if other.document_id == hit.document_id}
+    in_front = range(block.first, chunk.place)
+    return replace(
+        cited,
+        conditioned_on_header=block.has_header,
+        conditioned_on_chunks=tuple(place for place in in_front if place not in retrieved),
+    )
 
 
 def words(text: str) -> set[str]:

@@ -9,6 +9,7 @@ from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
+from shared.kv_types import KvContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class GatewayConfig:
     rrf_constant: of reciprocal-rank fusion of several questions' rankings; larger values weigh the top of
     the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
+    kv_context: what chunks are computed behind, to name collections of which it is not so; filled in from
+    `ingestion.kv_context`.
     kv_store: the application that is told, as soon as chunks are retrieved, to bring their KV nearer; empty:
     nobody is told.
     selector: the application that selects tokens; empty: there is none. Filled in where `selector.model` is
@@ -76,6 +79,7 @@ class GatewayConfig:
     http: HttpConfig = field(default_factory=HttpConfig)
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
+    kv_context: KvContext = KvContext.DOCUMENT
     kv_store: str = "kv_store"
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ import asyncio
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ from services.gateway.regeneration import generate_with_retry
 from shared.answer import AnswerDone, AnswerEvent, AnswerText, AnswerUsage, Inquiry, Retrieved
 from shared.errors import InvalidRequest, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
-from shared.generation.orders import GenerationOrder, may_reuse
+from shared.generation.orders import AskedMode, GenerationOrder, may_reuse
 from shared.generation.told import (
     BranchDoneEvent,
     ChosenEvent,
@@ -44,18 +44,22 @@ from shared.generation.told import (
     TokenEvent,
     Usage,
 )
+from shared.kv_types import KvContext
 from shared.patience import patiently
 from shared.request import RequestContext, check_name
+from shared.search import SearchHit
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     """``refused``: why, by the number of the question. ``search_s``: without the time in which a generator is
-    waited for."""
+    waited for. ``reuses``: stored KV may be used. ``note``: what an operator should know."""
 
     retrieved: Retrieved
     refused: dict[int, str]
     search_s: float
+    reuses: bool = True
+    note: str = ""
 
 
 class Pipeline:
@@ -98,7 +102,7 @@ class Pipeline:
                         texts[event.question, event.sample] += event.text
                         yield event
                     case BranchDoneEvent():
-                        yield _text(event, texts.pop((event.question, event.sample), ""), inquiry, retrieved)
+                        yield _text(event, texts.pop((event.question, event.sample), ""), inquiry, found)
                     case SelectedEvent() | ChosenEvent() | MarginTokenEvent() | MarginEvent():
                         yield event
                     case DoneEvent():
@@ -107,7 +111,8 @@ class Pipeline:
                             "first_token_s": first_token_s,
                             "total_s": self._since(arrived),
                         }
-                        note = "; ".join(filter(None, (event.usage.note, *found.refused.values())))
+                        notes = (event.usage.note, *found.refused.values(), found.note)
+                        note = "; ".join(filter(None, notes))
                         yield AnswerUsage(
                             dataclasses.replace(event.usage, note=note),
                             dataclasses.replace(event.timings, **measured),
@@ -134,7 +139,8 @@ class Pipeline:
 
         async def search() -> _Found:
             retrieved, refused = await patiently(ctx, "searching", lambda: self._search(ctx, inquiry))
-            return _Found(retrieved, refused, self._since(began))
+            reuses = len(refused) < len(inquiry.questions) and may_reuse(self._mode(inquiry))
+            return _Found(retrieved, refused, self._since(began), reuses)
 
         found, model = await _both(
             search(),
@@ -154,7 +160,25 @@ class Pipeline:
                 "than the one being served; "
                 f"run `kvquilt ingest --collection {inquiry.collection} --re-encode`"
             )
+        if found.reuses:
+            return dataclasses.replace(found, note=self._under_others(inquiry.collection, hits))
         return found
+
+    def _under_others(self, collection: str, hits: Sequence[SearchHit]) -> str:
+        """Says which chunks were computed under another ``kv_context`` than the configured one; empty: none.
+        Each names what it stands behind, so the answer is right, as it must be while a collection is being
+        brought over."""
+        ours = self._config.kv_context
+        contexts = [hit.made_for.kv_context or KvContext.NONE for hit in hits]
+        others = sorted({str(one) for one in contexts if one != ours})
+        if not others:
+            return ""
+        num = sum(one != ours for one in contexts)
+        return (
+            f"{num} of {len(hits)} chunks of collection {collection!r} were computed under kv_context "
+            f"{', '.join(others)}, and {ours} is configured: run `kvquilt ingest --collection {collection} "
+            "--re-encode`"
+        )
 
     async def _search(self, ctx: RequestContext, inquiry: Inquiry) -> tuple[Retrieved, dict[int, str]]:
         """Also the questions to refuse, with the reason."""
@@ -165,9 +189,9 @@ class Pipeline:
         )
         refused = refusals(inquiry.refusal, self._config.refusal, inquiry.questions, result.rankings)
         hits = fuse(result.rankings, k, self._config.rrf_constant)
-        mode = inquiry.reuse.mode or self._config.reuse
         answering = len(refused) < len(inquiry.questions)
-        if answering and may_reuse(mode) and not inquiry.without_prefix:  # their KV without it is another
+        reuses = answering and may_reuse(self._mode(inquiry))
+        if reuses and not inquiry.without_prefix:  # their KV without it is another
             self._prefetching.begin(ctx, [hit.chunk.chunk_id for hit in hits])
         return Retrieved(hits, result.mode), refused
 
@@ -185,17 +209,19 @@ class Pipeline:
                 yield renumbered(event, asked)
 
     def _order(self, inquiry: Inquiry, retrieved: Retrieved, questions: tuple[str, ...]) -> GenerationOrder:
-        mode = inquiry.reuse.mode or self._config.reuse
         preface = f"{inquiry.preface}\n\n" if inquiry.preface else ""
         return GenerationOrder(
             chunks=tuple(hit.chunk.piece for hit in retrieved.hits),
             questions=tuple(f"{preface}{question}" for question in questions),
             prefix=() if inquiry.without_prefix else None,
-            reuse=dataclasses.replace(inquiry.reuse, mode=mode),
+            reuse=dataclasses.replace(inquiry.reuse, mode=self._mode(inquiry)),
             sampling=inquiry.sampling,
             decoding=inquiry.decoding,
             explain=inquiry.explain,
         )
+
+    def _mode(self, inquiry: Inquiry) -> AskedMode:
+        return inquiry.reuse.mode or self._config.reuse
 
     def _since(self, instant: float) -> float:
         return self._clock() - instant
@@ -213,7 +239,7 @@ async def _both(
     return found, model
 
 
-def _text(end: BranchDoneEvent, text: str, inquiry: Inquiry, retrieved: Retrieved) -> AnswerText:
+def _text(end: BranchDoneEvent, text: str, inquiry: Inquiry, found: _Found) -> AnswerText:
     whole = text + end.text
-    citations = cite(whole, inquiry.questions[end.question], retrieved.hits)
+    citations = cite(whole, inquiry.questions[end.question], found.retrieved.hits, found.reuses)
     return AnswerText(end.question, end.sample, whole, end.finish_reason, citations, end.score)

@@ -13,14 +13,15 @@ from typing import Protocol
 
 from services.generator.chunk_texts import ChunkReader
 from services.generator.config import SelectionConfig
+from services.generator.identified import Identified
 from services.generator.reuse_modes import Reusing
 from shared.engine.modes.token_selection import DEFAULT_RATIO
 from shared.errors import KvquiltError
-from shared.generation.asked import Chunk
+from shared.generation.asked import Chunk, chain_of, total_len
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.orders import GenerationOrder
-from shared.generation.pieces import Piece
-from shared.generation.selection import SelectedTokens, SelectionChunk, SelectionOrder
+from shared.generation.pieces import Conditioned, Piece
+from shared.generation.selection import SelectedTokens, SelectionChunk, SelectionLink, SelectionOrder
 from shared.request import RequestContext
 from shared.verdict import BY_RATIO
 
@@ -36,7 +37,7 @@ class SelectionPort(Protocol):
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A decision on how the engine goes on. ``selected``: for each question; empty: the selector did not say,
-    and ``note`` says why. ``took_s``: to come to it."""
+    and ``note`` says why; else it says what the selector did not know. ``took_s``: to come to it."""
 
     mode: ReuseMode
     recompute: Recompute
@@ -58,7 +59,7 @@ class Choosing:
     async def choose(
         self,
         ctx: RequestContext,
-        chunks: Sequence[Chunk],
+        chunks: Identified,
         order: GenerationOrder,
         reusing: Reusing,
     ) -> Decision:
@@ -82,25 +83,23 @@ class Choosing:
         else:
             took_s = time.monotonic() - begun
             recompute = Recompute(by_question=tuple(one.tokens for one in selected))
-            return Decision(ReuseMode.TOKENS, recompute, took_s, selected)
+            return Decision(ReuseMode.TOKENS, recompute, took_s, selected, _unread(selected))
         log.warning("request %s goes on with %s: %s", ctx.request_id, self._config.fallback, why)
         return self._fallback(reusing.recompute, time.monotonic() - begun, why)
 
     async def _ask(
         self,
         ctx: RequestContext,
-        chunks: Sequence[Chunk],
+        chunks: Identified,
         order: GenerationOrder,
         reusing: Reusing,
     ) -> tuple[SelectedTokens, ...]:
-        ids = [chunk.token_ids for chunk in chunks]
-        texts, asked = await asyncio.to_thread(self._read, order.chunks, ids, order.questions)
+        context, asked = await asyncio.to_thread(self._read, chunks, order)
         ratio = DEFAULT_RATIO if reusing.recompute.ratio is None else reusing.recompute.ratio
-        context = tuple(SelectionChunk(text, token_ids) for text, token_ids in zip(texts, ids, strict=True))
         selected = await self._selector.select(
             ctx, SelectionOrder(context, tuple(asked), ratio, reusing.grouping, reusing.reading)
         )
-        num_tokens = sum(map(len, ids))
+        num_tokens = total_len(chunks.chunks)
         if len(selected) != len(asked):
             raise _NotAskedError(f"the selector chose for {len(selected)} of {len(asked)} questions")
         for one in selected:
@@ -110,17 +109,47 @@ class Choosing:
         return selected
 
     def _read(
-        self, pieces: Sequence[Piece], ids: Sequence[tuple[int, ...]], questions: Sequence[Piece]
-    ) -> tuple[list[str], list[str]]:
-        chunks = [chunk.text if chunk is not None else None for chunk in self._reader.chunks(pieces, ids)]
-        return _known("chunks", chunks), _known(
-            "questions", [self._reader.question(question) for question in questions]
+        self, identified: Identified, order: GenerationOrder
+    ) -> tuple[tuple[SelectionChunk, ...], list[str]]:
+        texts = _known("chunks", self._texts(order.chunks, identified.chunks))
+        context = tuple(
+            SelectionChunk(
+                text,
+                chunk.token_ids,
+                chunk.chunk_id,
+                chunk.parent_id,
+                self._context(piece, chunk, identified.links),
+            )
+            for text, chunk, piece in zip(texts, identified.chunks, order.chunks, strict=True)
         )
+        return context, _known("questions", [self._reader.question(question) for question in order.questions])
+
+    def _context(self, piece: Piece, chunk: Chunk, links: Sequence[Chunk]) -> tuple[SelectionLink, ...]:
+        """What a piece itself says that it stands behind; empty: nothing, or what has no text."""
+        if not isinstance(piece, Conditioned) or not piece.context:
+            return ()
+        chain = chain_of(chunk, links) or ()
+        texts = self._texts(piece.context, chain)
+        if None in texts:
+            return ()
+        return tuple(
+            SelectionLink(text, link.token_ids) for text, link in zip(texts, chain, strict=True) if text
+        )
+
+    def _texts(self, pieces: Sequence[Piece], chunks: Sequence[Chunk]) -> list[str | None]:
+        read = self._reader.chunks(pieces, [chunk.token_ids for chunk in chunks])
+        return [None if chunk is None else chunk.text for chunk in read]
 
     def _fallback(self, recompute: Recompute, took_s: float, why: str) -> Decision:
         mode = self._config.fallback
         by_ratio = Recompute(recompute.ratio, seed=recompute.seed) if mode in BY_RATIO else Recompute()
         return Decision(mode, by_ratio, took_s, note=f"cacheclip became {mode.value}: {why}")
+
+
+def _unread(selected: Sequence[SelectedTokens]) -> str:
+    """Says what the selector did not know; empty: nothing."""
+    num = max((one.num_isolated for one in selected), default=0)
+    return f"the selector read {num} chunk(s) without what stands in front of them" if num else ""
 
 
 def _known(name: str, texts: Sequence[str | None]) -> list[str]:

@@ -244,7 +244,8 @@ class Generator:
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
-        return await self._choosing.choose(ctx, plan.request.chunks, plan.order, plan.reusing)
+        identified = Identified(plan.request.chunks, plan.request.links)
+        return await self._choosing.choose(ctx, identified, plan.order, plan.reusing)
 
     async def _read(self, plan: Plan) -> list[ChunkText | None]:
         ids = [chunk.token_ids for chunk in plan.request.chunks]

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from services.ingestion.chains import with_parents
 from services.ingestion.ports import EncoderPort
 from shared.errors import DeadlineExceeded, KvquiltError, Unavailable
 from shared.generation.described import ModelDescription
-from shared.generation.selection import EncodedChunk, SelectionChunk
-from shared.kv_types import Manifest, ManifestChunk
+from shared.generation.selection import EncodedChunk, SelectionChunk, SelectionLink
+from shared.kv_types import Manifest
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)
@@ -24,20 +25,21 @@ log = logging.getLogger(__name__)
 
 class AuxiliaryRun:
     """Of one run over documents. ``identity``: of the auxiliary model; empty: there is none, or none that
-    answers."""
+    answers. ``chains``: whether its KV stands behind what is in front of a chunk."""
 
     def __init__(
         self, selector: EncoderPort | None, model: ModelDescription, timeout_s: float, batch: int
     ) -> None:
         """``timeout_s``: how long a single chunk may take; ``batch``: chunks per call."""
-        self.identity = ""
+        self.identity, self.chains = "", False
         self._selector, self._model, self._timeout_s, self._batch = selector, model, timeout_s, batch
 
     async def begin(self, ctx: RequestContext) -> AuxiliaryRun:
         if self._selector is not None:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    self.identity = (await self._selector.describe(ctx)).identity
+                    described = await self._selector.describe(ctx)
+                self.identity, self.chains = described.identity, described.chains
             except (KvquiltError, TimeoutError) as error:
                 log.warning(
                     "the selector does not answer; documents are ingested without auxiliary KV: %s", error
@@ -52,7 +54,7 @@ class AuxiliaryRun:
         """The manifest with the auxiliary KV of all its chunks, durable; or with none."""
         bare = manifest.without_auxiliary()
         identity = self.identity
-        encoded = await self._encoded(ctx, manifest.chunks)
+        encoded = await self._encoded(ctx, manifest, range(len(manifest.chunks)))
         if encoded is None:
             return bare
         chunks = tuple(
@@ -66,21 +68,25 @@ class AuxiliaryRun:
         """Makes auxiliary KV that the manifest names durable again; of ``kv_ids`` only, if there are any."""
         if not self.identity or manifest.auxiliary != self.identity:
             return []
-        lost = [c for c in manifest.chunks if c.auxiliary_id and (not kv_ids or c.auxiliary_id in kv_ids)]
-        return await self._encoded(ctx, lost) or []
+        lost = [
+            i
+            for i, c in enumerate(manifest.chunks)
+            if c.auxiliary_id and (not kv_ids or c.auxiliary_id in kv_ids)
+        ]
+        return await self._encoded(ctx, manifest, lost) or []
 
     async def _encoded(
-        self, ctx: RequestContext, chunks: Sequence[ManifestChunk]
+        self, ctx: RequestContext, manifest: Manifest, indices: Sequence[int]
     ) -> list[EncodedChunk] | None:
-        """One per chunk; None: the selector could not."""
+        """One per index, which are chunks of the document; None: the selector could not."""
         if self._selector is None or not self.identity:
             return None
-        template = self._model.chunk_template
-        texts = [SelectionChunk(template.replace("{text}", c.text), c.token_ids) for c in chunks]
         encoded: list[EncodedChunk] = []
         try:
-            for begin in range(0, len(texts), self._batch):
-                encoded += await self._call(ctx, self._selector, texts[begin : begin + self._batch])
+            for begin in range(0, len(indices), self._batch):
+                batch = indices[begin : begin + self._batch]
+                chunks = [self._chunk(manifest, i, known) for i, known in with_parents(manifest, batch)]
+                encoded += await self._call(ctx, self._selector, chunks)
         except KvquiltError as error:
             log.warning(
                 "a document is stored without auxiliary KV, which is computed when it is asked for: %s",
@@ -90,6 +96,17 @@ class AuxiliaryRun:
                 self.identity = ""
             return None
         return encoded
+
+    def _chunk(self, manifest: Manifest, index: int, parent_is_known: bool) -> SelectionChunk:
+        template, chunk = self._model.chunk_template, manifest.chunks[index]
+        text = template.replace("{text}", chunk.text)
+        if not self.chains:
+            return SelectionChunk(text, chunk.token_ids)
+        if parent_is_known:
+            return SelectionChunk(text, chunk.token_ids, chunk.chunk_id, chunk.parent_id)
+        links = zip(manifest.link_texts_of(index), manifest.links_of(index), strict=True)
+        context = tuple(SelectionLink(template.replace("{text}", said), ids) for said, ids in links)
+        return SelectionChunk(text, chunk.token_ids, chunk.chunk_id, context=context)
 
     async def _call(
         self, ctx: RequestContext, selector: EncoderPort, chunks: Sequence[SelectionChunk]

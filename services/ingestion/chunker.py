@@ -15,7 +15,7 @@ from services.ingestion.blocks import Unit, blocks_of, parted
 from services.ingestion.formats.document import Heading, ParsedDocument
 from services.ingestion.formats.plain import headings_of
 from shared.errors import ConfigError, UnreadableDocument
-from shared.kv_types import KvContext
+from shared.kv_types import KvContext, header_text
 
 # Goes into a document's source hash: raise it when the same text would be cut elsewhere.
 CHUNKER_VERSION = 2
@@ -123,9 +123,9 @@ class Chunker:
 
     def _header(self, title: str, heading: str) -> tuple[int, ...]:
         """Ids of title and headings, as long as a header may be."""
-        lines = [line for line in (title.strip(), heading) if line]
+        text = header_text(title, heading)
         room = min(self._context_tokens, self._chunk_tokens)
-        return self._encoder.encode_chunk("\n".join(lines))[:room] if lines else ()
+        return self._encoder.encode_chunk(text)[:room] if text else ()
 
     def _pieces(self, document: ParsedDocument) -> Iterable[tuple[int, str]]:
         """Cuts; says where the pieces start. A heading stays with the text below it."""

@@ -10,7 +10,7 @@ from shared.generation.described import ModelDescription, PrefilledChunk
 from shared.generation.pieces import Piece
 from shared.generation.selection import AuxiliaryDescription, EncodedChunk, SelectionChunk
 from shared.request import RequestContext
-from shared.search import CollectionInfo, IndexedDocument, IndexedIds
+from shared.search import CollectionInfo, IndexChange, IndexedDocument, IndexedIds
 
 
 class PrefillPort(Protocol):
@@ -37,9 +37,9 @@ class EncoderPort(Protocol):
 class Index(Protocol):
     async def index(
         self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
-    ) -> bool:
-        """Returns once exactly these chunks are searchable; False where they were before (that costs a
-        lookup). ``anew``: the whole collection is being indexed, and searched as before until ``adopt``."""
+    ) -> IndexChange:
+        """Returns once exactly these chunks are searchable; where they were before it costs a lookup.
+        ``anew``: the whole collection is being indexed, and searched as before until ``adopt``."""
         ...
 
     async def adopt(self, ctx: RequestContext, collection: str) -> int:

@@ -15,8 +15,8 @@ from services.ingestion.formats.parse import PARSERS_VERSION, depends_on_ocr, me
 from services.ingestion.formats.reading import ParserSettings
 from shared.documents import SourceDocument
 from shared.errors import ConfigError, ModelMismatch
-from shared.generation.described import MadeFor, ModelDescription, text_hash
-from shared.identity import digest, ids_hash
+from shared.generation.described import ModelDescription, text_hash
+from shared.identity import digest
 from shared.kv_types import KvContext, Manifest
 from shared.prompt import num_positions
 from shared.prompt_template import PromptTemplate
@@ -41,7 +41,8 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A document that is cut and waits to be stored. ``warnings``: what of it was not read."""
+    """A document that is cut and waits to be stored. ``warnings``: what of it was not read;
+    ``kv_context``: as in a ``Manifest``."""
 
     document_id: str
     title: str
@@ -49,6 +50,7 @@ class Draft:
     metadata: dict[str, str]
     chunks: tuple[TextChunk, ...]
     warnings: tuple[str, ...] = ()
+    kv_context: str = ""
 
 
 class Recipe:
@@ -65,6 +67,7 @@ class Recipe:
     ) -> None:
         self._parsers = replace(parsers, table_chars=chunk_tokens * _CHARS_PER_TOKEN)
         self._tokenizer = tokenizer
+        self.kv_context = "" if context is KvContext.NONE else context.value  # as in a manifest
         self._chunker = Chunker(tokenizer, chunk_tokens, context, context_tokens)
         template = tokenizer.template
         settings = [PARSERS_VERSION, CHUNKER_VERSION, chunk_tokens, tokenizer.hash, template.chunk]
@@ -114,6 +117,7 @@ class Recipe:
             source.metadata,
             tuple(self._chunker.split(parsed)),
             parsed.warnings,
+            self.kv_context,
         )
 
     def recut(self, stored: Manifest) -> Draft:
@@ -138,12 +142,20 @@ class Recipe:
             chunks = tuple(self._chunker.recut(stored.title, chunks))
             settings = _RECUT + self._settings_hash
         source_hash = f"{source}-{settings}.{self._text_hash}"
-        return Draft(stored.document_id, stored.title, source_hash, stored.metadata, chunks)
+        return Draft(
+            stored.document_id,
+            stored.title,
+            source_hash,
+            stored.metadata,
+            chunks,
+            kv_context=self.kv_context,
+        )
 
     def is_current(self, stored: Manifest, model: ModelDescription) -> bool:
         """Whether the document is cut, and its KV computed, as it would be now."""
         settings = stored.source_hash.split(".")[0].rpartition("-")[2].removeprefix(_RECUT)
-        return settings == self._settings_hash and is_current(stored, model)
+        cut_alike = settings == self._settings_hash and stored.kv_context == self.kv_context
+        return cut_alike and is_current(stored, model)
 
     def check_model(self, model: ModelDescription) -> None:
         """
@@ -183,12 +195,6 @@ def context_tokens(config: IngestionConfig, prefix_len: int) -> int:
     return config.kv_context_tokens or min(DEFAULT_CONTEXT_TOKENS, room)
 
 
-def made_for(stored: Manifest) -> MadeFor:
-    """What the document was made for when it was stored."""
-    _, _, template = stored.source_hash.partition(".")
-    return MadeFor(stored.model_fingerprint, ids_hash(stored.prefix_ids), template)
-
-
 def is_current(stored: Manifest, model: ModelDescription) -> bool:
     """Whether the stored KV is what ``model`` would compute."""
-    return not made_for(stored).differs_from(model.made_for)
+    return not stored.made_for.differs_from(model.made_for)

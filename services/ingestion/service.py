@@ -4,6 +4,7 @@ stored ones.)"""
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -12,7 +13,8 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from services.ingestion.config import IngestionConfig
-from services.ingestion.recipe import Draft, Recipe, is_current, made_for
+from services.ingestion.mixing import mixed_collections
+from services.ingestion.recipe import Draft, Recipe, is_current
 from services.ingestion.run import run_documents
 from services.ingestion.upkeep import DocumentUpkeep, unknown
 from services.ingestion.upsert import DocumentStore, Report
@@ -35,10 +37,12 @@ from shared.errors import (
     UnreadableDocument,
 )
 from shared.generation.described import ModelDescription
-from shared.kv_types import Manifest
+from shared.kv_types import KvContext, Manifest
 from shared.locks import Locks
 from shared.request import RequestContext, check_name
 from shared.search import check_metadata
+
+log = logging.getLogger(__name__)
 
 MAX_ID_LEN = 1024
 _NO_TOKENIZER = (
@@ -103,9 +107,7 @@ class IngestionService:
                 draft = await self._cut(ctx, recipe, source)
                 if dry_run:
                     return report(_would_store(draft))
-                return await self._store.put(
-                    ctx, collection, model, draft, _warning(draft.warnings, report), auxiliary
-                )
+                return await self._store.put(ctx, collection, model, draft, report, auxiliary)
 
         async with aclosing(run_documents(list(sources), work, self._config.parallel_documents)) as progress:
             async for event in progress:
@@ -186,15 +188,20 @@ class IngestionService:
 
     async def check_ready(self, ctx: RequestContext) -> str:
         """Returns what an operator should know of a service that does all it can: a model without a tokenizer
-        takes no documents.
+        takes no documents, and collections of the tenant are not as they would be made now.
 
         Raises:
             KvquiltError: why documents cannot be ingested now.
         """
         if self._recipe is None:
             return _NO_TOKENIZER
-        await self._prepare(ctx)
-        return ""
+        recipe, model = await self._prepare(ctx)
+        try:
+            counts = await self._store.manifests.count_documents(ctx)
+        except KvquiltError as error:  # the store's own health tells it
+            log.info("how the stored documents were made is not known: %s", error.detail)
+            return ""
+        return mixed_collections(counts, replace(model.made_for, kv_context=recipe.kv_context))
 
     async def _cut(self, ctx: RequestContext, recipe: Recipe, source: SourceDocument) -> Draft:
         """Parses in a thread of its own, which ends soon after nobody waits for it any more."""
@@ -263,11 +270,6 @@ def _would_store(draft: Draft) -> UpsertProgress:
     )
 
 
-def _warning(warnings: tuple[str, ...], report: Report) -> Report:
-    """Says them where the document ends."""
-    return lambda told: report(replace(told, warnings=warnings) if told.stage is Stage.STORED else told)
-
-
 def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
     return DocumentInfo(
         collection=manifest.collection,
@@ -278,11 +280,12 @@ def _info(manifest: Manifest, model: ModelDescription) -> DocumentInfo:
         current=is_current(manifest, model),
         created_s=manifest.created_s,
         source=manifest.metadata.get(SOURCE_KEY, ""),
+        kv_context=manifest.kv_context or KvContext.NONE.value,
     )
 
 
 def _mixing(collection: str, stale: Sequence[Manifest], model: ModelDescription) -> ModelMismatch:
-    what = made_for(stale[0]).differs_from(model.made_for)
+    what = stale[0].made_for.differs_from(model.made_for)
     return ModelMismatch(
         f"collection {collection!r} has {len(stale)} documents made for another {what} than the one "
         "being served; new ones are not "

@@ -14,7 +14,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from services.ingestion.recipe import made_for
 from services.ingestion.run import run_documents
 from services.ingestion.upsert import DocumentStore, Report
 from shared.documents import Stage, UpsertProgress
@@ -91,7 +90,7 @@ class DocumentUpkeep:
                 manifest = await self._store.stored(ctx, name, document_id)
                 if manifest is None:  # deleted meanwhile
                     return report(UpsertProgress(key, Stage.REMOVED))
-                if what := made_for(manifest).differs_from(model.made_for):
+                if what := manifest.made_for.differs_from(model.made_for):
                     raise ModelMismatch(
                         f"made for another {what} than the one being served, which cannot compute its "
                         "KV; make it anew: "

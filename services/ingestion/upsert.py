@@ -21,18 +21,19 @@ from functools import partial
 
 from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
+from services.ingestion.chains import blocks_of, pieces_of
 from services.ingestion.chunker import TextChunk
 from services.ingestion.ports import EncoderPort, Index, PrefillPort
-from services.ingestion.recipe import Draft, made_for
+from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
 from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
-from shared.generation.pieces import Conditioned, Piece
+from shared.generation.pieces import Piece
 from shared.identity import chunk_identity
 from shared.kv_stores import ManifestStore
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
-from shared.search import IndexedChunk, IndexedDocument
+from shared.search import IndexChange, IndexedChunk, IndexedDocument
 
 log = logging.getLogger(__name__)
 
@@ -89,14 +90,10 @@ class DocumentStore:
         just before that, and that it has the auxiliary KV, as it may be older than the auxiliary model.
         ``anew``: its whole collection is being indexed, for another embedder."""
         added = auxiliary is not None and await self._add_auxiliary(ctx, manifest, auxiliary)
-        indexed_now = await self._index(ctx, manifest, anew)
-        report(
-            _progress(
-                manifest,
-                Stage.STORED if indexed_now or added else Stage.UNCHANGED,
-                reused=len(manifest.chunks),
-            )
-        )
+        indexed = await self._index(ctx, manifest, anew)
+        stage = Stage.STORED if indexed.changed or added else Stage.UNCHANGED
+        told = _progress(manifest, stage, reused=len(manifest.chunks))
+        report(replace(told, warnings=indexed.warnings))
 
     async def put(
         self,
@@ -131,8 +128,9 @@ class DocumentStore:
                 await self._prefill(ctx, manifest, lambda progress: None)
         else:
             raise Conflict("chunks of the document are being removed by other requests; run it again")
-        await self._index(ctx, manifest)
-        report(_progress(manifest, Stage.STORED, done=len(manifest.chunks), reused=reused))
+        indexed = await self._index(ctx, manifest)
+        told = _progress(manifest, Stage.STORED, done=len(manifest.chunks), reused=reused)
+        report(replace(told, warnings=draft.warnings + indexed.warnings))
 
     async def refresh(
         self,
@@ -202,7 +200,7 @@ class DocumentStore:
         index_of = {chunk.chunk_id: i for i, chunk in enumerate(whole.chunks)}
         for begin in range(0, len(manifest.chunks), self.prefill_batch):
             batch = manifest.chunks[begin : begin + self.prefill_batch]
-            pieces = [conditioned(whole, index_of[chunk.chunk_id]) for chunk in batch]
+            pieces = pieces_of(whole, [index_of[chunk.chunk_id] for chunk in batch])
 
             async def call(
                 c: RequestContext,
@@ -229,22 +227,25 @@ class DocumentStore:
             await self.policy.run(ctx, call, work=len(batch))
         return sum(durable.values())
 
-    async def _index(self, ctx: RequestContext, manifest: Manifest, anew: bool = False) -> bool:
-        made = made_for(manifest)
+    async def _index(self, ctx: RequestContext, manifest: Manifest, anew: bool = False) -> IndexChange:
+        made = manifest.made_for
         document = IndexedDocument(
             document_id=manifest.document_id,
             title=manifest.title,
             model_fingerprint=manifest.model_fingerprint,
             chunks=tuple(
                 IndexedChunk(
-                    c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end, c.parent_id
+                    *(c.chunk_id, c.text, c.token_ids, c.heading, c.char_start, c.char_end, c.parent_id),
+                    place=place,
+                    block=block,
                 )
-                for c in manifest.chunks
+                for place, (c, block) in enumerate(zip(manifest.chunks, blocks_of(manifest), strict=True), 1)
             ),
             metadata=manifest.metadata,
             # of a document of an earlier version nothing: its rows are as they should be
             prefix_hash=made.prefix if made.template else "",
             template_hash=made.template,
+            kv_context=made.kv_context,
         )
         work = max(1, len(manifest.chunks) // self.prefill_batch)
         return await self.policy.run(
@@ -266,6 +267,7 @@ class DocumentStore:
             chunks=identified(of, draft.chunks),
             metadata=draft.metadata,
             created_s=self.now(),
+            kv_context=draft.kv_context,
         )
 
 
@@ -294,12 +296,6 @@ def identified(
         )
         parent_id = chunk_id
     return tuple(found)
-
-
-def conditioned(manifest: Manifest, index: int) -> Piece:
-    """The ids of a chunk, and of what it is computed behind."""
-    token_ids, links = manifest.chunks[index].token_ids, manifest.links_of(index)
-    return Conditioned(token_ids, links) if links else token_ids
 
 
 def _progress(manifest: Manifest, stage: Stage, done: int | None = None, reused: int = 0) -> UpsertProgress:

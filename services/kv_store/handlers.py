@@ -14,6 +14,7 @@ from shared.request import RequestContext
 from shared.rpc import HealthServicer, client_stream, context_of, server_stream, unary
 from shared.streams import mapped
 from shared.wire.kv_store import (
+    ALIKE,
     CHUNK_PAGE,
     CHUNK_STAT,
     COLLECTED,
@@ -96,6 +97,13 @@ class StoreHandlers(HealthServicer):
     ) -> pb.DeleteManifestResponse:
         deleted = await self._store.delete_manifest(ctx, request.collection, request.document_id)
         return pb.DeleteManifestResponse(deleted_chunk_ids=deleted)
+
+    @unary(pb.CountDocumentsResponse)
+    async def CountDocuments(
+        self, request: pb.CountDocumentsRequest, ctx: RequestContext
+    ) -> pb.CountDocumentsResponse:
+        counts = await self._store.count_documents(ctx)
+        return pb.CountDocumentsResponse(counts=map(ALIKE.to_pb, counts))
 
     @unary(pb.PrefetchResponse)
     async def Prefetch(self, request: pb.PrefetchRequest, ctx: RequestContext) -> pb.PrefetchResponse:

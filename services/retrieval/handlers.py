@@ -37,8 +37,10 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
     async def Index(
         self, request: retrieval_pb2.IndexRequest, ctx: RequestContext
     ) -> retrieval_pb2.IndexResponse:
-        changed = await self._service.index(ctx, request.collection, DOCUMENT.of(request), request.anew)
-        return retrieval_pb2.IndexResponse(num_chunks=len(request.chunks), existed=not changed)
+        change = await self._service.index(ctx, request.collection, DOCUMENT.of(request), request.anew)
+        return retrieval_pb2.IndexResponse(
+            num_chunks=len(request.chunks), existed=not change.changed, warnings=change.warnings
+        )
 
     @unary(retrieval_pb2.UnindexResponse)
     async def Unindex(

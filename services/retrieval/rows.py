@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from array import array
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from services.retrieval.filters import OTHER_LANGUAGE, TERMS_FIELD, encode_terms
 from services.retrieval.languages import is_english
 from shared.errors import InvalidRequest
 from shared.identity import digest
-from shared.search import IndexedChunk, IndexedDocument, SearchHit
+from shared.search import Block, IndexedChunk, IndexedDocument, SearchHit
 
 # Milvus' limit for a text field, in UTF-8 bytes.
 MAX_FIELD_BYTES = 65_535
@@ -31,12 +32,13 @@ def document_key(document_id: str) -> str:
 def revision_of(document: IndexedDocument) -> str:
     """Equal for equal content; tells the rows of one version of a document from those of another."""
     chunks = [
-        [c.chunk_id, c.text, _pack_ids(c.token_ids), c.heading, c.char_start, c.char_end]
+        [c.chunk_id, c.text, _pack_ids(c.token_ids), c.heading, c.char_start, c.char_end, *_blocks(c)]
         for c in document.chunks  # a chunk's id says what it stands behind
     ]
     told = [document.title, document.model_fingerprint, sorted(document.metadata.items()), chunks]
     prompt = [document.prefix_hash, document.template_hash] if document.template_hash else []
-    return _digest(json.dumps([*told, *prompt]))
+    kv_context = [document.kv_context] if document.kv_context else []
+    return _digest(json.dumps([*told, *prompt, *kv_context]))
 
 
 def searchable_text(document: IndexedDocument, chunk: IndexedChunk) -> str:
@@ -48,6 +50,11 @@ def searchable_text(document: IndexedDocument, chunk: IndexedChunk) -> str:
 def text_of(hit: SearchHit) -> str:
     """As ``searchable_text``."""
     return _header_of(hit.title, hit.chunk.heading) + hit.chunk.text
+
+
+def in_other_language(document: IndexedDocument) -> bool:
+    """Whether it seems not to be English."""
+    return is_english("\n".join(chunk.text for chunk in document.chunks[:_CHUNKS_READ])) is False
 
 
 def rows_of(tenant: str, collection: str, document: IndexedDocument) -> list[dict[str, Any]]:
@@ -62,7 +69,7 @@ def rows_of(tenant: str, collection: str, document: IndexedDocument) -> list[dic
             "the document"
         )
     terms = encode_terms(document.document_id, document.title, document.metadata)
-    if is_english("\n".join(chunk.text for chunk in document.chunks[:_CHUNKS_READ])) is False:
+    if in_other_language(document):
         terms[OTHER_LANGUAGE] = "1"
     _check_bytes("metadata, title and document_id", json.dumps(terms))
     shared = {
@@ -95,6 +102,8 @@ def hit_of(row: Mapping[str, Any], score: float) -> SearchHit:
         char_start=stored["char_start"],
         char_end=stored["char_end"],
         parent_id=stored.get("parent_id", ""),
+        place=stored.get("place", 0),
+        block=Block(*stored["block"]) if stored.get("block") else None,
     )
     return SearchHit(
         chunk=chunk,
@@ -105,6 +114,7 @@ def hit_of(row: Mapping[str, Any], score: float) -> SearchHit:
         metadata=stored["metadata"],
         prefix_hash=stored.get("prefix_hash", ""),
         template_hash=stored.get("template_hash", ""),
+        kv_context=stored.get("kv_context", ""),
     )
 
 
@@ -121,6 +131,7 @@ def _payload(document: IndexedDocument, chunk: IndexedChunk) -> str:
             "model_fingerprint": document.model_fingerprint,
             "prefix_hash": document.prefix_hash,
             "template_hash": document.template_hash,
+            "kv_context": document.kv_context,
             "metadata": document.metadata,
             "text_start": len(_header(document, chunk)),
             "token_ids": _pack_ids(chunk.token_ids),
@@ -128,9 +139,17 @@ def _payload(document: IndexedDocument, chunk: IndexedChunk) -> str:
             "char_start": chunk.char_start,
             "char_end": chunk.char_end,
             "parent_id": chunk.parent_id,
+            "place": chunk.place,
+            "block": dataclasses.astuple(chunk.block) if chunk.block else None,
         },
         ensure_ascii=False,
     )
+
+
+def _blocks(chunk: IndexedChunk) -> list[Any]:
+    """Of a document with blocks: where the chunk is. Others have the revision that versions before gave
+    them."""
+    return [chunk.place, dataclasses.astuple(chunk.block)] if chunk.block else []
 
 
 def _header(document: IndexedDocument, chunk: IndexedChunk) -> str:

@@ -20,13 +20,14 @@ from services.retrieval.embedders import Embedders, Load
 from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
 from services.retrieval.reranker import Reranker
-from services.retrieval.rows import MAX_FIELD_BYTES, rows_of, searchable_text, text_of
+from services.retrieval.rows import MAX_FIELD_BYTES, in_other_language, rows_of, searchable_text, text_of
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound
 from shared.ranking import fuse_scores
 from shared.request import RequestContext, check_name
 from shared.search import (
     CollectionInfo,
     Filter,
+    IndexChange,
     IndexedDocument,
     IndexedIds,
     SearchHit,
@@ -38,6 +39,7 @@ MAX_QUERIES = 256
 _TEXTS_PER_STEP = 16
 _READERS = 4
 ENGLISH_ALONE = ("en",)
+_OTHER_EMBEDDER = "set retrieval.embedder to a multilingual one, or search by --search bm25"
 _LEAST_DEPTH = 64  # of both rankings that hybrid fuses
 ResultT = TypeVar("ResultT")
 
@@ -149,9 +151,9 @@ class RetrievalService:
 
     async def index(
         self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
-    ) -> bool:
-        """Makes exactly these chunks of the document searchable; False where they were already (nothing is
-        embedded then). ``anew``: the whole collection is being indexed, and searched as before until
+    ) -> IndexChange:
+        """Makes exactly these chunks of the document searchable; nothing is embedded where they are already.
+        ``anew``: the whole collection is being indexed, and searched as before until
         ``adopt``."""
         check_name("collection", collection)
         if not document.document_id:
@@ -172,7 +174,19 @@ class RetrievalService:
                     self._writing, self._index.put, name, ctx.tenant, collection, document, vectors
                 )
                 changed = True
-        return changed
+        return IndexChange(changed, self._warnings(document) if changed else ())
+
+    def _warnings(self, document: IndexedDocument) -> tuple[str, ...]:
+        if self._reads_english_alone and in_other_language(document):
+            return (
+                "seems not to be English, which is all that the embedder reads: finding it by meaning is "
+                f"poor; {_OTHER_EMBEDDER}",
+            )
+        return ()
+
+    @property
+    def _reads_english_alone(self) -> bool:
+        return tuple(self._embedder.languages) == ENGLISH_ALONE
 
     async def adopt(self, ctx: RequestContext, collection: str) -> int:
         """Searches what the configured embedder indexed from now on, and drops what others did; returns how
@@ -204,13 +218,12 @@ class RetrievalService:
                 "and "
                 "searched with that one while it can be loaded; index them anew: kvquilt retrieval rebuild"
             )
-        if tuple(self._embedder.languages) == ENGLISH_ALONE:
+        if self._reads_english_alone:
             others, num = await self._read(self._index.in_other_languages)
             if others:
                 found.append(
                     f"{others} of {num} chunks seem not to be English, which is all that the embedder "
-                    f"{self._embedder.identity} reads: finding them by meaning is poor; set "
-                    "retrieval.embedder to a multilingual one, or search by --search bm25"
+                    f"{self._embedder.identity} reads: finding them by meaning is poor; {_OTHER_EMBEDDER}"
                 )
         return "; ".join(found)
 

@@ -4,6 +4,6 @@ It owns the auxiliary model, what of its chunk KV is resident, and the order in 
 model. It knows nothing of documents or of the primary model beyond its tokenizer: chunks arrive as text with
 the primary's token ids. How tokens are chosen is ``shared.selection``; how KV comes from the store and goes
 there is ``shared.stored_segments``. Start reading at ``service``: a request's way from texts to tokens;
-below it ``auxiliary_kv`` (a chunk's KV: resident, else stored, else computed) and ``worker_thread`` (who gets
-at the model next).
+below it ``chains`` (what a chunk's KV stands behind), ``auxiliary_kv`` (that KV: resident, else stored, else
+computed) and ``worker_thread`` (who gets at the model next).
 """

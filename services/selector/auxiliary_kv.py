@@ -10,13 +10,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
+from services.selector.chains import Chains, Placed
 from services.selector.worker_thread import Turn, WorkerThread
 from shared.engine.kv.chunk_reads import Loaded
 from shared.engine.kv.loader import Checked, ComputedChunk, Loader, Saved
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
 from shared.errors import ContextTooLong
-from shared.identity import chunk_identity
+from shared.generation.asked import Chunk
 from shared.locks import Locks
 from shared.request import RequestContext
 from shared.selection.scoring import Scorer
@@ -30,11 +31,13 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``segments`` of the chunks asked for, in their order."""
+    """``segments`` of the chunks asked for, in their order. ``num_isolated``: those that should stand behind
+    others, of which nothing is known."""
 
     segments: list[Segment]
     load_s: float
     encode_s: float
+    num_isolated: int = 0
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class Resident:
 
 class AuxiliaryKv:
     """Belongs to one event loop. A chunk is loaded and computed once, however many ask for it at the same
-    time.
+    time; so are the chunks of one chain, which are locked by its first link.
 
     A chunk of which the auxiliary's tokenizer makes no token has no KV: its identity is empty, and nothing is
     stored.
@@ -90,58 +93,62 @@ class AuxiliaryKv:
         scorer: Scorer,
         prefix_ids: Ids,
         source: SegmentSource,
+        chains: Chains,
         model_thread: WorkerThread,
         resident_bytes: int,
         loader_threads: int,
     ) -> None:
         self._scorer, self._prefix_ids, self._thread = scorer, prefix_ids, model_thread
+        self._chains = chains
         self._loader = Loader(source, scorer.spec, loader_threads)
         self._locks = Locks()
         self._write_back_bytes = 0  # of write-backs that are not durable yet
         self.resident = Resident(resident_bytes)
         self.counts = Counts()
 
-    def identity(self, tenant: str, token_ids: Ids) -> str:
-        """``token_ids``: the auxiliary's."""
-        return (
-            chunk_identity(tenant, self._scorer.fingerprint, self._prefix_ids, token_ids) if token_ids else ""
-        )
-
-    async def segments(self, ctx: RequestContext, chunks: Sequence[Ids]) -> Found:
+    async def segments(self, ctx: RequestContext, placed: Sequence[Placed]) -> Found:
         """
         Raises:
             ContextTooLong: a chunk is longer than the auxiliary model can read.
             DeadlineExceeded, Overloaded: see ``WorkerThread``.
         """
-        keys = [self.identity(ctx.tenant, ids) for ids in chunks]
-        ids_of = {key: ids for key, ids in zip(keys, chunks, strict=True) if key}
-        found = self._at_hand(ids_of)
+        wanted = {one.chunk.chunk_id: one for one in placed if one.chunk.chunk_id}
+        found, alone = self._at_hand(wanted), dict[str, Segment]()
         self.counts.resident += len(found)
         load_s = encode_s = 0.0
-        if missing := sorted(ids_of.keys() - found):
+        if missing := sorted(wanted.keys() - found):
             async with AsyncExitStack() as held:
-                for (
-                    key
-                ) in missing:  # in order, so that two who want the same chunks never wait for each other
-                    await held.enter_async_context(self._locks.hold(key))
+                # in order, so that two who want the same chunks never wait for each other
+                for first_id in sorted({wanted[key].first_id for key in missing}):
+                    await held.enter_async_context(self._locks.hold(first_id))
                 found |= self._at_hand(missing)
                 began = time.monotonic()
-                loaded = await self._load({key: len(ids_of[key]) for key in missing if key not in found})
+                loaded = await self._load(
+                    {key: len(wanted[key].chunk.token_ids) for key in missing if key not in found}
+                )
                 loaded_s = time.monotonic()
                 load_s = loaded_s - began
-                found |= {one.key: one.segment for one in loaded if one.segment is not None}
+                for one in loaded:
+                    if one.segment is not None:
+                        found[one.key] = one.segment
+                        self.resident.put(one.key, one.segment)
                 for one in loaded:
                     if one.segment is None:
-                        index = keys.index(one.key)
-                        found[one.key] = await self._encode(ctx, Turn.QUESTION, ids_of[one.key], index)
+                        index = [p.chunk.chunk_id for p in placed].index(one.key)
+                        if not await self._compute(ctx, one, wanted[one.key], index, found):
+                            alone[one.key] = await self._alone(ctx, wanted[one.key], index)
                         encode_s = time.monotonic() - loaded_s
-                        self._write_back(one, ids_of[one.key], found[one.key])
-                    self.resident.put(one.key, found[one.key])
-        return Found([found[key] if key else Segment(self._scorer.spec, 0) for key in keys], load_s, encode_s)
+        found |= alone
+        num_isolated = sum(one.isolated or one.chunk.chunk_id in alone for one in placed)
+        nothing = Segment(self._scorer.spec, 0)
+        segments = [found[one.chunk.chunk_id] if one.chunk.chunk_id else nothing for one in placed]
+        return Found(segments, load_s, encode_s, num_isolated)
 
-    async def keep(self, ctx: RequestContext, token_ids: Ids, index: int) -> bool:
-        """Makes the KV of a chunk durable; returns whether it was so before. Memory is left to those who ask
-        questions.
+    async def keep(
+        self, ctx: RequestContext, placed: Placed, index: int, near: dict[str, Segment]
+    ) -> tuple[str, bool]:
+        """Makes the KV of a chunk durable; returns its identity, and whether it was so before. Memory is left
+        to those who ask questions, but for ``near``, what this caller's next chunk may stand behind.
         ``index``: what errors call the chunk.
 
         Raises:
@@ -149,21 +156,31 @@ class AuxiliaryKv:
             StorageFull, Unavailable: it cannot be stored.
             DeadlineExceeded, Overloaded: see ``WorkerThread``.
         """
-        key = self.identity(ctx.tenant, token_ids)
-        if not key:
-            return True
-        async with self._locks.hold(key):
-            (checked,) = await _told(
-                lambda tell: self._loader.verify({key: len(token_ids)}, tell), 1, Checked
-            )
+        if not placed.chunk.chunk_id:
+            return "", True
+        async with self._locks.hold(placed.first_id):
+            chain = await self._chains.of(ctx, Turn.INGESTION, placed)
+            chunk = (placed if chain is not None else placed.alone).chunk
+            for key in near.keys() - {link.chunk_id for link in chain or ()}:
+                del near[key]
+            checked = await self._verified(chunk)
             if checked.intact:
-                return True
-            segment = self.resident.get(key) or await self._encode(ctx, Turn.INGESTION, token_ids, index)
+                return chunk.chunk_id, True
+            segment = self.resident.get(chunk.chunk_id)
+            if segment is None:
+                behind = await self._segments_of(ctx, Turn.INGESTION, chain or (), index, near)
+                segment = await self._encode(ctx, Turn.INGESTION, chunk.token_ids, behind, index)
+            near[chunk.chunk_id] = segment
             ctx.check_deadline("encoding chunks")
             (saved,) = await _told(
                 lambda tell: self._loader.save(
                     ComputedChunk(
-                        key, self._prefix_ids, token_ids, segment, replace=checked.broken, write_back=False
+                        chunk.chunk_id,
+                        self._prefix_ids,
+                        chunk.token_ids,
+                        segment,
+                        replace=checked.broken,
+                        write_back=False,
                     ),
                     tell,
                 ),
@@ -173,7 +190,7 @@ class AuxiliaryKv:
             if saved.error is not None:
                 raise saved.error
             self.counts.written += 1
-        return False
+        return chunk.chunk_id, False
 
     async def close(self) -> None:
         """Waits for what is being written."""
@@ -196,10 +213,69 @@ class AuxiliaryKv:
         self.counts.loaded += sum(one.segment is not None for one in loaded)
         return loaded
 
-    async def _encode(self, ctx: RequestContext, turn: Turn, token_ids: Ids, index: int) -> Segment:
+    async def _verified(self, chunk: Chunk) -> Checked:
+        lens = {chunk.chunk_id: len(chunk.token_ids)}
+        (checked,) = await _told(lambda tell: self._loader.verify(lens, tell), 1, Checked)
+        return checked
+
+    async def _compute(
+        self, ctx: RequestContext, lost: Loaded, placed: Placed, index: int, found: dict[str, Segment]
+    ) -> bool:
+        """Adds the KV of a chunk that cannot be loaded to ``found``, with that of what it stands behind;
+        False: that is not known any more."""
+        chain = await self._chains.of(ctx, Turn.QUESTION, placed)
+        if chain is None:
+            return False
+        token_ids = placed.chunk.token_ids
+        if lost.key not in found:  # another chunk of the request may stand behind it
+            behind = await self._segments_of(ctx, Turn.QUESTION, chain, index, found)
+            found[lost.key] = await self._encode(ctx, Turn.QUESTION, token_ids, behind, index)
+        self._write_back(lost, token_ids, found[lost.key])
+        for key in (*(link.chunk_id for link in chain), lost.key):
+            if key in found:
+                self.resident.put(key, found[key])
+        return True
+
+    async def _alone(self, ctx: RequestContext, placed: Placed, index: int) -> Segment:
+        """KV of a chunk without what is in front of it, which is kept under that identity."""
+        chunk = placed.alone.chunk
+        segment = self.resident.get(chunk.chunk_id)
+        if segment is None:
+            (loaded,) = await self._load({chunk.chunk_id: len(chunk.token_ids)})
+            segment = loaded.segment
+            if segment is None:
+                segment = await self._encode(ctx, Turn.QUESTION, chunk.token_ids, (), index)
+                self._write_back(loaded, chunk.token_ids, segment)
+            self.resident.put(chunk.chunk_id, segment)
+        return segment
+
+    async def _segments_of(
+        self,
+        ctx: RequestContext,
+        turn: Turn,
+        chain: Sequence[Chunk],
+        index: int,
+        near: dict[str, Segment],
+    ) -> list[Segment]:
+        """KV of a chain: at hand, else stored, else computed link by link; all of it is in ``near``
+        afterwards. What is computed here is stored when it is asked for itself."""
+        near |= self._at_hand(link.chunk_id for link in chain if link.chunk_id not in near)
+        lens = {link.chunk_id: len(link.token_ids) for link in chain if link.chunk_id not in near}
+        near |= {one.key: one.segment for one in await self._load(lens) if one.segment is not None}
+        segments: list[Segment] = []
+        for link in chain:
+            if link.chunk_id not in near:
+                near[link.chunk_id] = await self._encode(ctx, turn, link.token_ids, segments, index)
+            segments.append(near[link.chunk_id])
+        return segments
+
+    async def _encode(
+        self, ctx: RequestContext, turn: Turn, token_ids: Ids, chain: Sequence[Segment], index: int
+    ) -> Segment:
         """A chunk at a time: others get at the model in between."""
+        behind = tuple(chain)
         try:
-            (segment,) = await self._thread.run(ctx, turn, lambda: self._scorer.encode([token_ids]))
+            (segment,) = await self._thread.run(ctx, turn, lambda: self._scorer.encode([token_ids], behind))
         except ContextTooLong as error:
             raise ContextTooLong(error.detail.replace("chunks[0]", f"chunks[{index}]")) from None
         self.counts.encoded += 1

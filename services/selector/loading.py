@@ -41,6 +41,6 @@ def load_selector(
         source = StoreSegmentSource(
             store, node_id, loop, KvShape.of_model(auxiliary.scorer, auxiliary.prompts.hash)
         )
-    service = SelectorService(config, auxiliary, primary, source)
+    service = SelectorService(config, auxiliary, primary, source, store)
     log.info("selecting by %s, fingerprint %s", config.model, auxiliary.scorer.fingerprint)
     return service

@@ -10,8 +10,10 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 
 from services.selector.auxiliary_kv import AuxiliaryKv
+from services.selector.chains import Chains, ChainStore, Placing
 from services.selector.config import SelectorConfig
 from services.selector.worker_thread import Turn, WorkerThread
+from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import SegmentSource
 from shared.errors import InvalidRequest
 from shared.generation.selection import (
@@ -34,9 +36,15 @@ class SelectorService:
     """Everything the service does, without a wire. Every method raises ``shared.errors``."""
 
     def __init__(
-        self, config: SelectorConfig, auxiliary: Auxiliary, primary: PromptTokenizer, source: SegmentSource
+        self,
+        config: SelectorConfig,
+        auxiliary: Auxiliary,
+        primary: PromptTokenizer,
+        source: SegmentSource,
+        store: ChainStore | None = None,
     ) -> None:
-        """
+        """``store``: knows what the chunks of documents stand behind.
+
         Raises:
             ModelUnsupported: the primary's tokenizer gives no offsets.
         """
@@ -45,10 +53,12 @@ class SelectorService:
         # A thread each: texts are tokenized while the model computes for somebody else.
         self._tokenizers = WorkerThread("tokenize", config.max_waiting)
         self._model = WorkerThread("auxiliary", config.max_waiting)
+        self._chains = Chains(self._selector, primary.template.chunk, self._tokenizers, store)
         self.kv = AuxiliaryKv(
             auxiliary.scorer,
             auxiliary.prompts.prefix_ids,
             source,
+            self._chains,
             self._model,
             config.resident_bytes,
             config.loader_threads,
@@ -62,8 +72,10 @@ class SelectorService:
             paired = await self._tokenizers.run(
                 ctx, Turn.QUESTION, lambda: [self._pair(chunk) for chunk in order.chunks]
             )
-            needed = [chunk.auxiliary.token_ids for chunk in paired] if is_open(paired, order.ratio) else []
-            found = await self.kv.segments(ctx, needed)
+            placing = Placing(self._chains, ctx, Turn.QUESTION)
+            needed = zip(order.chunks, paired, strict=True) if is_open(paired, order.ratio) else ()
+            placed = [await placing.place(chunk, pair) for chunk, pair in needed]
+            found = await self.kv.segments(ctx, placed)
             asked = time.monotonic()
             selections = await self._model.run(
                 ctx,
@@ -77,19 +89,21 @@ class SelectorService:
             )
         ended = time.monotonic()
         timings = SelectionTimings(found.load_s, found.encode_s, ended - asked, ended - began)
-        return tuple(_selected(selection, timings) for selection in selections)
+        return tuple(_selected(selection, timings, found.num_isolated) for selection in selections)
 
     async def encode(
         self, ctx: RequestContext, chunks: Sequence[SelectionChunk]
     ) -> AsyncGenerator[EncodedChunk, None]:
         """One value per chunk, in order, each once its KV is durable."""
         self._check_number("chunks", len(chunks), self._config.max_chunks)
+        placing = Placing(self._chains, ctx, Turn.INGESTION)
+        near: dict[str, Segment] = {}
         for index, chunk in enumerate(chunks):
             async with ctx.until_deadline("encoding chunks"):
                 paired = await self._tokenizers.run(ctx, Turn.INGESTION, functools.partial(self._pair, chunk))
-                token_ids = paired.auxiliary.token_ids
-                existed = await self.kv.keep(ctx, token_ids, index)
-            yield EncodedChunk(index, self.kv.identity(ctx.tenant, token_ids), len(token_ids), existed)
+                placed = await placing.place(chunk, paired)
+                auxiliary_id, existed = await self.kv.keep(ctx, placed, index, near)
+            yield EncodedChunk(index, auxiliary_id, len(placed.chunk.token_ids), existed)
 
     def describe(self) -> AuxiliaryDescription:
         scorer, prompts = self._auxiliary.scorer, self._auxiliary.prompts
@@ -105,6 +119,7 @@ class SelectorService:
             kv_bytes_per_token=spec.kv_bytes_per_token,
             device=str(spec.device),
             primary_tokenizer_hash=self._primary.hash,
+            chains=scorer.chains,
         )
 
     def facts(self) -> dict[str, str]:
@@ -130,6 +145,7 @@ class SelectorService:
     def check_invariants(self) -> None:
         self._tokenizers.check_invariants()
         self._model.check_invariants()
+        self._chains.check_invariants()
         self.kv.check_invariants()
 
     def _pair(self, chunk: SelectionChunk) -> PairedChunk:
@@ -150,7 +166,7 @@ class SelectorService:
             raise InvalidRequest(f"{field}: {number} are more than the {most} allowed in one request")
 
 
-def _selected(selection: Selection, timings: SelectionTimings) -> SelectedTokens:
+def _selected(selection: Selection, timings: SelectionTimings, num_isolated: int) -> SelectedTokens:
     empty = np.zeros(0)
     return SelectedTokens(
         tokens=tuple(np.flatnonzero(np.concatenate([empty, *selection.chosen])).tolist()),
@@ -159,4 +175,5 @@ def _selected(selection: Selection, timings: SelectionTimings) -> SelectedTokens
         num_picked=selection.num_picked,
         num_grouped=selection.num_grouped,
         timings=timings,
+        num_isolated=num_isolated,
     )

@@ -29,14 +29,17 @@ class NodeFilesClient:
         self._node = ServiceClient(transport)
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]:
         """Says where the chunks' files can be read on node ``node_id`` (empty: on the one that is asked), in
         the order asked for.
 
+        ``direct``: a chunk that the node did not need lately may be answered with where the caller receives
+        it from the object store itself, at the cost of one copy less. Asked again, the node brings it.
+
         A file may be deleted before it is read: ``NotFound`` from ``ChunkFile.open`` then means absent.
         """
-        request = pb.OpenRequest(chunk_ids=chunk_ids, node_id=node_id)
+        request = pb.OpenRequest(chunk_ids=chunk_ids, node_id=node_id, direct=direct)
         response = await self._node.ask(ctx, "Open", request, pb.OpenResponse)
         return [OPENED.of(chunk) for chunk in response.chunks]
 

@@ -8,6 +8,7 @@ from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.clients.service import ServiceClient, meta_of
 from shared.clients.transport import ClientStreaming
 from shared.kv_types import (
+    AlikeDocuments,
     ChunkPage,
     ChunkStat,
     CollectedGarbage,
@@ -20,6 +21,7 @@ from shared.kv_types import (
 )
 from shared.request import RequestContext
 from shared.wire.kv_store import (
+    ALIKE,
     CHUNK_PAGE,
     CHUNK_STAT,
     COLLECTED,
@@ -153,6 +155,12 @@ class KvStoreClient(ServiceClient):
         request = pb.DeleteManifestRequest(collection=collection, document_id=document_id)
         response = await self.ask(ctx, "DeleteManifest", request, pb.DeleteManifestResponse)
         return [*response.deleted_chunk_ids]
+
+    async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
+        """The tenant's documents by collection and by what they were made for."""
+        request = pb.CountDocumentsRequest()
+        response = await self.ask(ctx, "CountDocuments", request, pb.CountDocumentsResponse)
+        return [ALIKE.of(count) for count in response.counts]
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         """Starts bringing chunks to ``node_id`` (empty: to every node on which chunks were opened

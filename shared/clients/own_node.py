@@ -64,9 +64,9 @@ class OwnNode:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]:
-        return await self._call(lambda node: node.open(ctx, chunk_ids, node_id))
+        return await self._call(lambda node: node.open(ctx, chunk_ids, node_id, direct))
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         await self._call(lambda node: node.prefetch(ctx, chunk_ids, node_id))

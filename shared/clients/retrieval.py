@@ -8,7 +8,15 @@ from contextlib import aclosing
 from protos.kvquilt.v1 import retrieval_pb2
 from shared.clients.service import ServiceClient
 from shared.request import RequestContext
-from shared.search import CollectionInfo, Filter, IndexedDocument, IndexedIds, SearchMode, SearchResult
+from shared.search import (
+    CollectionInfo,
+    Filter,
+    IndexChange,
+    IndexedDocument,
+    IndexedIds,
+    SearchMode,
+    SearchResult,
+)
 from shared.wire.enums import SEARCH_MODES
 from shared.wire.retrieval import COLLECTION, DOCUMENT, FILTER, HIT, IDS
 
@@ -40,12 +48,13 @@ class RetrievalClient(ServiceClient):
 
     async def index(
         self, ctx: RequestContext, collection: str, document: IndexedDocument, anew: bool = False
-    ) -> bool:
-        """Returns once exactly these chunks of the document are searchable; False where they were before.
-        ``anew``: the whole collection is being indexed, and searched as before until ``adopt``."""
+    ) -> IndexChange:
+        """Returns once exactly these chunks of the document are searchable. ``anew``: the whole collection is
+        being indexed, and searched as before until ``adopt``."""
         request = DOCUMENT.to_pb(document)
         request.collection, request.anew = collection, anew
-        return not (await self.ask(ctx, "Index", request, retrieval_pb2.IndexResponse)).existed
+        response = await self.ask(ctx, "Index", request, retrieval_pb2.IndexResponse)
+        return IndexChange(not response.existed, tuple(response.warnings))
 
     async def adopt(self, ctx: RequestContext, collection: str) -> int:
         """Searches what the configured embedder indexed from now on; returns how many others' indexes were

@@ -37,11 +37,15 @@ class ModelDescription:
 @dataclass(frozen=True, slots=True)
 class MadeFor:
     """What a document's KV and token ids depend on besides its text. ``prefix``, ``template``: hashes; empty:
-    not known, since an earlier version stored the document."""
+    not known, since an earlier version stored the document. An answer over another one would be wrong.
+
+    ``kv_context``: what its KV is computed behind (``shared.kv_types.KvContext``; empty: the prefix alone).
+    Each chunk names its own parent, so answers over any are right, and a model has none of its own."""
 
     fingerprint: str
     prefix: str = ""
     template: str = ""
+    kv_context: str = ""
 
     def differs_from(self, now: MadeFor) -> str:
         """Names the first thing that is another one now; empty: none."""

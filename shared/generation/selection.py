@@ -23,12 +23,29 @@ class Reading(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SelectionChunk:
-    """``text``: exactly what the primary's ``token_ids`` were made of, the primary's chunk template
-    included."""
+class SelectionLink:
+    """A header or a chunk that others stand behind. ``token_ids``: the primary's, of all of ``text`` or, of a
+    header that was cut, of its beginning."""
 
     text: str
     token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionChunk:
+    """``text``: exactly what the primary's ``token_ids`` were made of, the primary's chunk template
+    included.
+
+    What it stands behind in its document is its ``context``, the first of it first; or what is known of
+    ``parent_id``, the identity of the primary's KV in front of it: a chunk with that ``chunk_id`` before it
+    in the request, else the chunk of a stored document.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    chunk_id: str = ""
+    parent_id: str = ""
+    context: tuple[SelectionLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +80,7 @@ class SelectedTokens:
     num_picked: the auxiliary's tokens that the ratio asked for.
     num_grouped: the auxiliary's tokens that grouping made of them.
     timings: of the call, for all its questions.
+    num_isolated: chunks that were read without what stands in front of them, because it could not be had.
     """
 
     tokens: tuple[int, ...]
@@ -71,6 +89,7 @@ class SelectedTokens:
     num_picked: int
     num_grouped: int
     timings: SelectionTimings
+    num_isolated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +105,8 @@ class EncodedChunk:
 
 @dataclass(frozen=True, slots=True)
 class AuxiliaryDescription:
+    """``chains``: whether its KV of a chunk stands behind the chunks in front of it, as the primary's."""
+
     model: str
     fingerprint: str
     tokenizer_hash: str
@@ -96,10 +117,12 @@ class AuxiliaryDescription:
     kv_bytes_per_token: int
     device: str
     primary_tokenizer_hash: str
+    chains: bool = False
 
     @property
     def identity(self) -> str:
         """Of all that decides which KV a text gets, 32 hex digits: what was encoded under another identity is
         not used."""
-        decides = repr((self.fingerprint, self.tokenizer_hash, self.prefix_ids))
+        chains = ("chains",) if self.chains else ()
+        decides = repr((self.fingerprint, self.tokenizer_hash, self.prefix_ids, *chains))
         return hashlib.blake2b(decides.encode(), digest_size=16).hexdigest()

@@ -24,7 +24,7 @@ their chunks are computed again and replaced; files of later versions raise ``Ne
 alone.
 
 Start reading at ``header``, then ``layout``, ``writer``, ``frame``, ``reader``; ``progress`` is how far a
-file has arrived.
+file has arrived, ``remote`` reads one that is elsewhere.
 """
 
 from shared.kv_format.frame import (

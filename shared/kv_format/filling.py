@@ -28,7 +28,7 @@ def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """
     checksum = xxhash.xxh3_64()
     together: list[memoryview] = []
-    for piece in _pieces(buffers):
+    for piece in pieces_of(buffers):
         together.append(piece)
         if piece.nbytes > _SMALL_BYTES:
             offset += _read(fd, together, offset)
@@ -41,7 +41,8 @@ def fill_and_hash(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     return checksum.intdigest()
 
 
-def _pieces(buffers: Sequence[memoryview]) -> Sequence[memoryview]:
+def pieces_of(buffers: Sequence[memoryview]) -> Sequence[memoryview]:
+    """Parts buffers that are larger than ``PIECE_BYTES``."""
     if all(buffer.nbytes <= PIECE_BYTES for buffer in buffers):
         return buffers
     return [

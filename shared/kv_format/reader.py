@@ -16,6 +16,7 @@ import xxhash
 from shared.errors import CorruptData, NotFound
 from shared.kv_format.filling import fill_and_hash
 from shared.kv_format.frame import Array, ChunkSummary, Frame, read_frame
+from shared.kv_format.layout import Seal
 from shared.kv_format.progress import ProgressReader
 
 
@@ -70,6 +71,11 @@ class ChunkFile:
     @property
     def summary(self) -> ChunkSummary:
         return self._frame.summary
+
+    @property
+    def seal(self) -> Seal:
+        """The checksums of all that is in it."""
+        return self._frame.seal
 
     def read_layer(self, layer: int, *out: Array) -> None:
         """Fills an array for each of ``header.buffers``: [kv_heads, *shape], contiguous, items of the size

@@ -28,15 +28,17 @@ class Limits:
         self._check_ids("prefix", prefix_ids)
         self._check_len("a chunk and a question of one token each", 2)
 
-    def check_chunks(self, chunks: Sequence[Sequence[int]]) -> None:
-        """
+    def check_chunks(self, chunks: Sequence[Sequence[int]], chain_len: int = 0) -> None:
+        """``chain_len``: tokens between the prefix and each of them.
+
         Raises:
             InvalidRequest: a token id is outside the vocabulary; names the chunk.
             ContextTooLong: a chunk does not fit.
         """
         for index, ids in enumerate(chunks):
             self._check_ids(f"chunks[{index}]", ids)
-            self._check_len(f"chunks[{index}] ({len(ids)} tokens)", len(ids))
+            chain = f", the {chain_len} tokens in front of it" if chain_len else ""
+            self._check_len(f"chunks[{index}] ({len(ids)} tokens){chain}", chain_len + len(ids))
 
     def check_question(self, question_ids: Sequence[int], chunk_lens: Sequence[int]) -> None:
         """

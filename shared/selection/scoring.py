@@ -1,8 +1,9 @@
 """Scores every token of a context by how much a question attends to it, with a small auxiliary model.
 
-A chunk is computed behind the prefix alone, once; its KV is a segment (``shared.engine.kv.segment``) that can
-be stored and serves every question. Of a question only its own rows are computed. A token's score is the
-attention that it gets in the last layer from the question's tokens, averaged over them and over all heads.
+A chunk is computed once, behind the prefix and the chain of chunks in front of it in its document; its KV is
+a segment (``shared.engine.kv.segment``) that can be stored and serves every question, which sees the chunk
+and not its chain. Of a question only its own rows are computed. A token's score is the attention that it gets
+in the last layer from the question's tokens, averaged over them and over all heads.
 The paper leaves open over which context; both readings are here::
 
     each       [prefix][chunk 0][question     one by one: every chunk has the question to itself, and its
@@ -53,12 +54,18 @@ class Scorer(Protocol):
         prefix."""
         ...
 
-    def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
-        """KV of every chunk behind the prefix.
+    @property
+    def chains(self) -> bool:
+        """Whether KV can be computed behind other chunks."""
+        ...
+
+    def encode(self, chunks: Sequence[Sequence[int]], chain: Sequence[Segment] = ()) -> list[Segment]:
+        """KV of every chunk behind the prefix and ``chain``, the KV of what stands in front of it in its
+        document (none without ``chains``).
 
         Raises:
             InvalidRequest: a token id is outside the vocabulary; names the chunk.
-            ContextTooLong: prefix and a chunk exceed the model's positions.
+            ContextTooLong: prefix, chain and a chunk exceed the model's positions.
         """
         ...
 
@@ -76,6 +83,8 @@ class Scorer(Protocol):
 class EngineScorer:
     """By the engine: keys of segments stand at local positions, so a chunk's KV serves at any place of a
     stitched context, and of the last layer only queries and keys are computed."""
+
+    chains = True
 
     def __init__(
         self,
@@ -100,15 +109,15 @@ class EngineScorer:
         self._max_rows = config.max_step_tokens
         self._prefix: tuple[Placement, ...] = ()
         if prefix_ids:
-            self._prefix = (Placement(self._encode([prefix_ids])[0], 0),)
+            self._prefix = (Placement(self._encode([prefix_ids], ())[0], 0),)
 
     @property
     def fingerprint(self) -> str:
         return self.model.fingerprint
 
-    def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
-        self._limits.check_chunks(chunks)
-        return self._encode(chunks)
+    def encode(self, chunks: Sequence[Sequence[int]], chain: Sequence[Segment] = ()) -> list[Segment]:
+        self._limits.check_chunks(chunks, sum(link.length for link in chain))
+        return self._encode(chunks, chain)
 
     def score(
         self, chunks: Sequence[Segment], question_ids: Sequence[int], reading: Reading = Reading.STITCHED
@@ -122,9 +131,9 @@ class EngineScorer:
         return Scores(tuple(w.cpu().numpy() for w in weights), reading)
 
     @torch.inference_mode()
-    def _encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
-        start = sum(placement.num_tokens for placement in self._prefix)
-        branches = [Branch(self.spec, tuple(ids), start, self._prefix) for ids in chunks]
+    def _encode(self, chunks: Sequence[Sequence[int]], chain: Sequence[Segment]) -> list[Segment]:
+        context, start = self._behind_prefix(chain)
+        branches = [Branch(self.spec, tuple(ids), start, context) for ids in chunks]
         while lanes := self._lanes([branch for branch in branches if branch.pending]):
             self._run(lanes, wanted=False)
         return [branch.segment for branch in branches]
@@ -145,11 +154,17 @@ class EngineScorer:
             yield from (weights[len(self._prefix) :] for weights in self._run(lanes, wanted=True).weights)
 
     def _question(self, context: Sequence[Segment], question_ids: tuple[int, ...]) -> Branch:
-        placements, end = list(self._prefix), self._limits.prefix_len
-        for segment in context:
+        placements, end = self._behind_prefix(context)
+        return Branch(self.spec, question_ids, end, placements)
+
+    def _behind_prefix(self, segments: Sequence[Segment]) -> tuple[tuple[Placement, ...], int]:
+        """The prefix and ``segments`` at cumulative positions, and where they end."""
+        placements = list(self._prefix)
+        end = sum(placement.num_tokens for placement in placements)
+        for segment in segments:
             placements.append(Placement(segment, end))
             end += segment.length
-        return Branch(self.spec, question_ids, end, tuple(placements))
+        return tuple(placements), end
 
     def _lanes(self, branches: Sequence[Branch]) -> list[Lane]:
         """As many pending tokens as one pass takes."""

@@ -87,9 +87,28 @@ class Selector:
             )
         return PairedChunk(self.auxiliary.tokenizer.tokenize(text), primary)
 
-    def encode(self, chunks: Sequence[PairedChunk]) -> list[Segment]:
+    def link(self, text: str, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The auxiliary's ids of what chunks stand behind. ``token_ids``: the primary's of ``text``, or of
+        its beginning, as which it is then read.
+
+        Raises:
+            InvalidRequest: the text is not Unicode.
+            ModelMismatch: the primary's tokenizer makes other tokens of it.
+        """
+        primary = self._primary.tokenize_chunk(text)
+        num_tokens = len(token_ids)
+        if not num_tokens or primary.token_ids[:num_tokens] != tuple(token_ids):
+            raise ModelMismatch(
+                "chunks: the primary's tokenizer makes other token ids of what stands in front of a chunk; "
+                "give the text as it was tokenized, template included"
+            )
+        if num_tokens < len(primary):
+            text = text[: int(primary.ends[num_tokens - 1])]
+        return self.auxiliary.tokenizer.tokenize(text).token_ids
+
+    def encode(self, chunks: Sequence[PairedChunk], chain: Sequence[Segment] = ()) -> list[Segment]:
         """The auxiliary's KV of chunks that are not stored; see ``Scorer.encode``."""
-        return self.auxiliary.scorer.encode([chunk.auxiliary.token_ids for chunk in chunks])
+        return self.auxiliary.scorer.encode([chunk.auxiliary.token_ids for chunk in chunks], chain)
 
     def select(
         self,

@@ -2,9 +2,9 @@
 length, …), through the cache and the attention maps that ``transformers`` has of it.
 
 Such a model's keys cannot be moved, so a chunk is only ever read where it was computed, right behind the
-prefix: every context is read chunk by chunk (``Reading.EACH``). Its segments hold keys and values as the
-model's cache does. Of a question only its own rows are computed, but all of every layer, and the attention of
-every layer is there for a moment.
+prefix: every context is read chunk by chunk (``Reading.EACH``), and no chunk stands behind another. Its
+segments hold keys and values as the model's cache does. Of a question only its own rows are computed, but all
+of every layer, and the attention of every layer is there for a moment.
 
 Shapes: L layers, H query heads, K kv heads, R rows, T tokens, D head_dim.
 """
@@ -38,6 +38,8 @@ _PROBE_LEN = 12
 class StockScorer:
     """See ``shared.selection.scoring.Scorer``."""
 
+    chains = False
+
     def __init__(self, hf_model: Any, prefix_ids: Sequence[int] = ()) -> None:
         """
         Raises:
@@ -61,7 +63,8 @@ class StockScorer:
         )
         return fingerprint_of(self._model, f"stock {chosen}")
 
-    def encode(self, chunks: Sequence[Sequence[int]]) -> list[Segment]:
+    def encode(self, chunks: Sequence[Sequence[int]], chain: Sequence[Segment] = ()) -> list[Segment]:
+        assert not chain, "its keys cannot be moved"
         self._limits.check_chunks(chunks)
         return [self._encode(ids, self._prefix) for ids in chunks]
 

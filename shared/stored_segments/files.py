@@ -20,6 +20,7 @@ from shared.engine.model.spec import ModelSpec
 from shared.errors import CorruptData
 from shared.identity import ids_hash
 from shared.kv_format import ChunkFile, ChunkHeader, write_chunk
+from shared.kv_format.remote import RemoteChunk
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BITS = {
@@ -128,7 +129,7 @@ class Scratch(threading.local):
 class FileSegment:
     """``shared.engine.kv.source.StoredSegment`` in an open file, which it closes."""
 
-    def __init__(self, file: ChunkFile, scratch: Scratch) -> None:
+    def __init__(self, file: ChunkFile | RemoteChunk, scratch: Scratch) -> None:
         self._file = file
         self._scratch = scratch
 
@@ -155,6 +156,19 @@ class FileSegment:
 
     def close(self) -> None:
         self._file.close()
+
+
+class BrokenSegment:
+    """A stored file that cannot be read right."""
+
+    def __init__(self, error: CorruptData) -> None:
+        self._error = error
+
+    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
+        raise self._error
+
+    def close(self) -> None:
+        pass
 
 
 def encode_layers(

@@ -1,8 +1,8 @@
-"""Stored KV for the engine: kv_store names files on this node, this module finds, converts and hands them
-over.
+"""Stored KV for the engine: kv_store names files, this module finds, converts and hands them over.
 
-KV bytes never pass through the store's RPCs: ``Open`` answers paths, and ``Adopt`` takes over a file written
-here. The engine calls from its loader threads; the calls to the store run on the service's event loop.
+KV bytes never pass through the store's RPCs: ``Open`` answers paths on this node, or where the object store
+has the file, and ``Adopt`` takes over a file written here. The engine calls from its loader threads; the
+calls to the store run on the service's event loop.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import logging
 import os
 import uuid
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,12 +26,13 @@ from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
 from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.generation.asked import Chunk
-from shared.identity import chunk_identity
 from shared.kv_format import ChunkFile, ChunkHeader
+from shared.kv_format.remote import RemoteChunk, request
 from shared.kv_stores import NodeFiles
-from shared.kv_types import OpenedChunk
+from shared.kv_types import OpenedChunk, RemoteFile
 from shared.request import RequestContext
 from shared.stored_segments.files import (
+    BrokenSegment,
     FileSegment,
     KvShape,
     Scratch,
@@ -42,6 +44,8 @@ from shared.stored_segments.files import (
 log = logging.getLogger(__name__)
 
 ValueT = TypeVar("ValueT")
+_NUM_BEGINNERS = 8
+"""Chunks whose first bytes the object store is asked for at the same time."""
 _OPEN_DEADLINE_MS = 30_000
 _SAVE_DEADLINE_MS = 120_000
 
@@ -67,6 +71,7 @@ class StoreSegmentSource:
         self._shape = shape
         self._encoding = encoding
         self._scratch = Scratch(shape.rope)
+        self._beginners = ThreadPoolExecutor(_NUM_BEGINNERS, "kv-begin")
         # What ``as_stored`` made and ``save`` has not written yet, by the first layer's keys. Encoding the
         # decoded values once more would not give the same bits.
         self._encoded: MutableMapping[torch.Tensor, list[Buffers]] = WeakTensorKeyDictionary()
@@ -74,9 +79,9 @@ class StoreSegmentSource:
     def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
         """A file that cannot be read right is not absent: its segment raises when read, so that it will be
         replaced."""
-        found = self._find(chunk_lens)
         if not encoding:
-            return found
+            return self._find(chunk_lens, direct=True)
+        found = self._find(chunk_lens)
         converted = {
             chunk_id: self._converted(chunk_id, segment, encoding) for chunk_id, segment in found.items()
         }
@@ -100,15 +105,13 @@ class StoreSegmentSource:
         except KvquiltError as error:
             log.warning("kv_store cannot say what chunk %s stands behind: %s", chunk.chunk_id, error.detail)
             return None
-        if found is None:
+        identities = () if found is None else found.identities
+        if found is None or identities[-1:] != (chunk.parent_id,):
             return None
-        links: list[Chunk] = []
-        parent_id = ""
-        for ids in found.links:
-            of = (found.tenant, found.model_fingerprint, found.prefix_ids, ids)
-            links.append(Chunk(chunk_identity(*of, parent_id), ids, parent_id))
-            parent_id = links[-1].chunk_id
-        return links if parent_id == chunk.parent_id else None
+        return [
+            Chunk(chunk_id, ids, parent_id)
+            for chunk_id, ids, parent_id in zip(identities, found.links, ("", *identities), strict=False)
+        ]
 
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
         """The store answers at once and brings them to this node meanwhile."""
@@ -137,21 +140,23 @@ class StoreSegmentSource:
             self._shape.header(chunk_id, prefix_ids, token_ids, encoding), layers, replace, write_back
         )
 
-    def _find(self, chunk_lens: Mapping[str, int]) -> dict[str, StoredSegment]:
+    def _find(self, chunk_lens: Mapping[str, int], direct: bool = False) -> dict[str, StoredSegment]:
         """One that was not there any more is asked for once again: it may just have arrived, and so have
         moved."""
         if not chunk_lens:
             return {}
-        segments = dict(self._opened(chunk_lens))
+        segments = dict(self._opened(chunk_lens, direct))
         moved = {chunk_id: chunk_lens[chunk_id] for chunk_id, segment in segments.items() if segment is None}
         segments |= dict(self._opened(moved)) if moved else {}
         return {chunk_id: segment for chunk_id, segment in segments.items() if segment is not None}
 
-    def _opened(self, chunk_lens: Mapping[str, int]) -> Iterable[tuple[str, StoredSegment | None]]:
+    def _opened(
+        self, chunk_lens: Mapping[str, int], direct: bool = False
+    ) -> Iterable[tuple[str, StoredSegment | None]]:
         """The stored ones; None where the named file is not there."""
         ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
         try:
-            opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id), ctx)
+            opened = self._wait(self._store.open(ctx, list(chunk_lens), self._node_id, direct), ctx)
         except KvquiltError as error:
             log.warning(
                 "kv_store does not answer, %d chunks are computed instead: %s", len(chunk_lens), error.detail
@@ -177,16 +182,46 @@ class StoreSegmentSource:
             NewerFormat: a later version of kvquilt wrote it.
             Unavailable: it was still arriving, and that ended.
         """
+        if chunk.remote is not None:
+            return FileSegment(self._remote(chunk.chunk_id, chunk.remote, num_tokens), self._scratch)
         try:
-            file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
+            return FileSegment(self._checked(chunk, num_tokens), self._scratch)
         except CorruptData as error:
-            return _BrokenSegment(error)
+            return BrokenSegment(error)
+
+    def _checked(self, chunk: OpenedChunk, num_tokens: int) -> ChunkFile:
+        """Raises like ``_segment``. CorruptData: it is not a chunk's file, or another one's."""
+        file = ChunkFile.open(chunk.path, chunk.layers, chunk.chunk_id, chunk.progress)
         try:
             self._shape.check(file.header, chunk.chunk_id, num_tokens)
-        except CorruptData as error:
+        except CorruptData:
             file.close()
-            return _BrokenSegment(error)
-        return FileSegment(file, self._scratch)
+            raise
+        return file
+
+    def _remote(self, chunk_id: str, remote: RemoteFile, num_tokens: int) -> RemoteChunk:
+        return RemoteChunk(
+            chunk_id,
+            partial(request, remote.url, remote.ca_file),
+            lambda header: self._shape.check(header, chunk_id, num_tokens),
+            partial(self._brought, chunk_id, num_tokens),
+            self._beginners.submit,
+        )
+
+    def _brought(self, chunk_id: str, num_tokens: int) -> ChunkFile:
+        """The file on this node, brought by the store: it asks again, and others than the object store.
+
+        Raises:
+            NotFound, CorruptData, NewerFormat, Unavailable: it cannot be had like this either.
+        """
+        ctx = RequestContext.create(deadline_ms=_OPEN_DEADLINE_MS)
+        for _ in ("where it arrives", "where it moved to"):
+            (opened,) = self._wait(self._store.open(ctx, [chunk_id], self._node_id), ctx)
+            if not opened.exists:
+                break
+            with suppress(NotFound):
+                return self._checked(opened, num_tokens)
+        raise NotFound(f"chunk {chunk_id}: not stored")
 
     def _converted(self, chunk_id: str, segment: StoredSegment, encoding: str) -> StoredSegment | None:
         """The segment itself where it has ``encoding``; None where it was stored anew in it; else one that
@@ -199,7 +234,7 @@ class StoreSegmentSource:
                 raise CorruptData(f"it is stored as {segment.encoding}, from which {encoding} cannot be made")
             self._convert(segment, encoding)
         except KvquiltError as error:
-            return _BrokenSegment(CorruptData(f"chunk {chunk_id}: {error.detail}"))
+            return BrokenSegment(CorruptData(f"chunk {chunk_id}: {error.detail}"))
         finally:
             segment.close()
         return None
@@ -253,16 +288,3 @@ class StoreSegmentSource:
         except (TimeoutError, CancelledError):
             future.cancel()
             raise Unavailable("kv_store did not answer in time") from None
-
-
-class _BrokenSegment:
-    """A stored file that cannot be read right."""
-
-    def __init__(self, error: CorruptData) -> None:
-        self._error = error
-
-    def read_layer(self, layer: int, k_out_HTD: torch.Tensor, v_out_HTD: torch.Tensor) -> None:
-        raise self._error
-
-    def close(self) -> None:
-        pass

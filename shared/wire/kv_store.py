@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from protos.kvquilt.v1 import kv_store_node_pb2
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.kv_types import (
+    AlikeDocuments,
     Chain,
     ChunkPage,
     ChunkStat,
@@ -36,6 +37,7 @@ class _Verified(MessageWire[VerifyProgress, pb.VerifyProgress]):
         return super().values_of(message) | {"missing": tuple(message.missing_chunk_ids)}
 
 
+ALIKE = MessageWire(AlikeDocuments, pb.AlikeDocuments)
 CHUNK_STAT = MessageWire(ChunkStat, pb.ChunkStat)
 CHUNK_PAGE = MessageWire(ChunkPage, pb.ListChunksResponse)
 DELETED = MessageWire(DeletedChunks, pb.DeleteChunksResponse)

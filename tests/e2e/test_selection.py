@@ -29,7 +29,9 @@ async def test_what_was_stored_at_ingestion_selects_tokens_later(stack: Stack) -
         assert manifest.auxiliary == described.identity
         assert described.primary_tokenizer_hash == model.tokenizer_hash
         chunks = [
-            SelectionChunk(model.chunk_template.replace("{text}", c.text), c.token_ids)
+            SelectionChunk(
+                model.chunk_template.replace("{text}", c.text), c.token_ids, c.chunk_id, c.parent_id
+            )
             for c in manifest.chunks
         ]
         before = (await selector.health(ctx)).facts
@@ -45,3 +47,5 @@ async def test_what_was_stored_at_ingestion_selects_tokens_later(stack: Stack) -
     newly = int(after["loaded_chunks"]) - int(before["loaded_chunks"])
     assert newly == int(after["resident_chunks"]) - int(before["resident_chunks"])
     assert 0 < newly <= len(chunks)
+    assert any(chunk.parent_id for chunk in chunks)
+    assert selected.num_isolated == 0

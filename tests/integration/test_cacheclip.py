@@ -16,12 +16,13 @@ import torch
 from shared.errors import InvalidRequest, KvquiltError, Overloaded, Unavailable
 from shared.generation.asked import Decoding, Margins, SamplingParams
 from shared.generation.modes import Recompute
-from shared.generation.pieces import Tokenized
+from shared.generation.pieces import Conditioned, Tokenized
 from shared.generation.selection import (
     Grouping,
     Reading,
     SelectedTokens,
     SelectionChunk,
+    SelectionLink,
     SelectionOrder,
     SelectionTimings,
 )
@@ -66,6 +67,7 @@ class FakeSelector:
     by_question: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     failure: Exception | None = None
     may_answer: asyncio.Event | None = None
+    num_isolated: int = 0
     scores: Callable[[int], tuple[float, ...]] = lambda num_tokens: tuple(
         i / num_tokens for i in range(num_tokens)
     )
@@ -87,7 +89,15 @@ class FakeSelector:
         scores = self.scores(sum(len(chunk.token_ids) for chunk in order.chunks))
         timings = SelectionTimings(0.001, 0.002, 0.003, 0.006)
         return tuple(
-            SelectedTokens(self.by_question.get(question, self.tokens), scores, order.reading, 6, 9, timings)
+            SelectedTokens(
+                self.by_question.get(question, self.tokens),
+                scores,
+                order.reading,
+                6,
+                9,
+                timings,
+                self.num_isolated,
+            )
             for question in order.questions
         )
 
@@ -148,7 +158,10 @@ class TestChosen:
         assert len(selected.scores) == DEFAULT_LEN
         assert [[(s.start, s.end) for s in spans] for spans in selected.chunks] == [[(3, 6)], [(11, 13)], []]
         # with the model's template
-        chunks = tuple(SelectionChunk(f"{text}\n\n", ids_of(model, text)) for text in TEXTS)
+        chunks = tuple(
+            SelectionChunk(f"{text}\n\n", ids_of(model, text), chunk_id)
+            for text, chunk_id in zip(TEXTS, end_of(events).chunk_ids, strict=True)
+        )
         assert selector.asked == [SelectionOrder(chunks, (QUESTION,), 0.3, Grouping.PAPER, Reading.EACH)]
 
     async def test_defaults_are_the_configured_ones(self, model: Path) -> None:
@@ -196,6 +209,23 @@ class TestChosen:
         assert selector.asked[0] == selector.asked[1]
         assert selector.asked[0].questions == (f"{QUESTION}\n\n",)
         assert end_of(by_ids).usage.note == ""
+
+    async def test_the_selector_is_told_what_chunks_stand_behind_and_what_it_did_not_know_is_noted(
+        self, model: Path
+    ) -> None:
+        selector = FakeSelector(num_isolated=2)
+        conditioned = Conditioned(TEXTS[1], (TEXTS[0], ids_of(model, TEXTS[2])))
+        async with serving_with(model, selector) as served:
+            events = await generate(served, [conditioned, Conditioned(TEXTS[2], parent_id="ab" * 20)])
+        by_context, by_parent = selector.asked[0].chunks
+        assert by_context.context == tuple(
+            SelectionLink(f"{text}\n\n", ids_of(model, text)) for text in (TEXTS[0], TEXTS[2])
+        )
+        assert (by_parent.parent_id, by_parent.context) == ("ab" * 20, ())
+        assert (by_context.chunk_id, by_parent.chunk_id) == end_of(events).chunk_ids
+        usage = end_of(events).usage
+        assert usage.reuse == "cacheclip"
+        assert usage.note == "the selector read 2 chunk(s) without what stands in front of them"
 
     async def test_kv_is_loaded_while_the_selector_chooses(self, model: Path, tmp_path: Path) -> None:
         selector = FakeSelector(may_answer=asyncio.Event())

@@ -626,6 +626,20 @@ class TestChains:
             chunks = [self.chained(i) for i in (2, 3)]
             assert_oracle(stock["qwen2"], "reordered", events, self.PREFIX, chunks, [ids(3, 11)])
 
+    async def test_a_parent_may_be_a_piece_of_the_same_call(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
+        async with serving(models / "qwen2", store) as served:
+            stream = served.client.prefill(context(), self.DOCUMENT, self.PREFIX, chained=True)
+            stored = [chunk.chunk_id async for chunk in stream]
+        for chunk_id in stored:
+            store.path_of(chunk_id).unlink()
+        pieces: list[Piece] = [self.conditioned(2), Conditioned(self.DOCUMENT[3], parent_id=stored[2])]
+        async with serving(models / "qwen2", store) as served:
+            prefilled = await prefill(served, pieces, self.PREFIX)
+        assert [chunk.chunk_id for chunk in prefilled] == stored[2:]
+        assert store.chunk_ids() == set(stored[2:])
+
     async def test_a_parent_that_nobody_knows(
         self, models: Path, stock: dict[str, Any], store: DirectoryStore
     ) -> None:

@@ -109,7 +109,7 @@ async def test_indexed_documents_are_listed_over_the_wire(
 
 async def test_a_hit_is_what_was_indexed(client: RetrievalClient, ctx: RequestContext) -> None:
     document = _document("d", "the quick fox", lang="en")
-    assert await client.index(ctx, "c", document)
+    assert (await client.index(ctx, "c", document)).changed
     result = await client.search(ctx, "c", ["fox"])
     (hit,) = result.rankings[0]
     assert hit.chunk == document.chunks[0]
@@ -159,10 +159,10 @@ async def test_k_limits_each_ranking_and_may_exceed_the_collection(
 async def test_indexing_the_same_again_embeds_nothing(
     client: RetrievalClient, embedder: WordEmbedder, ctx: RequestContext
 ) -> None:
-    assert await client.index(ctx, "c", _document("d", "one", "two"))
-    assert not await client.index(ctx, "c", _document("d", "one", "two"))
+    assert (await client.index(ctx, "c", _document("d", "one", "two"))).changed
+    assert not (await client.index(ctx, "c", _document("d", "one", "two"))).changed
     assert embedder.num_embedded == 2
-    assert await client.index(ctx, "c", _document("d", "one"))
+    assert (await client.index(ctx, "c", _document("d", "one"))).changed
     assert len((await client.search(ctx, "c", ["one"], k=9)).rankings[0]) == 1
 
 
@@ -246,12 +246,13 @@ async def test_another_embedders_collection_is_searched_with_it_until_it_is_inde
         assert "kvquilt retrieval rebuild" in (await later.health(ctx)).detail
         assert await found("blue whale") == "a blue whale swims"
         assert [embedder.identity for embedder in loaded] == ["words"]
-        assert await later.index(ctx, "c", _document("e", "a green frog jumps"))  # meanwhile, by both
+        assert (
+            await later.index(ctx, "c", _document("e", "a green frog jumps"))
+        ).changed  # meanwhile, by both
         assert (new.num_embedded, loaded[0].num_embedded) == (1, 1)
         assert await found("green frog") == "a green frog jumps"
-        assert await later.index(
-            ctx, "c", _document("d", "a red apple falls", "a blue whale swims"), anew=True
-        )
+        again = _document("d", "a red apple falls", "a blue whale swims")
+        assert (await later.index(ctx, "c", again, anew=True)).changed
         assert (new.num_embedded, loaded[0].num_embedded) == (3, 1)
         assert (await later.list_indexed(ctx, "c")).other_embedder
         assert await later.adopt(ctx, "c") == 1
@@ -297,9 +298,12 @@ async def test_documents_that_the_embedder_cannot_read_are_told(
 ) -> None:
     own = connect(str(tmp_path / "index"), "", 5)
     async with _serving(WordEmbedder(), own) as client:
-        await client.index(ctx, "c", _document("en", "The keeper of the house is in it. " * 9))
+        english = await client.index(ctx, "c", _document("en", "The keeper of the house is in it. " * 9))
+        assert (english.changed, english.warnings) == (True, ())
         assert (await client.health(ctx)).detail == ""
-        await client.index(ctx, "c", _document("de", GERMAN, GERMAN))
+        (warning,) = (await client.index(ctx, "c", _document("de", GERMAN, GERMAN))).warnings
+        assert warning.startswith("seems not to be English, which is all that the embedder reads")
+        assert (await client.index(ctx, "c", _document("de", GERMAN, GERMAN))).warnings == ()
         detail = (await client.health(ctx)).detail
         assert detail.startswith("2 of 3 chunks seem not to be English")
         assert "retrieval.embedder" in detail
@@ -310,6 +314,7 @@ async def test_documents_that_the_embedder_cannot_read_are_told(
     async with _serving(multilingual, own) as client:
         await client.search(ctx, "c", ["Hafenmeister"])
         assert (await client.health(ctx)).detail == ""
+        assert (await client.index(ctx, "c", _document("de", GERMAN))).warnings == ()
     own.close()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from shared.engine_config import EngineConfig
 from shared.errors import DeadlineExceeded, InvalidRequest, KvquiltError, ModelMismatch
 from shared.generation.selection import Grouping, Reading, SelectionChunk, SelectionOrder
 from shared.kv_stores import NodeFiles
+from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.selection.auxiliary import load_auxiliary
@@ -269,7 +270,9 @@ class Ingesting:
         self.models, self.agent, self.world = models, agent, World()
 
     @asynccontextmanager
-    async def running(self, selector: SelectionClient | None = None) -> AsyncIterator[IngestionService]:
+    async def running(
+        self, selector: SelectionClient | None = None, kv_context: KvContext = KvContext.NONE
+    ) -> AsyncIterator[IngestionService]:
         settings = IngestionConfig(str(self.models / "primary"), chunk_tokens=64)
         tokenizer = PromptTokenizer.of_model(settings.model)
         assert tokenizer is not None
@@ -277,7 +280,8 @@ class Ingesting:
             store = DocumentStore(
                 generating.client, self.agent, self.world, CallPolicy(), settings.prefill_batch, selector
             )
-            service = IngestionService(settings, Recipe(tokenizer, settings.chunk_tokens), store)
+            recipe = Recipe(tokenizer, settings.chunk_tokens, context=kv_context, context_tokens=512)
+            service = IngestionService(settings, recipe, store)
             try:
                 yield service
             finally:
@@ -315,6 +319,33 @@ async def test_a_document_comes_with_its_auxiliary_kv_keeps_it_and_takes_it_alon
         assert outcome(await upsert(service, text("a.txt", LONG))) == {"a.txt": Stage.UNCHANGED}
         await service.delete(context(), "c", ["a.txt"], everything=False)
         assert await ingesting.kv_ids() == set()
+
+
+async def test_auxiliary_kv_of_a_document_stands_behind_its_chain_at_ingestion_and_by_its_manifest(
+    models: Path, ingesting: Ingesting
+) -> None:
+    async with (
+        selecting(models, ingesting.agent) as served,
+        ingesting.running(served.client, KvContext.DOCUMENT) as service,
+    ):
+        await upsert(service, text("a.md", f"# The towns\n\n{LONG}"))
+    manifest = await ingesting.agent.get_manifest(context(), "c", "a.md")
+    assert all(c.parent_id for c in manifest.chunks)
+    chunks = [
+        replace(told, parent_id=c.parent_id)
+        for told, c in zip(
+            chunks_of(models, *(c.text for c in manifest.chunks)), manifest.chunks, strict=True
+        )
+    ]
+    async with selecting(models, ingesting.agent) as served:
+        (stored,) = await served.client.select(context(), order_of(chunks[::-1]))
+        assert isinstance(served.service, SelectorService)
+        counts = served.service.kv.counts
+        assert (counts.encoded, counts.loaded, stored.num_isolated) == (0, len(chunks), 0)
+    async with selecting(models, None) as served:
+        (isolated,) = await served.client.select(context(), order_of(chunks[::-1]))
+    assert isolated.num_isolated == len(chunks)
+    assert isolated.scores != stored.scores
 
 
 async def test_a_document_of_before_gets_it_by_a_question_or_when_it_is_ingested_again(

@@ -175,6 +175,19 @@ async def test_a_prefix_of_a_bucket_is_brought_in_step(
     world.check_settled()
 
 
+async def test_keys_of_any_characters_are_read_and_deleted(
+    kvquilt: Kvquilt, world: World, bucket: Bucket, endpoint: str
+) -> None:
+    names = ["100%25 +&=?#", "[b] 'q' \"r\"", "ä/漢字/\U0001f999", "x" * 180]
+    bucket.put(**{name: f"The lamp {i}." for i, name in enumerate(names)})
+    first = await kvquilt.sync(bucket.uri, "--endpoint", endpoint)
+    assert first["added"] == sorted(f"{name}.md" for name in names)
+    bucket.remove(*names[1:])
+    done = await kvquilt.sync(bucket.uri, "--endpoint", endpoint, "--delete")
+    assert (done["unchanged"], len(done["deleted"])) == ([f"{names[0]}.md"], 3)
+    assert world.texts() == {f"{names[0]}.md": "The lamp 0."}
+
+
 async def test_the_server_and_its_keys_come_from_a_configuration(
     kvquilt: Kvquilt, bucket: Bucket, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,7 +133,7 @@ async def test_the_other_node_is_asked_first_if_that_is_preferred(tmp_path: Path
 
 async def test_a_prefetched_chunk_is_there_soon(two: TwoNodes) -> None:
     await write(two.there)
-    await two.here.prefetch(ctx(), [CHUNK, CHUNK, chunk_id_of(1)])
+    await two.here.prefetch(ctx(), [CHUNK, CHUNK, chunk_id_of(1)], "here")
     give_up = time.monotonic() + 30
     while not await two.here.local_copies(ctx(), [CHUNK]):
         assert time.monotonic() < give_up

@@ -194,12 +194,17 @@ INQUIRIES = st.builds(
 )
 HITS = st.builds(
     search.SearchHit,
-    chunk=st.builds(search.IndexedChunk, TEXT, TEXT, IDS, TEXT, NUMBERS, NUMBERS),
+    chunk=st.builds(
+        search.IndexedChunk,
+        *(TEXT, TEXT, IDS, TEXT, NUMBERS, NUMBERS, TEXT, NUMBERS),
+        st.none() | st.builds(search.Block, NUMBERS, TEXT, NUMBERS, st.booleans()),
+    ),
     document_id=TEXT,
     title=TEXT,
     model_fingerprint=TEXT,
     score=FLOATS,
     metadata=FACTS,
+    kv_context=TEXT,
 )
 ANSWERS = (
     BESIDE
@@ -210,7 +215,9 @@ ANSWERS = (
         NUMBERS,
         TEXT,
         FINISHED,
-        tuples(st.builds(answer.Citation, TEXT, TEXT, TEXT, NUMBERS, TEXT)),
+        tuples(
+            st.builds(answer.Citation, TEXT, TEXT, TEXT, NUMBERS, TEXT, NUMBERS, TEXT, st.booleans(), IDS)
+        ),
         FLOATS,
     )
     | st.builds(answer.AnswerUsage, USAGE, TIMINGS)
@@ -224,6 +231,15 @@ SELECTED_TOKENS = st.builds(
     num_picked=NUMBERS,
     num_grouped=NUMBERS,
     timings=SELECTION_TIMINGS,
+    num_isolated=NUMBERS,
+)
+SELECTION_CHUNKS = st.builds(
+    selection.SelectionChunk,
+    TEXT,
+    IDS,
+    TEXT,
+    TEXT,
+    tuples(st.builds(selection.SelectionLink, TEXT, IDS)),
 )
 MODELS = st.builds(
     described.ModelDescription,
@@ -241,7 +257,18 @@ MODELS = st.builds(
     TEXT,
 )
 AUXILIARIES = st.builds(
-    selection.AuxiliaryDescription, TEXT, TEXT, TEXT, IDS, TEXT, NUMBERS, TEXT, SEEDS, TEXT, TEXT
+    selection.AuxiliaryDescription,
+    TEXT,
+    TEXT,
+    TEXT,
+    IDS,
+    TEXT,
+    NUMBERS,
+    TEXT,
+    SEEDS,
+    TEXT,
+    TEXT,
+    st.booleans(),
 )
 
 
@@ -287,9 +314,7 @@ def test_what_is_told_of_an_answer(event: answer.AnswerEvent) -> None:
     assert answers.ANSWERED.of(answers.ANSWERED.to_pb(event)) == event
 
 
-@given(
-    st.lists(SELECTED_TOKENS, max_size=3), SELECTION_TIMINGS, st.builds(selection.SelectionChunk, TEXT, IDS)
-)
+@given(st.lists(SELECTED_TOKENS, max_size=3), SELECTION_TIMINGS, SELECTION_CHUNKS)
 def test_a_selection(
     questions: list[selection.SelectedTokens],
     timings: selection.SelectionTimings,
@@ -303,7 +328,7 @@ def test_a_selection(
 @given(
     st.builds(
         selection.SelectionOrder,
-        tuples(st.builds(selection.SelectionChunk, TEXT, IDS)),
+        tuples(SELECTION_CHUNKS),
         tuples(TEXT),
         FLOATS,
         st.sampled_from(selection.Grouping),
@@ -471,10 +496,13 @@ MANIFESTS = st.builds(
     FACTS,
     FLOATS,
     TEXT,
+    TEXT,
 )
 DAMAGED = tuples(st.builds(kv_types.DamagedCopy, TEXT, TEXT, TEXT, TEXT, st.booleans()))
 RANGES = tuples(st.tuples(SEEDS, SEEDS))
-INFOS = tuples(st.builds(documents.DocumentInfo, TEXT, TEXT, TEXT, NUMBERS, TEXT, st.booleans(), FLOATS))
+INFOS = tuples(
+    st.builds(documents.DocumentInfo, TEXT, TEXT, TEXT, NUMBERS, TEXT, st.booleans(), FLOATS, TEXT, TEXT)
+)
 
 
 @pytest.mark.parametrize(
@@ -483,6 +511,7 @@ INFOS = tuples(st.builds(documents.DocumentInfo, TEXT, TEXT, TEXT, NUMBERS, TEXT
         (storing.CHUNK_PAGE, st.builds(kv_types.ChunkPage, CHUNK_STATS, st.booleans())),
         (storing.DELETED, st.builds(kv_types.DeletedChunks, tuples(TEXT), tuples(TEXT))),
         (storing.MANIFEST_PAGE, st.builds(kv_types.ManifestPage, tuples(MANIFESTS), st.booleans())),
+        (storing.ALIKE, st.builds(kv_types.AlikeDocuments, TEXT, SEEDS, TEXT, TEXT, TEXT, TEXT)),
         (storing.STATS, STORES),
         (storing.VERIFIED, st.builds(kv_types.VerifyProgress, SEEDS, SEEDS, DAMAGED, tuples(TEXT))),
         (storing.COLLECTED, st.builds(kv_types.CollectedGarbage, SEEDS, SEEDS, SEEDS)),
@@ -491,7 +520,7 @@ INFOS = tuples(st.builds(documents.DocumentInfo, TEXT, TEXT, TEXT, NUMBERS, TEXT
             storing.OPENED,
             st.builds(kv_types.OpenedChunk, TEXT, st.booleans(), TEXT, SEEDS, RANGES, TEXT, TEXT),
         ),
-        (storing.CHAIN, st.builds(kv_types.Chain, TEXT, TEXT, IDS, tuples(IDS))),
+        (storing.CHAIN, st.builds(kv_types.Chain, TEXT, TEXT, IDS, tuples(IDS), tuples(TEXT))),
         (storing.PEER_COPY, st.builds(kv_types.PeerCopy, TEXT, SEEDS, TEXT)),
         (
             ingesting.SOURCE,

@@ -116,7 +116,7 @@ class ListDocumentsRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., start_after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class DocumentInfo(_message.Message):
-    __slots__ = ("collection", "document_id", "title", "num_chunks", "model_fingerprint", "current", "created_s", "source")
+    __slots__ = ("collection", "document_id", "title", "num_chunks", "model_fingerprint", "current", "created_s", "source", "kv_context")
     COLLECTION_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class DocumentInfo(_message.Message):
     CURRENT_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     collection: str
     document_id: str
     title: str
@@ -133,7 +134,8 @@ class DocumentInfo(_message.Message):
     current: bool
     created_s: float
     source: str
-    def __init__(self, collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., num_chunks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., current: _Optional[bool] = ..., created_s: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
+    kv_context: str
+    def __init__(self, collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., num_chunks: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., current: _Optional[bool] = ..., created_s: _Optional[float] = ..., source: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
 
 class ListDocumentsResponse(_message.Message):
     __slots__ = ("documents", "truncated")

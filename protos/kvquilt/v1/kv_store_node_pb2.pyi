@@ -9,17 +9,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRequest(_message.Message):
-    __slots__ = ("meta", "chunk_ids", "node_id")
+    __slots__ = ("meta", "chunk_ids", "node_id", "direct")
     META_FIELD_NUMBER: _ClassVar[int]
     CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     node_id: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ...) -> None: ...
+    direct: bool
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., node_id: _Optional[str] = ..., direct: _Optional[bool] = ...) -> None: ...
 
 class OpenedChunk(_message.Message):
-    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers", "progress", "tier")
+    __slots__ = ("chunk_id", "exists", "path", "size_bytes", "layers", "progress", "tier", "remote")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     EXISTS_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +29,7 @@ class OpenedChunk(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     exists: bool
     path: str
@@ -34,7 +37,16 @@ class OpenedChunk(_message.Message):
     layers: _containers.RepeatedCompositeFieldContainer[_kv_store_pb2.ByteRange]
     progress: str
     tier: str
-    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_kv_store_pb2.ByteRange, _Mapping]]] = ..., progress: _Optional[str] = ..., tier: _Optional[str] = ...) -> None: ...
+    remote: RemoteFile
+    def __init__(self, chunk_id: _Optional[str] = ..., exists: _Optional[bool] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[_kv_store_pb2.ByteRange, _Mapping]]] = ..., progress: _Optional[str] = ..., tier: _Optional[str] = ..., remote: _Optional[_Union[RemoteFile, _Mapping]] = ...) -> None: ...
+
+class RemoteFile(_message.Message):
+    __slots__ = ("url", "ca_file")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    CA_FILE_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    ca_file: str
+    def __init__(self, url: _Optional[str] = ..., ca_file: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ("chunks",)
@@ -57,16 +69,18 @@ class ChainResponse(_message.Message):
     def __init__(self, chain: _Optional[_Union[DocumentChain, _Mapping]] = ...) -> None: ...
 
 class DocumentChain(_message.Message):
-    __slots__ = ("tenant", "model_fingerprint", "prefix_ids", "links")
+    __slots__ = ("tenant", "model_fingerprint", "prefix_ids", "links", "texts")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_IDS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     model_fingerprint: str
     prefix_ids: _containers.RepeatedScalarFieldContainer[int]
     links: _containers.RepeatedCompositeFieldContainer[ChainLink]
-    def __init__(self, tenant: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., links: _Optional[_Iterable[_Union[ChainLink, _Mapping]]] = ...) -> None: ...
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tenant: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., links: _Optional[_Iterable[_Union[ChainLink, _Mapping]]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChainLink(_message.Message):
     __slots__ = ("token_ids",)

@@ -142,7 +142,7 @@ class ManifestChunk(_message.Message):
     def __init__(self, chunk_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., text: _Optional[str] = ..., heading: _Optional[str] = ..., auxiliary_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., header_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s", "auxiliary")
+    __slots__ = ("tenant", "collection", "document_id", "title", "source_hash", "model_fingerprint", "prefix_ids", "chunks", "metadata", "created_s", "auxiliary", "kv_context")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class Manifest(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
     AUXILIARY_FIELD_NUMBER: _ClassVar[int]
+    KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     collection: str
     document_id: str
@@ -172,7 +173,8 @@ class Manifest(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     created_s: float
     auxiliary: str
-    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ..., auxiliary: _Optional[str] = ...) -> None: ...
+    kv_context: str
+    def __init__(self, tenant: _Optional[str] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., source_hash: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[_Union[ManifestChunk, _Mapping]]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., created_s: _Optional[float] = ..., auxiliary: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
 
 class PutManifestRequest(_message.Message):
     __slots__ = ("meta", "manifest")
@@ -241,6 +243,34 @@ class DeleteManifestResponse(_message.Message):
     DELETED_CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
     deleted_chunk_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, deleted_chunk_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CountDocumentsRequest(_message.Message):
+    __slots__ = ("meta",)
+    META_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
+
+class AlikeDocuments(_message.Message):
+    __slots__ = ("collection", "num_documents", "model_fingerprint", "prefix_hash", "template_hash", "kv_context")
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
+    KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    collection: str
+    num_documents: int
+    model_fingerprint: str
+    prefix_hash: str
+    template_hash: str
+    kv_context: str
+    def __init__(self, collection: _Optional[str] = ..., num_documents: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
+
+class CountDocumentsResponse(_message.Message):
+    __slots__ = ("counts",)
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedCompositeFieldContainer[AlikeDocuments]
+    def __init__(self, counts: _Optional[_Iterable[_Union[AlikeDocuments, _Mapping]]] = ...) -> None: ...
 
 class PrefetchRequest(_message.Message):
     __slots__ = ("meta", "chunk_ids", "node_id")

@@ -82,6 +82,11 @@ class KvStoreStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestResponse.FromString,
                 _registered_method=True)
+        self.CountDocuments = channel.unary_unary(
+                '/kvquilt.v1.KvStore/CountDocuments',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsResponse.FromString,
+                _registered_method=True)
         self.Prefetch = channel.unary_unary(
                 '/kvquilt.v1.KvStore/Prefetch',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.PrefetchRequest.SerializeToString,
@@ -185,6 +190,13 @@ class KvStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountDocuments(self, request, context):
+        """How many documents each collection of the tenant has that were made alike.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Prefetch(self, request, context):
         """Starts bringing chunks to a node's own tiers and returns at once. Chunks that cannot be had are not an error.
         """
@@ -279,6 +291,11 @@ def add_KvStoreServicer_to_server(servicer, server):
                     servicer.DeleteManifest,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestResponse.SerializeToString,
+            ),
+            'CountDocuments': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountDocuments,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsResponse.SerializeToString,
             ),
             'Prefetch': grpc.unary_unary_rpc_method_handler(
                     servicer.Prefetch,
@@ -561,6 +578,33 @@ class KvStore:
             '/kvquilt.v1.KvStore/DeleteManifest',
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.DeleteManifestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountDocuments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.KvStore/CountDocuments',
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_kv__store__pb2.CountDocumentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -97,18 +97,26 @@ class AnswerText(_message.Message):
     def __init__(self, question: _Optional[int] = ..., sample: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., citations: _Optional[_Iterable[_Union[Citation, _Mapping]]] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Citation(_message.Message):
-    __slots__ = ("document_id", "title", "chunk_id", "hit", "heading")
+    __slots__ = ("document_id", "title", "chunk_id", "hit", "heading", "block", "block_heading", "conditioned_on_header", "conditioned_on_chunks")
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
     HEADING_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HEADING_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONED_ON_HEADER_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONED_ON_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     document_id: str
     title: str
     chunk_id: str
     hit: int
     heading: str
-    def __init__(self, document_id: _Optional[str] = ..., title: _Optional[str] = ..., chunk_id: _Optional[str] = ..., hit: _Optional[int] = ..., heading: _Optional[str] = ...) -> None: ...
+    block: int
+    block_heading: str
+    conditioned_on_header: bool
+    conditioned_on_chunks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, document_id: _Optional[str] = ..., title: _Optional[str] = ..., chunk_id: _Optional[str] = ..., hit: _Optional[int] = ..., heading: _Optional[str] = ..., block: _Optional[int] = ..., block_heading: _Optional[str] = ..., conditioned_on_header: _Optional[bool] = ..., conditioned_on_chunks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AnswerUsage(_message.Message):
     __slots__ = ("usage", "timings")

@@ -58,7 +58,7 @@ class SearchRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., queries: _Optional[_Iterable[str]] = ..., k: _Optional[int] = ..., mode: _Optional[_Union[SearchMode, str]] = ..., filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ...) -> None: ...
 
 class SearchHit(_message.Message):
-    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "similarity", "prefix_hash", "template_hash", "parent_id")
+    __slots__ = ("chunk_id", "document_id", "title", "text", "token_ids", "score", "heading", "char_start", "char_end", "metadata", "model_fingerprint", "similarity", "prefix_hash", "template_hash", "parent_id", "place", "block", "kv_context")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,9 @@ class SearchHit(_message.Message):
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     document_id: str
     title: str
@@ -96,7 +99,10 @@ class SearchHit(_message.Message):
     prefix_hash: str
     template_hash: str
     parent_id: str
-    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., similarity: _Optional[float] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ..., parent_id: _Optional[str] = ...) -> None: ...
+    place: int
+    block: Block
+    kv_context: str
+    def __init__(self, chunk_id: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., score: _Optional[float] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., similarity: _Optional[float] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ..., parent_id: _Optional[str] = ..., place: _Optional[int] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., kv_context: _Optional[str] = ...) -> None: ...
 
 class Ranking(_message.Message):
     __slots__ = ("hits",)
@@ -113,7 +119,7 @@ class SearchResponse(_message.Message):
     def __init__(self, rankings: _Optional[_Iterable[_Union[Ranking, _Mapping]]] = ..., mode: _Optional[_Union[SearchMode, str]] = ...) -> None: ...
 
 class IndexedChunk(_message.Message):
-    __slots__ = ("chunk_id", "text", "token_ids", "heading", "char_start", "char_end", "parent_id")
+    __slots__ = ("chunk_id", "text", "token_ids", "heading", "char_start", "char_end", "parent_id", "place", "block")
     CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +127,8 @@ class IndexedChunk(_message.Message):
     CHAR_START_FIELD_NUMBER: _ClassVar[int]
     CHAR_END_FIELD_NUMBER: _ClassVar[int]
     PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
     chunk_id: str
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -128,10 +136,24 @@ class IndexedChunk(_message.Message):
     char_start: int
     char_end: int
     parent_id: str
-    def __init__(self, chunk_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., parent_id: _Optional[str] = ...) -> None: ...
+    place: int
+    block: Block
+    def __init__(self, chunk_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., heading: _Optional[str] = ..., char_start: _Optional[int] = ..., char_end: _Optional[int] = ..., parent_id: _Optional[str] = ..., place: _Optional[int] = ..., block: _Optional[_Union[Block, _Mapping]] = ...) -> None: ...
+
+class Block(_message.Message):
+    __slots__ = ("number", "heading", "first", "has_header")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HEADING_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    HAS_HEADER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    heading: str
+    first: int
+    has_header: bool
+    def __init__(self, number: _Optional[int] = ..., heading: _Optional[str] = ..., first: _Optional[int] = ..., has_header: _Optional[bool] = ...) -> None: ...
 
 class IndexRequest(_message.Message):
-    __slots__ = ("meta", "collection", "document_id", "title", "metadata", "model_fingerprint", "chunks", "anew", "prefix_hash", "template_hash")
+    __slots__ = ("meta", "collection", "document_id", "title", "metadata", "model_fingerprint", "chunks", "anew", "prefix_hash", "template_hash", "kv_context")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +171,7 @@ class IndexRequest(_message.Message):
     ANEW_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_HASH_FIELD_NUMBER: _ClassVar[int]
+    KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     collection: str
     document_id: str
@@ -159,15 +182,18 @@ class IndexRequest(_message.Message):
     anew: bool
     prefix_hash: str
     template_hash: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[IndexedChunk, _Mapping]]] = ..., anew: _Optional[bool] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ...) -> None: ...
+    kv_context: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., model_fingerprint: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[IndexedChunk, _Mapping]]] = ..., anew: _Optional[bool] = ..., prefix_hash: _Optional[str] = ..., template_hash: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
 
 class IndexResponse(_message.Message):
-    __slots__ = ("num_chunks", "existed")
+    __slots__ = ("num_chunks", "existed", "warnings")
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     EXISTED_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     num_chunks: int
     existed: bool
-    def __init__(self, num_chunks: _Optional[int] = ..., existed: _Optional[bool] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, num_chunks: _Optional[int] = ..., existed: _Optional[bool] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class UnindexRequest(_message.Message):
     __slots__ = ("meta", "collection", "document_ids")

@@ -29,6 +29,20 @@ READING_STITCHED: Reading
 READING_EACH: Reading
 
 class SelectionChunk(_message.Message):
+    __slots__ = ("text", "token_ids", "chunk_id", "parent_id", "context")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    chunk_id: str
+    parent_id: str
+    context: _containers.RepeatedCompositeFieldContainer[SelectionLink]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., chunk_id: _Optional[str] = ..., parent_id: _Optional[str] = ..., context: _Optional[_Iterable[_Union[SelectionLink, _Mapping]]] = ...) -> None: ...
+
+class SelectionLink(_message.Message):
     __slots__ = ("text", "token_ids")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -65,18 +79,20 @@ class SelectionTimings(_message.Message):
     def __init__(self, load_ms: _Optional[float] = ..., encode_ms: _Optional[float] = ..., score_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
 
 class SelectedTokens(_message.Message):
-    __slots__ = ("tokens", "scores", "reading", "num_picked", "num_grouped")
+    __slots__ = ("tokens", "scores", "reading", "num_picked", "num_grouped", "num_isolated")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     READING_FIELD_NUMBER: _ClassVar[int]
     NUM_PICKED_FIELD_NUMBER: _ClassVar[int]
     NUM_GROUPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ISOLATED_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     reading: Reading
     num_picked: int
     num_grouped: int
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ..., reading: _Optional[_Union[Reading, str]] = ..., num_picked: _Optional[int] = ..., num_grouped: _Optional[int] = ...) -> None: ...
+    num_isolated: int
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ..., reading: _Optional[_Union[Reading, str]] = ..., num_picked: _Optional[int] = ..., num_grouped: _Optional[int] = ..., num_isolated: _Optional[int] = ...) -> None: ...
 
 class SelectResponse(_message.Message):
     __slots__ = ("questions", "timings")
@@ -113,7 +129,7 @@ class DescribeAuxiliaryRequest(_message.Message):
     def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ...) -> None: ...
 
 class DescribeAuxiliaryResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_hash", "prefix_ids", "question_template", "max_positions", "dtype", "kv_bytes_per_token", "device", "primary_tokenizer_hash")
+    __slots__ = ("model", "fingerprint", "tokenizer_hash", "prefix_ids", "question_template", "max_positions", "dtype", "kv_bytes_per_token", "device", "primary_tokenizer_hash", "chains")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +140,7 @@ class DescribeAuxiliaryResponse(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     tokenizer_hash: str
@@ -134,4 +151,5 @@ class DescribeAuxiliaryResponse(_message.Message):
     kv_bytes_per_token: int
     device: str
     primary_tokenizer_hash: str
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., question_template: _Optional[str] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., device: _Optional[str] = ..., primary_tokenizer_hash: _Optional[str] = ...) -> None: ...
+    chains: bool
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., prefix_ids: _Optional[_Iterable[int]] = ..., question_template: _Optional[str] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., device: _Optional[str] = ..., primary_tokenizer_hash: _Optional[str] = ..., chains: _Optional[bool] = ...) -> None: ...

@@ -43,10 +43,14 @@ class ContextChunk(BaseModel):
 
 
 class CitedChunk(ContextChunk):
-    """A document that a choice was read from. ``source``: its place in the context."""
+    """A document that a choice was read from. ``source``: its place in the context; ``conditioned_on``: what
+    its KV was computed behind in its block and was not retrieved."""
 
     choice: int
     source: int
+    block: int
+    block_heading: str
+    conditioned_on: str
 
 
 class Extension(BaseModel):
@@ -175,7 +179,14 @@ class _Heard:
             note=usage.note,
             refused=any(text.finish_reason is FinishReason.REFUSED for text in self.texts),
             citations=[
-                CitedChunk(**self.sources[cited.hit].model_dump(), choice=text.sample, source=cited.hit)
+                CitedChunk(
+                    **self.sources[cited.hit].model_dump(),
+                    choice=text.sample,
+                    source=cited.hit,
+                    block=cited.block,
+                    block_heading=cited.block_heading,
+                    conditioned_on=cited.conditioned_on,
+                )
                 for text in self.in_order
                 for cited in text.citations
             ],

@@ -64,6 +64,16 @@ class BlobPage:
     truncated: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A URL that gives one blob's bytes to a GET, ranges included, for a while and without credentials: it is
+    one itself. ``ca_file``: PEM file of the authority that signed the server's certificate, empty for the
+    usual ones."""
+
+    url: str
+    ca_file: str = ""
+
+
 class Blobs(Protocol):
     """Every method may block, and may be called from any thread. A blob appears whole or not at all, and a
     reader that began keeps reading the bytes that it began with, or fails.
@@ -96,6 +106,10 @@ class Blobs(Protocol):
             NotFound: no such blob.
             CorruptData: it ends before the ``Span`` does.
         """
+        ...
+
+    def link(self, name: str) -> Link | None:
+        """Where others can read the blob, which may not be there; None: only through this. Asks nobody."""
         ...
 
     def put(self, name: str, data: bytes) -> None:

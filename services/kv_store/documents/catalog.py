@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import blake2b
 
 from services.kv_store.documents.manifest_json import decode
 from shared.errors import NewerFormat
-from shared.kv_types import Manifest
+from shared.generation.described import MadeFor
+from shared.kv_types import AlikeDocuments, Manifest
 from shared.request import check_name
 
 Key = tuple[str, str, str]
@@ -20,13 +21,14 @@ Key = tuple[str, str, str]
 @dataclass(frozen=True, slots=True)
 class Document:
     """Each of its chunks of KV once, the auxiliary's too: a document refers to a chunk or it does not.
-    ``parent_ids``: what its chunks are computed behind."""
+    ``parent_ids``: what its chunks are computed behind. ``made_for`` None: it is gone."""
 
     tenant: str
     collection: str
     document_id: str
     chunk_ids: tuple[str, ...]
     parent_ids: frozenset[str] = frozenset()
+    made_for: MadeFor | None = None
 
     @property
     def key(self) -> Key:
@@ -101,6 +103,18 @@ class Catalog:
         )
         return [key for key in self._sorted[start:end] if key[0] == tenant]
 
+    def counts(self, tenant: str) -> list[AlikeDocuments]:
+        """The tenant's documents by collection and by what they were made for, in order."""
+        alike = Counter((d.collection, d.made_for) for d in self.documents.values() if d.tenant == tenant)
+        return sorted(
+            (
+                AlikeDocuments(name, number, made.fingerprint, made.prefix, made.template, made.kv_context)
+                for (name, made), number in alike.items()
+                if made is not None
+            ),
+            key=astuple,
+        )
+
     def check_invariants(self) -> None:
         assert self.references == Counter(c for d in self.documents.values() for c in d.chunk_ids)
         assert all(name_of(d.key) == name for name, d in self.documents.items())
@@ -121,4 +135,4 @@ class Catalog:
 def document_of(manifest: Manifest) -> Document:
     parent_ids = frozenset(chunk.parent_id for chunk in manifest.chunks if chunk.parent_id)
     key = (manifest.tenant, manifest.collection, manifest.document_id)
-    return Document(*key, manifest.kv_ids, parent_ids)
+    return Document(*key, manifest.kv_ids, parent_ids, manifest.made_for)

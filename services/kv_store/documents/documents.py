@@ -26,7 +26,7 @@ from services.kv_store.documents.manifest_files import ManifestFiles
 from services.kv_store.documents.manifest_json import decode, encode
 from services.kv_store.documents.manifest_mirror import ManifestMirror
 from shared.errors import CorruptData, InvalidRequest, KvquiltError, NewerFormat, NotFound, Unavailable
-from shared.kv_types import Chain, Manifest, ManifestChunk, ManifestPage
+from shared.kv_types import AlikeDocuments, Chain, Manifest, ManifestChunk, ManifestPage
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +182,12 @@ class Documents:
                 continue  # removed meanwhile; damaged ones are in the log
             manifests.append(_summary(manifest) if summary else manifest)
         return ManifestPage(tuple(manifests), truncated=False)
+
+    def counts(self, tenant: str) -> list[AlikeDocuments]:
+        """The tenant's documents by collection and by what they were made for."""
+        self._make_ready()
+        with self._reading:
+            return self._catalog.counts(tenant)
 
     def chain(self, parent_id: str) -> Chain | None:
         """What a chunk with this parent is computed behind, by any document; None: none has it."""

@@ -1,7 +1,7 @@
 """A manifest as it is stored: sealed JSON, and the version of its form.
 
     {"xxh3_64":"<16 hex digits>","version":4,"manifest":{…}}     the checksum covers what follows it, to the closing brace
-    {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     no chunk behind another, and so still written where none is
+    {"xxh3_64":"<16 hex digits>","version":3,"manifest":{…}}     no chunk behind another, no kv_context; still written where none is
     {"xxh3_64":"<16 hex digits>","version":2,"manifest":{…}}     nor auxiliary KV
     {"xxh3_64":"<16 hex digits>","manifest":{…}}                 version 1: the checksum covers the inner object
 
@@ -25,7 +25,9 @@ _WITHOUT_CHAINS, _WITHOUT_AUXILIARY = 3, 2
 
 def encode(manifest: Manifest) -> bytes:
     fields, version = asdict(manifest), VERSION
-    if not any(chunk.parent_id for chunk in manifest.chunks):
+    if not manifest.kv_context:
+        del fields["kv_context"]
+    if not manifest.kv_context and not any(chunk.parent_id for chunk in manifest.chunks):
         version = _WITHOUT_CHAINS
         for chunk in fields["chunks"]:
             del chunk["parent_id"], chunk["header_ids"]

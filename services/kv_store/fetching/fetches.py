@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
-from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.blobs.protocol import Blobs, Link
 from services.kv_store.fetching.fetch import Fetch, FetchConfig, FetchRoom
 from services.kv_store.fetching.reading_threads import ReadingThreads
 from services.kv_store.fetching.sources import ObjectSource, PeerSearch, Source
+from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
-from shared.kv_types import OpenedChunk
+from shared.errors import KvquiltError
+from shared.kv_types import OpenedChunk, RemoteFile
 
 log = logging.getLogger(__name__)
 
 LINGER_S = 3.0
+_MOST_KNOWN_MISSES = 100_000
 
 
 class Fetches:
@@ -54,6 +57,7 @@ class Fetches:
         self._unplaced: dict[
             str, OpenedChunk
         ] = {}  # whole, but no tier had room: they are where they were staged, for a while
+        self._misses: OrderedDict[str, int] = OrderedDict()  # of chunks without a copy here, the latest last
 
     def __contains__(self, chunk_id: str) -> bool:
         return chunk_id in self._running or chunk_id in self._unplaced
@@ -69,6 +73,34 @@ class Fetches:
                 return await fetch.framed()
         except TimeoutError:
             return None
+
+    def remote(self, chunk_id: str) -> OpenedChunk | None:
+        """Where a reader receives the chunk from the object store itself; None: it needs a copy here, or is
+        on its way already. Asks nobody."""
+        link = self.link(chunk_id)
+        self._count_miss(chunk_id)
+        if link is None:
+            return None
+        self._counters["direct_opens"] += 1
+        return OpenedChunk(chunk_id, True, tier="objects", remote=RemoteFile(link.url, link.ca_file))
+
+    def link(self, chunk_id: str) -> Link | None:
+        """To the chunk's object, if whoever opens the chunk next is to read it there."""
+        if self._objects is None or self._prefer_peers or chunk_id in self:
+            return None
+        copied = self._misses.get(chunk_id, 0) + 1 >= self._config.copy_from_miss
+        if copied or chunk_id in self.damaged_objects:
+            return None
+        with suppress(KvquiltError):
+            return self._objects.link(blob_of(chunk_id))
+        return None
+
+    def _count_miss(self, chunk_id: str) -> None:
+        count = self._misses.pop(chunk_id, 0) + 1
+        if count < self._config.copy_from_miss:
+            self._misses[chunk_id] = count
+            if len(self._misses) > _MOST_KNOWN_MISSES:
+                self._misses.popitem(last=False)
 
     def start(
         self, chunk_id: str, peers: PeerSearch, urgent: bool = False

@@ -65,7 +65,8 @@ class Agent:
         self.list_pinned_chunks, self.follow_pins = upkeep.list_pinned_chunks, upkeep.follow_pins
         self.delete, self.put_manifest = home.delete, home.put_manifest
         self.get_manifest, self.manifest_page = home.get_manifest, home.manifest_page
-        self.delete_manifest, self.chain = home.delete_manifest, home.chain
+        self.delete_manifest, self.count_documents = home.delete_manifest, home.count_documents
+        self.chain = home.chain
 
     async def recover(self, ctx: RequestContext) -> None:
         """Goes on with what was left undone: the agent died in between, or a node or the object store did not
@@ -87,17 +88,17 @@ class Agent:
         return [PeerCopy(c, copy.size_bytes, self._location) for c, copy in found.items()]
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]:
         self._check_node(node_id)
         ids = check_chunk_ids(chunk_ids)
         self._opened_s = self._clock()
-        return await self._tiers.open(ids, self._search(ctx, ids))
+        return await self._tiers.open(ids, self._search(ctx, ids), direct)
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         self._check_node(node_id)
         ids = list(dict.fromkeys(check_chunk_ids(chunk_ids)))
-        self._tiers.prefetch(ids, self._search(ctx, ids))
+        self._tiers.prefetch(ids, self._search(ctx, ids), direct=not node_id)
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         self._check_node(node_id)

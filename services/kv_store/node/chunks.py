@@ -1,6 +1,7 @@
 """One node's chunks: its own tiers, the object store behind them, and the way from one to the other.
 
 open        memory ─▶ disk ─▶ fetch from the object store or another node ─▶ absent
+                       └────▶ missed for the first time: the reader receives it from the object store itself
 put         staged ─▶ verified ─▶ object store ─▶ copy on disk      (no object store: ─▶ primary on disk)
 write back  staged ─▶ verified ─▶ primary on disk ┈▶ object store ─▶ copy on disk
 """
@@ -31,9 +32,11 @@ class NodeTiers(WritableTiers):
 
     # ---- reading
 
-    async def open(self, chunk_ids: Sequence[str], peers: PeerSearch) -> list[OpenedChunk]:
-        """In the order asked for. What goes wrong on the way makes a chunk absent: its user can compute
-        it."""
+    async def open(
+        self, chunk_ids: Sequence[str], peers: PeerSearch, direct: bool = False
+    ) -> list[OpenedChunk]:
+        """In the order asked for. What goes wrong on the way makes a chunk absent: its user can compute it.
+        ``direct``: that user can read from the object store itself."""
         wanted = list(dict.fromkeys(chunk_ids))
         self.counters["opens"] += len(wanted)
         found = dict(zip(wanted, await self._open_fast(wanted), strict=True))
@@ -41,18 +44,22 @@ class NodeTiers(WritableTiers):
         self.counters.update(f"{opened.tier}_hits" for opened in found.values() if opened is not None)
         found.update(
             zip(
-                missing, await asyncio.gather(*(self._open_elsewhere(c, peers) for c in missing)), strict=True
+                missing,
+                await asyncio.gather(*(self._open_elsewhere(c, peers, direct) for c in missing)),
+                strict=True,
             )
         )
         for chunk_id, opened in found.items():
-            if self._promotion is not None and opened is not None:
+            if self._promotion is not None and opened is not None and opened.remote is None:
                 self._promotion.used(chunk_id)
         return [found[c] or OpenedChunk(c, exists=False) for c in chunk_ids]
 
-    def prefetch(self, chunk_ids: Sequence[str], peers: PeerSearch) -> None:
-        """Starts fetching what is not here."""
+    def prefetch(self, chunk_ids: Sequence[str], peers: PeerSearch, direct: bool = False) -> None:
+        """Starts fetching what is not here. ``direct``: but what its reader will receive itself."""
         for chunk_id in chunk_ids:
-            if chunk_id not in self._fetches and not self._is_here(chunk_id):
+            if chunk_id in self._fetches or self._is_here(chunk_id):
+                continue
+            if not direct or self._fetches.link(chunk_id) is None:
                 self.counters["prefetches"] += 1
                 self._fetches.start(chunk_id, peers)
 
@@ -144,12 +151,14 @@ class NodeTiers(WritableTiers):
         """In threads that nothing slow runs in."""
         return await asyncio.get_running_loop().run_in_executor(self._openers, self._open_here, chunk_ids)
 
-    async def _open_elsewhere(self, chunk_id: str, peers: PeerSearch) -> OpenedChunk | None:
+    async def _open_elsewhere(self, chunk_id: str, peers: PeerSearch, direct: bool) -> OpenedChunk | None:
         if chunk_id not in self._fetches and self._is_here(chunk_id):  # it arrived in between
             (opened,) = await self._open_fast([chunk_id])
             if opened is not None:
                 return opened
-        opened = await self._fetches.open(chunk_id, peers)
+        opened = self._fetches.remote(chunk_id) if direct else None
+        if opened is None:
+            opened = await self._fetches.open(chunk_id, peers)
         if opened is not None:
             self.disk.lease(chunk_id)
         return opened

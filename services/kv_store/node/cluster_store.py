@@ -13,6 +13,7 @@ from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
 from shared.kv_stores import NodeAgent
 from shared.kv_types import (
+    AlikeDocuments,
     Chain,
     ChunkPage,
     ChunkStat,
@@ -49,9 +50,9 @@ class ClusterStore:
         return [found[c][1] if c in found else ChunkStat(c, exists=False) for c in chunk_ids]
 
     async def open(
-        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = ""
+        self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "", direct: bool = False
     ) -> list[OpenedChunk]:
-        return await self._at(node_id, lambda store: store.open(ctx, chunk_ids))
+        return await self._at(node_id, lambda store: store.open(ctx, chunk_ids, direct=direct))
 
     async def stage(self, ctx: RequestContext, node_id: str = "") -> str:
         return await self._at(node_id, lambda store: store.stage(ctx))
@@ -134,9 +135,12 @@ class ClusterStore:
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
         return await self._at_home(lambda home: home.delete_manifest(ctx, collection, document_id))
 
+    async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
+        return await self._at_home(lambda home: home.count_documents(ctx))
+
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         nodes = [node_id] if node_id else [n for n in self._nodes.ids() if n in self._readers]
-        await ask(self._nodes, nodes, lambda store: store.prefetch(ctx, chunk_ids))
+        await ask(self._nodes, nodes, lambda store: store.prefetch(ctx, chunk_ids, node_id))
 
     async def follow_readers(self, ctx: RequestContext) -> None:
         """Learns from the agents on which nodes chunks are read."""

@@ -28,7 +28,7 @@ class FileHandlers:
 
     @unary(pb.OpenResponse)
     async def Open(self, request: pb.OpenRequest, ctx: RequestContext) -> pb.OpenResponse:
-        opened = await self._files.open(ctx, request.chunk_ids, request.node_id)
+        opened = await self._files.open(ctx, request.chunk_ids, request.node_id, request.direct)
         return pb.OpenResponse(chunks=map(OPENED.to_pb, opened))
 
     @unary(pb.StageResponse)

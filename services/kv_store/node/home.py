@@ -14,7 +14,7 @@ from services.kv_store.tiers.chunk_names import check_chunk_ids
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError, Unavailable
 from shared.kv_stores import NodeAgent
-from shared.kv_types import Chain, DeletedChunks, Manifest, ManifestPage
+from shared.kv_types import AlikeDocuments, Chain, DeletedChunks, Manifest, ManifestPage
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,10 @@ class HomeDocuments:
         return await asyncio.to_thread(
             self._documents.page, ctx.tenant, collection, start_after, limit, summary
         )
+
+    async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
+        self._neighbours.check_home()
+        return await asyncio.to_thread(self._documents.counts, ctx.tenant)
 
     async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
         self._neighbours.check_home()

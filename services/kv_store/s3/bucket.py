@@ -13,11 +13,11 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-import certifi
 import urllib3
 from minio import Minio
 from minio.datatypes import Object
@@ -30,6 +30,7 @@ from services.kv_store.blobs.protocol import (
     BlobStat,
     ByteRange,
     Last,
+    Link,
     Sink,
     Span,
     check_whole,
@@ -41,12 +42,15 @@ from services.kv_store.s3.reader import ObjectReader
 from services.kv_store.s3.retries import Clock, Retries
 from services.kv_store.s3.settings import ObjectSettings
 from shared.errors import ConfigError, FailedPrecondition, NotFound, Unavailable
+from shared.kv_format.remote import trusting
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 _LARGEST_PAGE = 999
 """A thousand names come with one request, and one more than the page tells whether it is the last."""
+_LINK_EXPIRES = timedelta(minutes=10)
+"""A chunk that is read at all is read within seconds."""
 
 
 class ObjectBlobs:
@@ -98,6 +102,11 @@ class ObjectBlobs:
                 num_bytes += count
         check_whole(name, byte_range, num_bytes)
         return reader.size
+
+    def link(self, name: str) -> Link:
+        with speaking_s3():
+            url = self._client.presigned_get_object(self._bucket, self._key(name), expires=_LINK_EXPIRES)
+        return Link(url, self._settings.ca_file)
 
     def put(self, name: str, data: bytes) -> None:
         self._repeat(lambda: self._put(name, io.BytesIO(data), len(data)))
@@ -209,15 +218,13 @@ def _connections(settings: ObjectSettings) -> urllib3.PoolManager:
         maxsize=settings.connections,
         timeout=urllib3.Timeout(connect=settings.connect_timeout_s, read=settings.read_timeout_s),
         retries=False,
-        ssl_context=_tls(settings) if settings.secure else None,
+        ssl_context=_tls(settings.ca_file) if settings.secure else None,
     )
 
 
-def _tls(settings: ObjectSettings) -> ssl.SSLContext:
+def _tls(ca_file: str) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(
-            cafile=settings.ca_file or os.environ.get("SSL_CERT_FILE") or certifi.where()
-        )
+        return trusting(ca_file)
     except OSError as error:
         raise ConfigError(
             f"objects.ca_file: cannot be read as PEM ({error.strerror or 'no certificate in it'})"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import StoredSegment
-from shared.errors import CorruptData, KvquiltError
+from shared.errors import CorruptData, KvquiltError, NotFound
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,8 @@ def is_broken(key: str, error: Exception) -> bool:
     """Says in the log why a stored chunk could not be read. True: it is not what was stored."""
     if isinstance(error, CorruptData):
         log.warning("stored KV of chunk %s is corrupt (%s); it is computed and replaced", key, error.detail)
+    elif isinstance(error, NotFound):
+        log.info("KV of chunk %s is not stored; it is computed", key)
     elif isinstance(error, KvquiltError):
         log.warning("stored KV of chunk %s cannot be had (%s); it is computed", key, error.detail)
     else:

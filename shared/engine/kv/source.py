@@ -22,7 +22,7 @@ class StoredSegment(Protocol):
         Raises:
             CorruptData: the bytes are not what was stored. The engine then recomputes the chunk and calls
             ``save``, to replace it. Unavailable: they cannot be had now. The chunk is recomputed; what is
-            stored stays.
+            stored stays. NotFound: they are not stored after all.
         """
         ...
 

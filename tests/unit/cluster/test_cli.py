@@ -160,6 +160,21 @@ async def test_a_streamed_answer_is_written_once_with_sources_and_cost() -> None
     assert "3.2" in output
 
 
+async def test_a_source_says_its_block_and_what_its_kv_knows_besides() -> None:
+    citation = Citation("bridge.txt", "Bridge", "c1", 0, "History", 2, "History", True, (4, 5, 7))
+    told = dataclasses.replace(text(0, " Orla Venn."), citations=(citation,))
+    output = await shown(whole(told), ["Who?"], live=True)
+    assert "sources: bridge.txt (History, block 2) [1], conditioned on header + 3 chunks" in output
+    (answer,) = json.loads(show_json(await collect(stream(*whole(told))), ["Who?"]))["answers"]
+    (cited,) = answer["citations"]
+    assert cited["conditioned_on"] == "header + 3 chunks"
+    assert (cited["block"], cited["conditioned_on_header"], cited["conditioned_on_chunks"]) == (
+        2,
+        True,
+        [4, 5, 7],
+    )
+
+
 async def test_several_answers_each_follow_their_question() -> None:
     output = await shown(whole(text(1, "in 1874"), text(0, "Orla")), ["Who?", "When?"], live=True)
     assert output.index("When?") < output.index("in 1874") < output.index("Who?") < output.index("Orla")

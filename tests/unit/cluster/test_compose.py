@@ -18,6 +18,7 @@ from cluster.local.supervisor import check_gpus
 from shared.config import load
 from shared.deployment import DeploymentConfig
 from shared.errors import ConfigError
+from shared.kv_types import KvContext
 
 PROTOS = Path(__file__).parents[3] / "protos" / "kvquilt" / "v1"
 
@@ -80,6 +81,16 @@ def test_only_those_that_make_prompts_are_built_anew_for_another_prompt(values: 
     before, after = args_of(values), args_of(values | {"prompt": {"system": "Be brief."}})
     changed = {name for name in after if after[name] != before[name]}
     assert changed == {"generator", "ingestion", "selector"}
+
+
+def test_the_gateway_knows_under_which_context_ingestion_stores(values: dict[str, Any]) -> None:
+    before, after = args_of(values), args_of(values | {"ingestion": {"kv_context": "header"}})
+    assert {name for name in after if after[name] != before[name]} == {"gateway", "ingestion"}
+    assert after["gateway"]["gateway"]["kv_context"] == "header"
+    assert load_quilt(after["gateway"], {}).gateway.kv_context is KvContext.HEADER
+    assert load_quilt(values, {}).gateway.kv_context is KvContext.DOCUMENT
+    with pytest.raises(ConfigError, match=r"ingestion\.kv_context"):
+        compose(values | {"ingestion": {"kv_context": "paragraph"}})
 
 
 def test_without_an_auxiliary_model_there_is_no_selector_and_nobody_asks_one(values: dict[str, Any]) -> None:

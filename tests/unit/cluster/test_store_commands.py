@@ -16,10 +16,18 @@ from rich.console import Console
 
 from cluster.cli.main import main
 from cluster.cli.store_commands import Duration
-from cluster.cli.store_console import counters_table, damage_lines, stats_json, tenants_table, tiers_table
+from cluster.cli.store_console import (
+    collections_table,
+    counters_table,
+    damage_lines,
+    stats_json,
+    tenants_table,
+    tiers_table,
+)
 from cluster.cli.store_upkeep import ScrubFindings, migrate, repair, verify
 from shared.documents import DocumentInfo, Stage, UpsertProgress
 from shared.kv_types import (
+    AlikeDocuments,
     ChunkStat,
     DamagedCopy,
     NodeStats,
@@ -116,7 +124,7 @@ def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
     for part in ("1,234,567", "1,000,000,000", "objects", "acme", "n1 (home)"):
         assert part in out.getvalue()
     assert ["opens", "7"] in [line.split() for line in out.getvalue().splitlines()]
-    parsed = json.loads(stats_json(STATS))
+    parsed = json.loads(stats_json(STATS, ()))
     assert parsed["nodes"][0]["tiers"][0] == {
         "tier": "memory",
         "num_chunks": 1,
@@ -125,6 +133,19 @@ def test_statistics_are_shown_to_the_byte_and_as_json() -> None:
         "pinned_bytes": 5,
     }
     assert parsed["tenants"][1] == {"tenant": "beta", "num_documents": 1, "num_bytes": 4, "quota_bytes": 0}
+
+
+def test_collections_are_shown_by_how_their_documents_were_made() -> None:
+    counts = [
+        AlikeDocuments("handbook", 3, "f" * 32, kv_context="document"),
+        AlikeDocuments("handbook", 1, "f" * 32),
+    ]
+    screen, out = console()
+    screen.print(collections_table(counts))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[1:] == [["handbook", "3", "document", "f" * 32], ["handbook", "1", "none", "f" * 32]]
+    parsed = json.loads(stats_json(STATS, counts))
+    assert [one["kv_context"] for one in parsed["collections"]] == ["document", ""]
 
 
 def test_damage_is_listed_with_node_tier_and_reason() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import threading
+
 import pytest
 import torch
 
-from shared.engine.kv.host_memory import host_tensors
+from shared.engine.kv.host_memory import FreedMemory, host_tensors
+
+PAGE = mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -27,3 +32,43 @@ def test_a_tensor_outlives_the_others_of_its_memory() -> None:
     for tensor in others:
         tensor.fill_(1.0)
     assert (last == 3.0).all()
+
+
+def test_memory_of_tensors_that_are_gone_is_used_again_and_not_before() -> None:
+    shape = (3, 1024, 256)  # a size that no other test has
+    tensors = host_tensors(14, shape, torch.float32)
+    first = tensors[0].data_ptr()
+    kept = tensors.pop()
+    kept.fill_(3.0)
+    del tensors
+    others = host_tensors(14, shape, torch.float32)
+    assert others[0].data_ptr() != first
+    assert (kept == 3.0).all()
+    del kept
+    assert host_tensors(14, shape, torch.float32)[0].data_ptr() == first
+
+
+def test_freed_memory_is_bounded_and_goes_by_size() -> None:
+    freed = FreedMemory(4 * PAGE)
+    first, second, large = mmap.mmap(-1, PAGE), mmap.mmap(-1, 2 * PAGE), mmap.mmap(-1, 3 * PAGE)
+    for mapping in (first, second):
+        freed.give(mapping)
+    assert freed.take(3 * PAGE) is None
+    assert freed.take(2 * PAGE) is second
+    freed.give(second)
+    freed.give(large)
+    assert freed.num_bytes == 3 * PAGE, "the longest freed went"
+    assert freed.take(3 * PAGE) is large
+    assert freed.take(3 * PAGE) is None
+    freed.give(mmap.mmap(-1, 5 * PAGE))
+    assert freed.num_bytes == 0
+
+
+def test_memory_that_is_freed_while_another_thread_looks_is_not_waited_with() -> None:
+    freed = FreedMemory(4 * PAGE)
+    with freed._lock:
+        giving = threading.Thread(target=freed.give, args=(mmap.mmap(-1, PAGE),))
+        giving.start()
+        giving.join(10)
+        assert not giving.is_alive()
+    assert freed.num_bytes == 0

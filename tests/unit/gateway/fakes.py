@@ -20,17 +20,25 @@ from shared.generation.told import (
     TokenEvent,
     Usage,
 )
+from shared.kv_types import KvContext
 from shared.request import RequestContext
-from shared.search import Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
+from shared.search import Block, Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
 
 FINGERPRINT = "f" * 32
 
 
 def hit(
-    name: str, text: str, document: str = "", fingerprint: str = FINGERPRINT, heading: str = ""
+    name: str,
+    text: str,
+    document: str = "",
+    fingerprint: str = FINGERPRINT,
+    heading: str = "",
+    place: int = 0,
+    block: Block | None = None,
 ) -> SearchHit:
-    chunk = IndexedChunk(name, text, tuple(range(1, 1 + len(text.split()))), heading)
-    return SearchHit(chunk, document or f"{name}.txt", name, fingerprint, 1.0)
+    ids = tuple(range(1, 1 + len(text.split())))
+    chunk = IndexedChunk(name, text, ids, heading, place=place, block=block)
+    return SearchHit(chunk, document or f"{name}.txt", name, fingerprint, 1.0, kv_context=KvContext.DOCUMENT)
 
 
 @dataclass

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from services.gateway.citations import MAX_CITATIONS, cite
+from shared.search import Block, SearchHit
 from tests.unit.gateway.fakes import hit
 
 QUESTION = "Who built the Orla bridge?"
@@ -55,3 +60,44 @@ def test_a_document_is_cited_once_and_no_more_than_the_maximum() -> None:
 def test_a_citation_says_where_in_the_context_its_chunk_stands() -> None:
     (citation,) = cite("Reed", QUESTION, [hit("a", "no"), hit("b", "Reed", heading="History")])
     assert (citation.hit, citation.chunk_id, citation.heading) == (1, "b", "History")
+
+
+def chunk_of(place: int, words: str, block: Block | None, document: str = "town.md") -> SearchHit:
+    return hit(f"{document}-{place}", words, document, place=place, block=block)
+
+
+BLOCK = Block(2, "Velbrin > Mayors", first=4, has_header=True)
+
+
+@pytest.mark.parametrize(
+    ("retrieved", "header", "chunks", "told"),
+    [
+        ((8,), True, (4, 5, 6, 7), "header + 4 chunks"),
+        ((6, 8, 4), True, (5, 7), "header + 2 chunks"),
+        ((4, 5, 6, 7, 8, 9), True, (), "header"),
+        ((8, 5, 6, 7), False, (4,), "1 chunk"),
+        ((4, 5, 6, 7, 8), False, (), ""),
+        ((8, 2, 3, 9), False, (4, 5, 6, 7), "4 chunks"),
+    ],
+)
+def test_a_citation_says_what_of_its_block_was_not_retrieved(
+    retrieved: tuple[int, ...], header: bool, chunks: tuple[int, ...], told: str
+) -> None:
+    block = replace(BLOCK, has_header=header)
+    hits = [chunk_of(place, "Reed" if place == 8 else "no", block) for place in retrieved]
+    # another document has chunks of the same numbers
+    hits += [chunk_of(place, "no", block, "other.md") for place in (4, 5)]
+    (citation,) = cite("Reed", QUESTION, hits)
+    assert (citation.block, citation.block_heading) == (2, "Velbrin > Mayors")
+    assert (citation.conditioned_on_header, citation.conditioned_on_chunks) == (header, chunks)
+    assert citation.conditioned_on == told
+
+
+def test_where_no_stored_kv_is_used_nothing_is_conditioned() -> None:
+    (citation,) = cite("Reed", QUESTION, [chunk_of(8, "Reed", BLOCK)], conditioned=False)
+    assert (citation.block, citation.conditioned_on) == (2, "")
+
+
+def test_a_document_without_blocks_has_neither() -> None:
+    (citation,) = cite("Reed", QUESTION, [chunk_of(8, "Reed", None)])
+    assert (citation.block, citation.block_heading, citation.conditioned_on) == (0, "", "")

@@ -28,10 +28,14 @@ from shared.errors import (
     Unavailable,
 )
 from shared.generation.modes import ReuseMode
+from shared.search import Block
 from tests.unit.gateway.fakes import FakeGenerator, FakeRetriever, hit
 
 WHO = "Who built the bridge?"
-HITS = [hit("a", "Orla Venn built it", heading="Bridge"), hit("b", "It was built in 1874")]
+HITS = [
+    hit("a", "Orla Venn built it", heading="Bridge", place=2, block=Block(1, "Works", 1, True)),
+    hit("b", "It was built in 1874"),
+]
 USER = {"role": "user", "content": WHO}
 NOW_S = 1_700_000_000
 
@@ -95,6 +99,9 @@ async def test_a_whole_answer_with_its_sources_and_what_it_cost() -> None:
             "chunk_id": "a",
             "choice": 0,
             "source": 0,
+            "block": 1,
+            "block_heading": "Works",
+            "conditioned_on": "header + 1 chunk",
         }
     ]
     assert [source["chunk_id"] for source in told["sources"]] == ["a", "b"]

@@ -42,8 +42,9 @@ from shared.generation.orders import GenerationOrder, Reuse
 from shared.generation.pieces import Tokenized
 from shared.generation.selection import Grouping, Reading
 from shared.generation.told import ChosenEvent, FinishReason, SelectedEvent, TextSpan, TokenEvent
+from shared.kv_types import KvContext
 from shared.request import RequestContext
-from shared.search import Filter, FilterOp, SearchMode
+from shared.search import Block, Filter, FilterOp, SearchMode
 from shared.wire.answer import INQUIRY
 from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever, hit
 from tests.virtual_time import run_virtually, virtual_loop
@@ -200,6 +201,54 @@ async def test_chunks_under_another_prompt_are_refused_by_what_differs(
     stale = FakeRetriever({WHO: [HITS[0], dataclasses.replace(HITS[1], **stored)]})
     with pytest.raises(ModelMismatch, match=rf"ingested for another {what} than .*--re-encode"):
         await ask(pipeline(retriever=stale), inquiry())
+
+
+def under(*contexts: str) -> FakeRetriever:
+    chunks = zip(HITS, contexts, strict=True)
+    return FakeRetriever({WHO: [dataclasses.replace(hit, kv_context=context) for hit, context in chunks]})
+
+
+@pytest.mark.parametrize(
+    ("contexts", "configured", "told"),
+    [
+        (("document",) * 3, KvContext.DOCUMENT, ""),
+        (("", "", ""), KvContext.NONE, ""),
+        (
+            ("document", "", ""),
+            KvContext.DOCUMENT,
+            "2 of 3 chunks of collection 'handbook' were computed under kv_context none, and document is",
+        ),
+        (
+            ("document", "header", ""),
+            KvContext.NONE,
+            "2 of 3 chunks of collection 'handbook' were computed under kv_context document, header, and",
+        ),
+    ],
+)
+async def test_chunks_under_another_kv_context_are_answered_over_and_told_with_the_remedy(
+    contexts: tuple[str, ...], configured: KvContext, told: str
+) -> None:
+    events = await ask(pipeline(retriever=under(*contexts), kv_context=configured), inquiry())
+    (usage,) = (event.usage for event in events if isinstance(event, AnswerUsage))
+    assert usage.note.startswith(told) if told else not usage.note
+    assert usage.note.endswith("`kvquilt ingest --collection handbook --re-encode`") or not told
+    assert isinstance(events[-1], AnswerDone)
+
+
+async def test_an_answer_without_stored_kv_is_of_no_context() -> None:
+    p = pipeline(retriever=under("header", "", ""))
+    events = await ask(p, inquiry(reuse=Reuse(ReuseMode.FULL)))
+    (usage,) = (event.usage for event in events if isinstance(event, AnswerUsage))
+    assert usage.note == ""
+
+
+async def test_citations_are_marked_where_stored_kv_may_be_used() -> None:
+    chunk = dataclasses.replace(HITS[0].chunk, place=3, block=Block(1, "", 1, True))
+    retriever = FakeRetriever({WHO: [dataclasses.replace(HITS[0], chunk=chunk)]})
+    for mode, told in ((ReuseMode.REORDERED, "header + 2 chunks"), (ReuseMode.FULL, "")):
+        events = await ask(pipeline(retriever=retriever), inquiry(reuse=Reuse(mode)))
+        (text,) = (event for event in events if isinstance(event, AnswerText))
+        assert [(c.block, c.conditioned_on) for c in text.citations] == [(1, told)]
 
 
 def test_a_question_waits_while_retrieval_changes_its_owner_as_long_as_its_deadline_lets_it() -> None:

@@ -15,8 +15,18 @@ from shared.errors import (
     StorageFull,
     Unavailable,
 )
+from shared.identity import chunk_identity
 from shared.kv_types import KvContext, Manifest
-from tests.ingestion_world import Selector, World, context, fail_once, outcome, text, upsert
+from tests.ingestion_world import (
+    Selector,
+    WordTokenizer,
+    World,
+    context,
+    fail_once,
+    outcome,
+    text,
+    upsert,
+)
 
 LONG = " ".join(f"Sentence number {i} has some words in it." for i in range(12))
 
@@ -48,6 +58,49 @@ async def test_every_chunk_is_encoded_as_the_primary_reads_it_and_the_manifest_s
     assert len(manifest(world).chunks) > 3
     assert has_auxiliary(world)
     assert world.selector.texts == [f"{c.text}\n" for c in manifest(world).chunks]
+    world.check_settled()
+
+
+@pytest.mark.parametrize("kv_context", list(KvContext))
+@pytest.mark.parametrize("batch", [2, 32])
+async def test_auxiliary_kv_stands_behind_what_the_primarys_stands_behind(
+    kv_context: KvContext, batch: int
+) -> None:
+    world = world_with_selector()
+    world.kv_context = kv_context
+    await upsert(world.service(prefill_batch=batch), text("a.md", f"# A Title\n\n{LONG}"))
+    of = ("default", "auxiliary-a", (1,))
+    for i, chunk in enumerate(manifest(world, "a.md").chunks):
+        parent_id = ""
+        for link in manifest(world, "a.md").link_texts_of(i):
+            parent_id = chunk_identity(*of, WordTokenizer().encode_chunk(link), parent_id)
+        assert chunk.auxiliary_id == chunk_identity(*of, chunk.token_ids, parent_id)
+        assert bool(parent_id) is (kv_context is not KvContext.NONE)
+    world.check_settled()
+
+
+async def test_lost_auxiliary_kv_is_restored_behind_its_chain() -> None:
+    world = world_with_selector()
+    assert world.selector is not None
+    service = world.service()
+    await upsert(service, text("a.md", f"# A Title\n\n{LONG}"))
+    lost = manifest(world, "a.md").chunks[2].auxiliary_id
+    world.kv.discard(lost)
+    assert (await refresh(service, lost))["a.md"] is Stage.STORED
+    world.check_settled()
+
+
+async def test_auxiliary_kv_of_before_chains_is_made_anew() -> None:
+    world = world_with_selector()
+    assert world.selector is not None
+    world.selector.chains = False
+    document = text("a.md", f"# A Title\n\n{LONG}")
+    await upsert(world.service(), document)
+    older = manifest(world, "a.md")
+    world.selector.chains = True
+    assert outcome(await upsert(world.service(), document)) == {"a.md": Stage.STORED}
+    newer = manifest(world, "a.md")
+    assert not {c.auxiliary_id for c in newer.chunks} & {c.auxiliary_id for c in older.chunks}
     world.check_settled()
 
 

@@ -570,12 +570,90 @@ async def test_a_document_is_prefilled_as_chains_and_the_index_knows_the_parents
     headers = [chunk.header_ids for chunk in manifest.chunks if chunk.header_ids]
     assert headers == [WordTokenizer().encode_chunk(f"One {name}") for name in CHAPTERS]
     for i, piece in enumerate(world.pieces):
-        links = manifest.links_of(i)
-        assert piece == Conditioned(manifest.chunks[i].token_ids, links)
+        chunk, links = manifest.chunks[i], manifest.links_of(i)
         assert sum(map(len, links)) <= CONTEXT_TOKENS
+        # what is in front of a block's first chunk is said, of the others the piece before them
+        assert piece == (
+            Conditioned(chunk.token_ids, links)
+            if chunk.header_ids
+            else Conditioned(chunk.token_ids, parent_id=chunk.parent_id)
+        )
     indexed = world.indexed["default", "c", "book.md"].chunks
     assert [c.parent_id for c in indexed] == [c.parent_id for c in manifest.chunks]
     world.check_settled()
+
+
+async def test_what_a_call_has_not_said_yet_is_said_with_its_first_chunk() -> None:
+    world = World()
+    await upsert(world.service(prefill_batch=2), book())
+    manifest = world.manifests["default", "c", "book.md"]
+    for i, (piece, chunk) in enumerate(zip(world.pieces, manifest.chunks, strict=True)):
+        assert isinstance(piece, Conditioned)
+        assert piece.context == (() if i % 2 and not chunk.header_ids else manifest.links_of(i))
+    world.check_settled()
+
+
+async def test_the_index_knows_places_and_blocks() -> None:
+    world = World()
+    await upsert(world.service(), book(), text("a.txt", "Short."))
+    indexed = world.indexed["default", "c", "book.md"]
+    manifest = world.manifests["default", "c", "book.md"]
+    assert indexed.kv_context == manifest.kv_context == "document"
+    assert [chunk.place for chunk in indexed.chunks] == list(range(1, 1 + len(manifest.chunks)))
+    for index, chunk in enumerate(indexed.chunks):
+        block = chunk.block
+        assert block is not None
+        assert block.first == manifest.block_start(index) + 1
+        assert (block.number, block.heading) == (list(CHAPTERS).index(chunk.heading) + 1, chunk.heading)
+        assert block.has_header
+    plain = World(kv_context=KvContext.NONE)
+    await upsert(plain.service(), book())
+    indexed = plain.indexed["default", "c", "book.md"]
+    assert (indexed.kv_context, {chunk.block for chunk in indexed.chunks}) == ("", {None})
+
+
+async def test_a_document_that_the_embedder_does_not_read_is_a_warning() -> None:
+    world = World()
+    document = text("de.txt", "Das ist nicht so.")
+    events = await upsert(world.service(), text("en.txt", "It is so."), document)
+    told = {e.document_id: e.warnings for e in events if e.stage is Stage.STORED}
+    assert told == {"en.txt": (), "de.txt": ("seems not to be English",)}
+    assert [e.warnings for e in await upsert(world.service(), document)] == [()]
+
+
+async def test_health_names_collections_that_are_not_as_they_would_be_made_now() -> None:
+    world = World(kv_context=KvContext.NONE)
+    await upsert(world.service(), book(), text("a.txt", "Short."), collection="old")
+    await upsert(world.service(), text("b.txt", "Theirs."), collection="theirs", tenant="other")
+    assert await world.service().check_ready(context()) == ""
+    world.kv_context = KvContext.DOCUMENT
+    await upsert(world.service(), text("c.txt", "New."), collection="old")
+    await upsert(world.service(), text("c.txt", "New."), collection="new")
+    detail = await world.service().check_ready(context())
+    assert "old (2 of kv_context none; 3 documents)" in detail
+    assert detail.endswith("kvquilt ingest --re-encode --collection old")
+    assert "theirs" not in detail
+    assert "new" not in detail
+    [_ async for _ in world.service().re_encode(context(), "old")]
+    assert await world.service().check_ready(context()) == ""
+    world.fingerprint = "model-b"
+    detail = await world.service().check_ready(context())
+    assert "new (1 of another model; 1 documents), old (3 of another model; 3 documents)" in detail
+    assert detail.endswith("--collection NAME")
+    world.step = fail_once("count_documents", Unavailable("away"))
+    assert await world.service().check_ready(context()) == ""
+
+
+async def test_what_was_stored_before_settings_were_noted_can_be_brought_over() -> None:
+    world = World()
+    await upsert(world.service(), book())
+    key = ("default", "c", "book.md")
+    world.manifests[key] = replace(world.manifests[key], kv_context="")
+    assert "kv_context none" in await world.service().check_ready(context())
+    num_prefilled = world.num_prefilled
+    [_ async for _ in world.service().re_encode(context(), "c")]
+    assert await world.service().check_ready(context()) == ""
+    assert world.num_prefilled == num_prefilled
 
 
 async def test_an_edit_costs_its_block() -> None:

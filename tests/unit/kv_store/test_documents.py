@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.kv_store.documents.documents import Documents
 from shared.errors import CorruptData, InvalidRequest, NotFound, StorageFull
-from shared.kv_types import Chain, Manifest, ManifestChunk
+from shared.identity import ids_hash
+from shared.kv_types import AlikeDocuments, Chain, Manifest, ManifestChunk
 from tests.kv_chunks import chunk_id_of
 from tests.unit.kv_store.disks import Crash, DyingDisk, FullDisk, QuickDisk
 
@@ -205,7 +207,7 @@ def test_a_crash_at_any_moment_leaves_the_state_before_or_after(tmp_path: Path, 
 def chained(document_id: str, tenant: str = "default") -> Manifest:
     """Two blocks: a header and two chunks; a chunk alone."""
     chunks = (
-        ManifestChunk(A, (1, 2), parent_id="h" * 40, header_ids=(8, 9)),
+        ManifestChunk(A, (1, 2), text="first", heading="One", parent_id="h" * 40, header_ids=(8, 9)),
         ManifestChunk(B, (3,), parent_id=A),
         ManifestChunk(C, (4,)),
     )
@@ -215,14 +217,35 @@ def chained(document_id: str, tenant: str = "default") -> Manifest:
 def test_a_chain_is_found_by_what_it_ends_with(documents: Documents) -> None:
     documents.put(chained("1"))
     assert documents.get("default", "books", "1") == chained("1")
-    assert documents.chain(A) == Chain("default", "model", (5,), ((8, 9), (1, 2)))
-    assert documents.chain("h" * 40) == Chain("default", "model", (5,), ((8, 9),))
+    links, texts = ((8, 9), (1, 2)), ("Title\nOne", "first")
+    assert documents.chain(A) == Chain("default", "model", (5,), links, texts)
+    assert documents.chain("h" * 40) == Chain("default", "model", (5,), links[:1], texts[:1])
     assert documents.chain(B) is None, "nothing stands behind it"
     documents.put(chained("2", tenant="other"))
     documents.remove("default", "books", "1")
-    assert documents.chain(A) == Chain("other", "model", (5,), ((8, 9), (1, 2)))
+    assert documents.chain(A) == Chain("other", "model", (5,), links, texts)
     documents.remove("other", "books", "2")
     assert documents.chain(A) is None
+
+
+def test_documents_that_were_made_alike_are_counted(documents: Documents) -> None:
+    for name, manifest in {
+        "1": chained("1"),
+        "2": replace(chained("2"), kv_context="document"),
+        "3": replace(chained("3"), kv_context="document"),
+        "4": replace(chained("4"), kv_context="document", collection="films"),
+        "5": chained("5", tenant="other"),
+    }.items():
+        documents.put(replace(manifest, document_id=name))
+    made = ("model", ids_hash((5,)), "")
+    assert documents.counts("default") == [
+        AlikeDocuments("books", 1, *made),
+        AlikeDocuments("books", 2, *made, kv_context="document"),
+        AlikeDocuments("films", 1, *made, kv_context="document"),
+    ]
+    documents.remove("default", "films", "4")
+    assert {count.collection for count in documents.counts("default")} == {"books"}
+    assert documents.counts("nobody") == []
 
 
 def test_a_document_without_chains_is_written_as_versions_before_wrote_it(

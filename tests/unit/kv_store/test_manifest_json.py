@@ -46,6 +46,10 @@ def test_it_is_json_that_says_its_version() -> None:
     assert json.loads(encode(chained))["version"] == VERSION
     assert json.loads(encode(chained))["manifest"]["document_id"] == "ü.pdf"
     assert decode(encode(chained)) == chained
+    assert "kv_context" not in str(json.loads(encode(chained)))
+    under = replace(DOCUMENT, kv_context="header")  # though it has neither title nor headings
+    assert json.loads(encode(under))["version"] == VERSION
+    assert decode(encode(under)) == under
 
 
 def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
@@ -53,6 +57,7 @@ def test_without_chains_or_auxiliary_kv_an_older_version_can_read_it() -> None:
     assert written["version"] == 3
     assert "parent_id" not in str(written)
     assert "header_ids" not in str(written)
+    assert "kv_context" not in str(written)
     written = json.loads(encode(DOCUMENT))
     assert written["version"] == 2
     assert "auxiliary" not in str(written)

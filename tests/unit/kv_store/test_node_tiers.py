@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.kv_store.blobs.protocol import Blobs
+from services.kv_store.blobs.protocol import Blobs, Link
 from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.flight import FlightReader
 from services.kv_store.fetching.sources import PeerSearch
@@ -21,7 +21,7 @@ from services.kv_store.node.copies import LocalCopy, NodeCopies
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import CorruptData, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.kv_format import ChunkFile, verify_chunk, write_chunk
-from shared.kv_types import OpenedChunk
+from shared.kv_types import OpenedChunk, RemoteFile
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.faulty_blobs import FailingBlobs, HookedBlobs, TruncatedBlobs
@@ -612,3 +612,78 @@ async def test_stats_are_exact_to_the_byte(make: Make, stored: DictBlobs, tmp_pa
     objects = tiers.object_stats()
     assert objects is not None
     assert (objects.num_chunks, objects.num_bytes) == (3, sum(map(len, stored.data.values())))
+
+
+class LinkedBlobs(DictBlobs):
+    def link(self, name: str) -> Link:
+        return Link(f"https://server/{name}?signature=s", "/ca.pem")
+
+
+@pytest.fixture
+def linked(stored: DictBlobs) -> LinkedBlobs:
+    """As ``stored``; others can read there, too."""
+    blobs = LinkedBlobs()
+    blobs.data = stored.data
+    return blobs
+
+
+async def test_a_first_miss_is_read_from_the_object_store_and_the_second_copied(
+    make: Make, linked: LinkedBlobs
+) -> None:
+    tiers = make(linked)
+    (opened,) = await tiers.open([A], nobody(), direct=True)
+    assert opened.remote == RemoteFile(f"https://server/{blob_of(A)}?signature=s", "/ca.pem")
+    assert (opened.path, opened.tier) == ("", "objects")
+    assert "signature" not in repr(opened)
+    assert tiers.find(A) is None
+    assert tiers.counters["direct_opens"] == 1
+    assert tiers.leased(A), "the object is not collected meanwhile"
+
+    (opened,) = await tiers.open([A], nobody(), direct=True)
+    assert opened.remote is None
+    assert opened.path
+    assert await tiers.fetched(A, nobody())
+    (opened,) = await tiers.open([A], nobody(), direct=True)
+    assert (opened.tier, opened.progress) == ("disk", "")
+    assert tiers.counters["direct_opens"] == 1
+
+
+async def test_who_needs_a_file_gets_one_at_the_first_miss(make: Make, linked: LinkedBlobs) -> None:
+    tiers = make(linked)
+    (opened,) = await tiers.open([A], nobody())
+    assert opened.remote is None
+    assert opened.path
+
+
+async def test_misses_before_a_copy_are_a_setting(make: Make, linked: LinkedBlobs) -> None:
+    tiers = make(linked, fetch=FetchConfig(part_bytes=40_000, copy_from_miss=3))
+    opened = [(await tiers.open([A], nobody(), direct=True))[0] for _ in range(3)]
+    assert [o.remote is not None for o in opened] == [True, True, False]
+    with pytest.raises(ValueError, match="copy_from_miss"):
+        FetchConfig(copy_from_miss=0)
+
+
+async def test_what_is_on_its_way_damaged_or_near_is_not_read_from_the_object_store(
+    make: Make, linked: LinkedBlobs
+) -> None:
+    linked.put(blob_of(B), large(B)[:-1])
+    tiers = make(linked)
+    tiers.prefetch([A], nobody())
+    (opened,) = await tiers.open([B], nobody())
+    assert not opened.exists
+    opened_now = await tiers.open([A, B], nobody(), direct=True)
+    assert [o.remote for o in opened_now] == [None, None]
+    near = make(linked, prefer_peers=True)
+    assert (await near.open([A], nobody(), direct=True))[0].remote is None
+
+
+async def test_what_its_reader_will_receive_itself_is_not_brought_before(
+    make: Make, linked: LinkedBlobs
+) -> None:
+    tiers = make(linked)
+    tiers.prefetch([A], nobody(), direct=True)
+    (opened,) = await tiers.open([A], nobody(), direct=True)
+    assert opened.remote is not None
+    tiers.prefetch([A], nobody(), direct=True)  # the next miss copies
+    assert await tiers.fetched(A, nobody())
+    assert (tiers.counters["direct_opens"], tiers.counters["prefetches"]) == (1, 1)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from services.retrieval.rows import hit_of, revision_of, rows_of
 from shared.errors import InvalidRequest
-from shared.search import IndexedChunk, IndexedDocument
+from shared.search import Block, IndexedChunk, IndexedDocument
 
 text = st.text(st.characters(codec="utf-8"), max_size=40)
 chunks = st.builds(
@@ -17,6 +17,9 @@ chunks = st.builds(
     text,
     st.integers(0, 9),
     st.integers(9, 99),
+    text,
+    st.integers(0, 9),
+    st.none() | st.builds(Block, st.integers(1, 9), text, st.integers(1, 9), st.booleans()),
 )
 documents = st.builds(
     IndexedDocument,
@@ -39,6 +42,7 @@ def test_a_row_gives_back_the_chunk_it_was_made_of(document: IndexedDocument) ->
             document.metadata,
         )
         assert hit.model_fingerprint == document.model_fingerprint
+        assert hit.kv_context == document.kv_context
 
 
 @given(documents)
@@ -50,6 +54,8 @@ def test_every_difference_makes_another_revision(document: IndexedDocument) -> N
         replace(document, metadata={**document.metadata, "new": "x"}),
         replace(document, template_hash="x"),
         replace(document, template_hash="x", prefix_hash="x"),
+        replace(document, kv_context="header"),
+        replace(document, chunks=(replace(first, block=Block(99, "x", 1, False)), *document.chunks[1:])),
         replace(document, chunks=document.chunks[1:]),
         replace(document, chunks=(replace(first, text=first.text + "x"), *document.chunks[1:])),
         replace(document, chunks=(replace(first, token_ids=(*first.token_ids, 1)), *document.chunks[1:])),

@@ -30,12 +30,13 @@ from transformers import (
 )
 
 from shared.engine import EngineConfig, wrap_model
+from shared.engine.kv.segment import Segment
 from shared.errors import ConfigError, ContextTooLong, InvalidRequest, ModelUnsupported
 from shared.generation.selection import Reading
 from shared.selection.auxiliary import load_auxiliary
 from shared.selection.scoring import EngineScorer, Scores
 from shared.selection.stock import StockScorer
-from tests.oracles import FAMILIES, VARIANTS, VOCAB, as_dtype, tiny_model
+from tests.oracles import FAMILIES, VARIANTS, VOCAB, Chained, as_dtype, tiny_model
 from tests.selection_runs import each_attention, eager, stitched_attention
 from tests.token_families import tokenizer_of
 
@@ -71,6 +72,14 @@ def _loaded(family: str) -> Any:
 
 def ids(num_tokens: int, seed: int) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(3, VOCAB), k=num_tokens))
+
+
+def chained_segment(scorer: EngineScorer, chunk: Chained) -> Segment:
+    """Link by link, as KV that is stored and loaded would be."""
+    chain: list[Segment] = []
+    for link in (*chunk.chain, chunk):
+        chain += scorer.encode([link], chain)
+    return chain[-1]
 
 
 def assert_same(scores: Scores, expected: Sequence[torch.Tensor], tolerance: float = 1e-5) -> None:
@@ -132,6 +141,21 @@ class TestScores:
         for reading in READINGS:
             scores = scorer.score(scorer.encode(chunks), question, reading)
             assert_same(scores, ORACLES[reading](oracle_model("qwen3"), prefix, chunks, question))
+
+    @pytest.mark.parametrize("reading", READINGS, ids=lambda r: r.value)
+    @pytest.mark.parametrize("family", FAMILIES + VARIANTS)
+    def test_of_chunks_behind_their_chains_are_those_over_prefix_chain_and_chunk(
+        self, family: str, reading: Reading
+    ) -> None:
+        """Chains of several links, one with a sibling, and a chunk without one among them."""
+        prefix, question = ids(5, 0), ids(9, 99)
+        header, first, second = ids(7, 1), ids(33, 2), ids(20, 3)
+        chains = [(header, first), (), (header,), (header, first, second)]
+        chunks = [Chained.of(ids(n, 50 + n), chain) for n, chain in zip((24, 12, 40, 3), chains, strict=True)]
+        scorer = scorer_of(family, prefix)
+        segments = [chained_segment(scorer, chunk) for chunk in chunks]
+        scores = scorer.score(segments, question, reading)
+        assert_same(scores, ORACLES[reading](oracle_model(family), prefix, chunks, question))
 
     def test_one_segment_serves_every_order_and_stands_twice(self) -> None:
         prefix, question = ids(4, 0), ids(7, 3)
@@ -256,6 +280,8 @@ class TestLimits:
         scorer = EngineScorer(wrap_model(tiny_model("llama3", max_position_embeddings=50)), ids(5, 0))
         with pytest.raises(ContextTooLong, match=r"chunks\[1\] \(46 tokens\).*50 positions"):
             scorer.encode([ids(45, 0), ids(46, 1)])
+        with pytest.raises(ContextTooLong, match=r"chunks\[0\] \(36 tokens\), the 10 tokens in front of it"):
+            scorer.encode([ids(36, 0)], scorer.encode([ids(10, 1)]))
         with pytest.raises(ContextTooLong, match=r"chunks\[0\] \(45 tokens\) and the question"):
             scorer.score(scorer.encode([ids(45, 0)]), ids(1, 1))
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.selector.auxiliary_kv import Resident
+from services.selector.service import SelectorService
 from services.selector.worker_thread import Turn
 from shared.errors import (
     ContextTooLong,
@@ -21,24 +25,34 @@ from shared.errors import (
     StorageFull,
     Unavailable,
 )
-from shared.generation.selection import Grouping, Reading, SelectionChunk, SelectionOrder
+from shared.generation.selection import (
+    Grouping,
+    Reading,
+    SelectedTokens,
+    SelectionChunk,
+    SelectionOrder,
+)
 from shared.identity import chunk_identity
 from shared.kv_format import inspect_chunk
 from shared.request import RequestContext
+from shared.selection.auxiliary import Auxiliary
 from tests.kv_directory import DirectoryStore
 from tests.selector_runs import (
     PASSAGES,
     QUESTION,
+    Document,
     by_the_library,
     chunks_of,
     context,
     encode,
+    encode_all,
     engine_auxiliary,
     select,
     select_each,
     selecting,
     stock_auxiliary,
     told,
+    with_template,
 )
 from tests.token_families import texts
 
@@ -273,6 +287,160 @@ class TestKv:
             engine_auxiliary(), PASSAGES, QUESTION, 0.2, Grouping.BUDGET, Reading.STITCHED
         )
         assert store.staged() == []
+
+
+class TestChains:
+    """A chunk of a document: its KV stands behind the header and the chunks in front of it."""
+
+    READ = (QUESTION, 0.2, Grouping.BUDGET, Reading.STITCHED)
+
+    def expected(self, document: Document, auxiliary: Auxiliary) -> tuple[Any, ...]:
+        texts = [with_template(text) for text in document.passages]
+        return by_the_library(auxiliary, texts, *self.READ, document.segments(auxiliary))
+
+    async def asked(self, service: SelectorService, chunks: Sequence[SelectionChunk]) -> SelectedTokens:
+        question, *others = self.READ
+        order = SelectionOrder(tuple(chunks), (question,), *others)
+        (selected,) = await service.select(context(), order)
+        return selected
+
+    @pytest.mark.parametrize("header_len", [None, 4])
+    async def test_a_selection_is_the_librarys_over_conditioned_kv(
+        self, store: DirectoryStore, header_len: int | None
+    ) -> None:
+        """Named by context or by parent; just computed, in memory, and stored. The primary may have the
+        beginning of a header only."""
+        document, model = Document(header_len=header_len), engine_auxiliary()
+        document.store_in(store)
+        expected = self.expected(document, model)
+        assert expected != by_the_library(model, [with_template(t) for t in PASSAGES], *self.READ)
+        async with selecting(store) as service:
+            for chunks in (document.by_parents(), document.by_parents(), document.by_context()):
+                selected = await self.asked(service, chunks)
+                assert told(selected) == expected
+                assert selected.num_isolated == 0
+            assert service.kv.counts.encoded == 1 + len(PASSAGES)  # the header once
+        async with selecting(store) as service:
+            assert told(await self.asked(service, document.by_parents())) == expected
+            assert (service.kv.counts.encoded, service.kv.counts.loaded) == (0, len(PASSAGES))
+
+    async def test_ingestion_stores_what_questions_use(self, store: DirectoryStore) -> None:
+        document = Document()
+        document.store_in(store)
+        async with selecting(store) as service:
+            encoded = await encode_all(service, document.by_context())
+            assert len(service.kv.resident) == 0
+            assert service.kv.counts.encoded == 1 + len(PASSAGES)
+            assert store.calls.count("chain") == 0
+            assert all(one.existed for one in await encode_all(service, document.by_context()))
+        assert store.chunk_ids() == {one.auxiliary_id for one in encoded}  # no header
+        async with selecting(store) as service:
+            assert told(await self.asked(service, document.by_parents())) == self.expected(
+                document, engine_auxiliary()
+            )
+            assert service.kv.counts.encoded == 0
+            calls = store.calls.count("chain")
+            await self.asked(service, document.by_parents()[::-1])
+            assert store.calls.count("chain") == calls  # it is remembered
+
+    @pytest.mark.parametrize("index", range(len(PASSAGES)))
+    @pytest.mark.parametrize("damage", ["lost", "damaged"])
+    async def test_a_lost_chunk_is_computed_with_its_chain(
+        self, store: DirectoryStore, index: int, damage: str
+    ) -> None:
+        document = Document()
+        document.store_in(store)
+        async with selecting(store) as service:
+            path = store.path_of((await encode_all(service, document.by_context()))[index].auxiliary_id)
+        before = path.read_bytes()
+        path.unlink() if damage == "lost" else flip(path)
+        async with selecting(store) as service:
+            selected = await self.asked(service, document.by_parents()[index : index + 1])
+            assert service.kv.counts.encoded == 2  # with the header, which is stored nowhere
+            assert selected.num_isolated == 0
+        assert path.read_bytes() == before
+
+    async def test_what_nobody_knows_or_belongs_to_others_is_isolated_and_told(
+        self, store: DirectoryStore
+    ) -> None:
+        texts = [with_template(text) for text in PASSAGES[1:3]]
+        expected = by_the_library(engine_auxiliary(), texts, *self.READ)
+
+        async def check(document: Document) -> None:
+            async with selecting(store) as service:
+                selected = await self.asked(service, document.by_parents()[1:3])
+                assert (told(selected), selected.num_isolated) == (expected, 2)
+
+        theirs, ours = Document(tenant="other"), Document()
+        await check(ours)
+        theirs.store_in(store)
+        await check(theirs)
+        store.chains = {
+            parent: replace(chain, tenant="default", links=chain.links[::-1])
+            for parent, chain in store.chains.items()
+        }
+        await check(theirs)
+        store.failure = Unavailable("away")
+        await check(ours)
+
+    async def test_a_document_that_is_deleted_meanwhile_leaves_isolated_kv_under_its_own_identity(
+        self, store: DirectoryStore
+    ) -> None:
+        document = Document()
+        document.store_in(store)
+        async with selecting(store) as service:
+            await encode_all(service, document.by_context())
+        async with selecting(store) as service:
+            await self.asked(service, document.by_parents()[:1])  # its parent is remembered
+            service.kv.resident = Resident(service.kv.resident.capacity_bytes)
+            store.chains.clear()
+            for chunk_id in store.chunk_ids():
+                store.path_of(chunk_id).unlink()
+            selected = await self.asked(service, document.by_parents()[:1])
+            assert selected.num_isolated == 1
+        expected = by_the_library(engine_auxiliary(), [with_template(PASSAGES[0])], *self.READ)
+        assert told(selected) == expected
+        async with selecting(store) as service:
+            assert told(await self.asked(service, chunks_of([with_template(PASSAGES[0])]))) == expected
+            assert service.kv.counts.loaded == 1
+
+    async def test_a_chain_that_the_model_cannot_hold_begins_anew_behind_its_header(
+        self, store: DirectoryStore
+    ) -> None:
+        document, usual = Document(), engine_auxiliary()
+        header, *texts = map(with_template, (document.header, *document.passages))
+        header_ids, *ids = (usual.tokenizer.tokenize(text).token_ids for text in (header, *texts))
+        room = len(header_ids) + max(map(len, ids))
+        prefix_ids = usual.prompts.prefix_ids
+        model = engine_auxiliary(max_position_embeddings=len(prefix_ids) + room)
+        async with selecting(store, model) as service:
+            encoded = await encode_all(service, document.by_context())
+        of = ("default", model.scorer.fingerprint, prefix_ids)
+        first = parent = chunk_identity(*of, header_ids)
+        in_front, num_anew = len(header_ids), 0
+        for one, token_ids in zip(encoded, ids, strict=True):
+            if in_front + len(token_ids) > room:
+                parent, in_front, num_anew = first, len(header_ids), num_anew + 1
+            assert one.auxiliary_id == chunk_identity(*of, token_ids, parent)
+            parent, in_front = one.auxiliary_id, in_front + len(token_ids)
+        assert num_anew > 0
+
+    async def test_a_context_that_is_not_what_the_ids_say_is_refused(self, store: DirectoryStore) -> None:
+        chunk = Document().by_context()[0]
+        other = replace(chunk, context=(replace(chunk.context[0], token_ids=(1, 2)),))
+        async with selecting(store) as service:
+            with pytest.raises(ModelMismatch, match="in front of a chunk"):
+                await self.asked(service, [other])
+
+    async def test_models_whose_keys_cannot_be_moved_read_chunks_alone(self, store: DirectoryStore) -> None:
+        model, document = stock_auxiliary(), Document()
+        async with selecting(store, model) as service:
+            selected = await self.asked(service, document.by_context())
+            assert not service.describe().chains
+            assert selected.num_isolated == 0
+        texts = [with_template(text) for text in document.passages]
+        assert told(selected) == by_the_library(model, texts, *self.READ)
+        assert store.calls.count("chain") == 0
 
 
 class TestFingerprints:
