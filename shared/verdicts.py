@@ -28,7 +28,7 @@ def read_verdicts(path: Path) -> tuple[Verdict, ...]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         values = None
-    if not isinstance(values, list):
+    if not isinstance(values, list) or not values:
         return (Verdict.read(path),)  # which says what is wrong with it
     for number, value in enumerate(values, 1):
         if not isinstance(value, dict):

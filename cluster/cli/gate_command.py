@@ -92,7 +92,7 @@ def gate(
     over chunks that know their documents recomputing may be advised against. It holds for this model, prompt
     and kv_context, beside verdicts on other ones in the same file; `kvquilt models` and `kvquilt status` show
     them. Nothing needs to run; with the demo model it takes minutes, with others hours: run it with --answers
-    and --minutes, again and again.
+    and --minutes, again and again. In a checkout `python -m load_tests.quality` has more knobs.
 
     \b
     kvquilt gate --model demo
@@ -101,10 +101,11 @@ def gate(
     """
     import torch
 
+    from cluster.cli.console import print_whole
     from cluster.gate.bench import Models
     from cluster.gate.evaluation import Evaluation
     from cluster.gate.modes import Comparison, parse_ratios
-    from cluster.gate.show import show
+    from cluster.gate.show import summary_table
     from shared.measuring.report import write_report
     from shared.verdicts import keep_verdict
 
@@ -121,7 +122,7 @@ def gate(
     models = Models(config.model, config.selector.model, config.ingestion, config.generator.engine.dtype)
     evaluation = Evaluation(models, plan, questions, minutes=minutes, threads=threads, processes=processes)
     evaluated = evaluation.run(answers, session.err)
-    show(session.out, evaluated.found, evaluated.alike)
+    print_whole(session.out, summary_table(evaluated.found))
     if json_path is not None:
         write_report(json_path, evaluated.measurements(), evaluated.details(), threads=threads)
     verdict = evaluated.verdict(tolerance)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cluster.gate.findings import COUNTS_FROM, Finding, Likeness
 from cluster.gate.ledger import FIRST_LAYER
-from cluster.gate.modes import FULL, REORDERED, WHOLE_BLOCKS
+from cluster.gate.modes import CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS
 from shared.measuring.paired import Interval
 
 _ABOUT = {
@@ -44,6 +44,24 @@ def show(console: Console, found: Sequence[Finding], alike: Sequence[Likeness]) 
             f"{whose} and the primary's last layer, {one.num_questions} questions: KL {one.kl:.2f} nats, "
             f"Jaccard of the best tokens {one.jaccard:.3f} (by chance {one.jaccard_by_chance:.3f})"
         )
+
+
+def summary_table(found: Sequence[Finding]) -> Table:
+    """A row for each kind of question; of the modes that recompute the best."""
+    table = Table("evidence", box=None, pad_edge=False, header_style="dim")
+    for name in ("questions", "closed book", "whole blocks", "full", "reordered", "best that recomputes"):
+        table.add_column(name, justify="right")
+    for finding in found:
+        marks = [finding.row(arm).correct for arm in (CLOSED_BOOK, WHOLE_BLOCKS, FULL, REORDERED)]
+        recomputing = [row for row in finding.rows if row.ratio]
+        best = max(recomputing, key=lambda row: row.correct.value, default=None)
+        table.add_row(
+            finding.kind if finding.counts else f"{finding.kind} (not read)",
+            str(finding.num_questions),
+            *(f"{mark.value:.0%} ±{(mark.high - mark.low) / 2:.0%}" for mark in marks),
+            "" if best is None else f"{best.correct.value:.0%} {best.mode}",
+        )
+    return table
 
 
 def _table(finding: Finding) -> Table:

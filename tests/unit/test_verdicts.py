@@ -61,6 +61,7 @@ def test_an_operator_is_told_the_newest_for_each_setting() -> None:
         (json.dumps([asdict(VERDICT) | {"mode": "magic"}]), "v.json: number 1: mode: 'magic' is not one of"),
         ("{", "v.json: cannot be read as JSON"),
         ("3", "v.json: expected an object"),
+        ("[]", "v.json: expected an object"),
     ],
 )
 def test_a_wrong_one_is_named_and_nothing_is_written_over_it(tmp_path: Path, written: str, says: str) -> None:

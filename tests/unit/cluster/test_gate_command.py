@@ -54,6 +54,8 @@ def test_the_verdict_goes_beside_the_model_for_each_setting_of_kv_context(
     first = gate("--model", model, *QUICK, "--answers", kept, "--json", report)
     assert first.exit_code == 0, first.output
     assert "verdict (kv_context document): reordered" in first.output
+    told = {line.split()[0] for line in first.output.splitlines() if line.strip()}
+    assert {"evidence", "spread", "unnamed", "cross_document", "single"} <= told
     asked = kept.read_bytes()
     assert gate("--model", model, *QUICK, "--answers", kept).exit_code == 0
     assert kept.read_bytes() == asked
