@@ -24,6 +24,7 @@ from shared.generation.asked import chain_of
 from shared.identity import chunk_identity
 from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
+from shared.selection.spans import SpanTokenizer
 from tests.unit.quality.worlds import SHAPES, flat
 
 
@@ -134,6 +135,19 @@ def test_chunks_are_chained_as_ingestion_chains_them(models: list[str]) -> None:
         for i in source.passages:
             (alone,) = chain_of(made[KvContext.HEADER].chunks[i], made[KvContext.HEADER].links) or ()
             assert source.title in prompts.decode(alone.token_ids)
+
+
+def test_what_stands_in_front_of_a_chunk_has_the_text_of_its_ids(models: list[str]) -> None:
+    prompts = PromptTokenizer.of_model(models[1])
+    assert prompts is not None
+    spans = SpanTokenizer(prompts, "primary")
+    for layout in DocumentLayout:
+        for context in KvContext:
+            made = ingested(models, context, sources_of(draw_trial(0, 2, SHAPES), layout))
+            links = [link for of_chunk in made.contexts for link in of_chunk]
+            assert bool(links) == (context is not KvContext.NONE)
+            for link in links:
+                assert spans.tokenize_chunk(link.text).token_ids[: len(link.token_ids)] == link.token_ids
 
 
 def test_a_passage_longer_than_a_chunk_is_refused_by_name(models: list[str]) -> None:
