@@ -10,15 +10,15 @@ from itertools import accumulate
 from cluster.gate.tasks import TaskDocument
 from services.generator.identified import Identities
 from services.generator.prompts import Prompts
-from services.ingestion.chains import conditioned
+from services.ingestion.chains import conditioned, identified
 from services.ingestion.chunker import Chunker, HeadingPaths, TextChunk
 from services.ingestion.config import IngestionConfig
 from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.plain import parse_plain
 from services.ingestion.recipe import context_tokens
-from services.ingestion.upsert import identified
 from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk
+from shared.generation.selection import SelectionLink
 from shared.kv_types import Manifest
 from shared.prompt import PromptTokenizer
 
@@ -29,11 +29,13 @@ _GAP = "\n\n"
 @dataclass(frozen=True, slots=True)
 class Ingested:
     """``chunks``: of each passage one, in the order of their numbers; ``links``: what they are computed
-    behind, chunks and headers; ``texts``: what each chunk's ids are made of, template included."""
+    behind, chunks and headers; ``texts``: what each chunk's ids are made of, template included;
+    ``contexts``: of each chunk the same of its links, the first first."""
 
     chunks: tuple[Chunk, ...]
     links: tuple[Chunk, ...]
     texts: tuple[str, ...]
+    contexts: tuple[tuple[SelectionLink, ...], ...]
 
 
 class Ingesting:
@@ -59,6 +61,7 @@ class Ingesting:
         """
         chunks: dict[int, Chunk] = {}
         texts: dict[int, str] = {}
+        contexts: dict[int, tuple[SelectionLink, ...]] = {}
         links: list[Chunk] = []
         for source in (source for source in sources if source.passages):
             cut = self._chunker.recut(source.title, self._text_chunks(source))
@@ -72,13 +75,21 @@ class Ingesting:
             found = self._identities.of(_TENANT, self._prompts.prefix_ids, pieces)
             chunks |= zip(source.passages, found.chunks, strict=True)
             texts |= zip(source.passages, source.texts, strict=True)
+            contexts |= {passage: self._context(manifest, i) for i, passage in enumerate(source.passages)}
             links += found.links
-        template = self._prompts.template.chunk
         return Ingested(
             tuple(chunks[i] for i in sorted(chunks)),
             tuple(dict.fromkeys(links)),
-            tuple(template.replace("{text}", texts[i]) for i in sorted(texts)),
+            tuple(self._whole(texts[i]) for i in sorted(texts)),
+            tuple(contexts[i] for i in sorted(contexts)),
         )
+
+    def _context(self, manifest: Manifest, index: int) -> tuple[SelectionLink, ...]:
+        links = zip(manifest.link_texts_of(index), manifest.links_of(index), strict=True)
+        return tuple(SelectionLink(self._whole(text), ids) for text, ids in links)
+
+    def _whole(self, text: str) -> str:
+        return self._prompts.template.chunk.replace("{text}", text)
 
     def _text_chunks(self, source: TaskDocument) -> list[TextChunk]:
         """Passages as chunks of the document that they make together, below its headings."""

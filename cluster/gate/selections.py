@@ -1,5 +1,6 @@
-"""Chooses what ``cacheclip`` recomputes, by the auxiliary model: each context is read once, and each question
-is put to it once, whatever ratios and groupings that serves."""
+"""Chooses what ``cacheclip`` recomputes, by the auxiliary model, whose KV stands behind documents as the
+selector's does: each context is read once, and each question is put to it once, whatever ratios and groupings
+that serves."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ from cluster.gate.ingested import Ingested
 from cluster.gate.modes import ClipSetting
 from shared.engine.kv.segment import Segment
 from shared.engine.model.spec import ModelSpec
-from shared.generation.selection import Reading
+from shared.generation.selection import Reading, SelectionLink
 from shared.selection.auxiliary import Auxiliary, load_auxiliary
+from shared.selection.limits import Limits
 from shared.selection.scoring import Scorer, Scores
 from shared.selection.selector import PairedChunk, Selection, Selector
 from shared.selection.spans import SpanTokenizer
 
 _CONTEXTS, _QUESTIONS = 64, 4096
+Ids = tuple[int, ...]
+Contexts = tuple[tuple[SelectionLink, ...], ...]
 
 
 class Selections:
@@ -25,6 +29,9 @@ class Selections:
 
     def __init__(self, auxiliary: Auxiliary, spans: SpanTokenizer) -> None:
         self._selector = Selector(replace(auxiliary, scorer=_Remembering(auxiliary.scorer)), spans)
+        scorer = auxiliary.scorer
+        prefix_len = len(auxiliary.prompts.prefix_ids)
+        self._limits = Limits(scorer.spec.vocab_size, scorer.spec.sight, prefix_len)
         self._read = lru_cache(_CONTEXTS)(self._read_anew)
         self._select = lru_cache(_QUESTIONS)(self._select_anew)
 
@@ -41,18 +48,49 @@ class Selections:
         self, ingested: Ingested, placed: tuple[int, ...], question: str, ratio: float, clip: ClipSetting
     ) -> Selection:
         """``placed``: numbers of the chunks, in the order of the prompt."""
-        return self._select(ingested.texts, placed, question, ratio, clip)
+        return self._select(ingested.texts, ingested.contexts, placed, question, ratio, clip)
 
     def _select_anew(
-        self, texts: tuple[str, ...], placed: tuple[int, ...], question: str, ratio: float, clip: ClipSetting
+        self,
+        texts: tuple[str, ...],
+        contexts: Contexts,
+        placed: tuple[int, ...],
+        question: str,
+        ratio: float,
+        clip: ClipSetting,
     ) -> Selection:
-        read = self._read(texts)
+        read = self._read(texts, contexts)
         paired, segments = [read[i][0] for i in placed], [read[i][1] for i in placed]
         return self._selector.select(paired, segments, question, ratio, clip.grouping, clip.reading)
 
-    def _read_anew(self, texts: tuple[str, ...]) -> list[tuple[PairedChunk, Segment]]:
+    def _read_anew(self, texts: tuple[str, ...], contexts: Contexts) -> list[tuple[PairedChunk, Segment]]:
         paired = [self._selector.pair(text) for text in texts]
-        return list(zip(paired, self._selector.encode(paired), strict=True))
+        made: dict[tuple[Ids, ...], Segment] = {}
+        return [
+            (chunk, self._segment(self._chain(context, chunk.auxiliary.token_ids), made))
+            for chunk, context in zip(paired, contexts, strict=True)
+        ]
+
+    def _chain(self, context: Sequence[SelectionLink], token_ids: Ids) -> tuple[Ids, ...]:
+        """The auxiliary's ids of a chunk behind those of what it stands behind. As for the selector, what
+        cannot be read at once begins anew behind the first link."""
+        scorer = self._selector.auxiliary.scorer
+        links = [self._selector.link(link.text, link.token_ids) for link in context] if scorer.chains else []
+        chain: tuple[Ids, ...] = ()
+        for ids in (*filter(None, links), token_ids):
+            fronts = (chain, chain[:1])
+            fitting = (front for front in fronts if self._limits.fit(sum(map(len, front)) + len(ids)))
+            chain = (*next(fitting, ()), ids)
+        return chain
+
+    def _segment(self, chain: tuple[Ids, ...], made: dict[tuple[Ids, ...], Segment]) -> Segment:
+        """Of the last of ``chain``; all of them are in ``made`` afterwards."""
+        segments: list[Segment] = []
+        for end in range(1, len(chain) + 1):
+            if chain[:end] not in made:
+                (made[chain[:end]],) = self._selector.auxiliary.scorer.encode([chain[end - 1]], segments)
+            segments.append(made[chain[:end]])
+        return segments[-1]
 
 
 class _Remembering(Scorer):

@@ -253,6 +253,19 @@ async def test_listings_come_in_pages(store: WholeStore) -> None:
     assert page.manifests[0].chunks[0].text == ""
 
 
+async def test_a_tenants_documents_are_counted_by_how_they_were_made(store: WholeStore) -> None:
+    for name, kv_context in (("1", ""), ("2", "header"), ("3", "header")):
+        await store.put_manifest(CTX, replace(document(name), kv_context=kv_context))
+    other_tenant = RequestContext.create(tenant="other")
+    await store.put_manifest(other_tenant, replace(document("1"), tenant="other"))
+    counts = await store.count_documents(CTX)
+    assert [(c.collection, c.num_documents, c.kv_context) for c in counts] == [
+        ("books", 1, ""),
+        ("books", 2, "header"),
+    ]
+    assert {c.made_for.prefix for c in counts} == {document("1").made_for.prefix}
+
+
 async def test_health_counts(store: WholeStore) -> None:
     await put(store, A)
     await store.put_manifest(CTX, document("1", A))

@@ -24,7 +24,7 @@ def test_status_shows_six_ready_services(stack: Stack) -> None:
 def test_asking_streams_an_answer_with_sources_usage_and_stages(stack: Stack) -> None:
     shown = stack.cli("ask", QUESTION, "-c", COLLECTION, "-k", K, "--max-tokens", "16")
     assert shown.returncode == 0, shown.stderr
-    for part in ("sources: ", "prompt tokens", "retrieve", "first token"):
+    for part in ("sources: ", "block 1", "conditioned on header", "prompt tokens", "retrieve", "first token"):
         assert part in shown.stdout
 
 

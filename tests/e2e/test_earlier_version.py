@@ -49,6 +49,18 @@ def test_a_state_directory_opens_answers_and_is_exported_and_an_export_comes_bac
         assert (brought.returncode, "3 documents" in brought.stdout) == (0, True), brought.stderr
         assert_answers_as_before(stack, dict([first]), tenant=acme)
 
+        # it was computed behind the prefix alone, which is told with the remedy
+        assert "towns (3 of kv_context none; 3 documents)" in status(stack)
+        note = ask(stack, first[0])["usage"]["note"]
+        assert "computed under kv_context none, and document is configured" in note
+        assert note.endswith("`kvquilt ingest --collection towns --re-encode`")
+        moved = stack.cli("ingest", "-c", COLLECTION, "--re-encode")
+        assert moved.returncode == 0, moved.stdout + moved.stderr
+        answer = ask(stack, first[0])
+        assert answer["usage"]["note"] == ""
+        assert answer["answers"][0]["citations"][0]["conditioned_on"].startswith("header")
+        assert "kv_context none" not in status(stack)
+
 
 def test_a_bucket_opens_on_a_new_machine_answers_and_is_exported(
     tmp_path: Path, model: Path, s3_server: S3Server
@@ -119,6 +131,10 @@ def documents(stack: Stack, *options: str) -> list[str]:
     listed = stack.cli(*options, "documents", "-c", COLLECTION)
     assert listed.returncode == 0, listed.stderr
     return [line.split()[1] for line in listed.stdout.splitlines()[1:] if line.strip()]
+
+
+def status(stack: Stack) -> str:
+    return " ".join(stack.cli("status").stdout.split())
 
 
 def pinned(stack: Stack) -> list[str]:

@@ -252,12 +252,12 @@ async def test_every_node_says_what_a_chunk_stands_behind(
 ) -> None:
     for chunk_id in (A, B):
         await put(agents["home"], chunk_id)
-    chunks = (ManifestChunk(A, (1, 2)), ManifestChunk(B, (3,), parent_id=A))
+    chunks = (ManifestChunk(A, (1, 2), text="first"), ManifestChunk(B, (3,), parent_id=A))
     manifest = Manifest(CTX.tenant, "books", "1", model_fingerprint="model", prefix_ids=(5,), chunks=chunks)
     front = ClusterStore(nodes, "home")
     await front.put_manifest(CTX, manifest)
     for store in (agents["home"], agents["near"], front):
-        assert await store.chain(CTX, A) == Chain(CTX.tenant, "model", (5,), ((1, 2),))
+        assert await store.chain(CTX, A) == Chain(CTX.tenant, "model", (5,), ((1, 2),), ("first",))
         assert await store.chain(CTX, B) is None
     with pytest.raises(InvalidRequest, match="chunk_id"):
         await agents["near"].chain(CTX, "no identity")
