@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from load_tests.reading.articles import Article, ReadingQuestion
+from services.ingestion.chains import identified
 from services.ingestion.chunker import ChunkEncoder, Chunker, TextChunk
 from services.ingestion.formats.document import ParsedDocument
-from services.ingestion.upsert import identified
 from shared.generation.asked import Chunk
 from shared.identity import chunk_identity
 from shared.kv_types import KvContext
