@@ -10,13 +10,12 @@ from itertools import accumulate
 from cluster.gate.tasks import TaskDocument
 from services.generator.identified import Identities
 from services.generator.prompts import Prompts
-from services.ingestion.chains import conditioned
+from services.ingestion.chains import conditioned, identified
 from services.ingestion.chunker import Chunker, HeadingPaths, TextChunk
 from services.ingestion.config import IngestionConfig
 from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.plain import parse_plain
 from services.ingestion.recipe import context_tokens
-from services.ingestion.upsert import identified
 from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk
 from shared.generation.selection import SelectionLink

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from services.ingestion.chunker import TextChunk
 from shared.generation.pieces import Conditioned, Piece
-from shared.kv_types import Manifest
+from shared.identity import chunk_identity
+from shared.kv_types import Manifest, ManifestChunk
 from shared.search import Block
 
 
@@ -48,3 +50,30 @@ def blocks_of(manifest: Manifest) -> list[Block | None]:
         else:
             blocks.append(blocks[-1])
     return list(blocks)
+
+
+def identified(
+    of: tuple[str, str, tuple[int, ...]], chunks: Sequence[TextChunk]
+) -> tuple[ManifestChunk, ...]:
+    """A document's chunks, each with its identity and that of what it is computed behind. ``of``: tenant,
+    model's fingerprint, prefix."""
+    found: list[ManifestChunk] = []
+    parent_id = ""
+    for chunk in chunks:
+        if chunk.header is not None:
+            parent_id = chunk_identity(*of, chunk.header) if chunk.header else ""
+        chunk_id = chunk_identity(*of, chunk.token_ids, parent_id)
+        found.append(
+            ManifestChunk(
+                chunk_id=chunk_id,
+                token_ids=chunk.token_ids,
+                char_start=chunk.start,
+                char_end=chunk.end,
+                text=chunk.text,
+                heading=chunk.heading,
+                parent_id=parent_id,
+                header_ids=chunk.header or (),
+            )
+        )
+        parent_id = chunk_id
+    return tuple(found)

@@ -21,15 +21,13 @@ from functools import partial
 
 from services.ingestion.auxiliary import AuxiliaryRun
 from services.ingestion.calls import CallPolicy
-from services.ingestion.chains import blocks_of, pieces_of
-from services.ingestion.chunker import TextChunk
+from services.ingestion.chains import blocks_of, identified, pieces_of
 from services.ingestion.ports import EncoderPort, Index, PrefillPort
 from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
 from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
 from shared.generation.described import ModelDescription
 from shared.generation.pieces import Piece
-from shared.identity import chunk_identity
 from shared.kv_stores import ManifestStore
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
@@ -269,33 +267,6 @@ class DocumentStore:
             created_s=self.now(),
             kv_context=draft.kv_context,
         )
-
-
-def identified(
-    of: tuple[str, str, tuple[int, ...]], chunks: Sequence[TextChunk]
-) -> tuple[ManifestChunk, ...]:
-    """A document's chunks, each with its identity and that of what it is computed behind. ``of``: tenant,
-    model's fingerprint, prefix."""
-    found: list[ManifestChunk] = []
-    parent_id = ""
-    for chunk in chunks:
-        if chunk.header is not None:
-            parent_id = chunk_identity(*of, chunk.header) if chunk.header else ""
-        chunk_id = chunk_identity(*of, chunk.token_ids, parent_id)
-        found.append(
-            ManifestChunk(
-                chunk_id=chunk_id,
-                token_ids=chunk.token_ids,
-                char_start=chunk.start,
-                char_end=chunk.end,
-                text=chunk.text,
-                heading=chunk.heading,
-                parent_id=parent_id,
-                header_ids=chunk.header or (),
-            )
-        )
-        parent_id = chunk_id
-    return tuple(found)
 
 
 def _progress(manifest: Manifest, stage: Stage, done: int | None = None, reused: int = 0) -> UpsertProgress:

@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.retrieval.filters import OTHER_LANGUAGE, TERMS_FIELD, encode_terms
@@ -17,6 +17,7 @@ from shared.search import Block, IndexedChunk, IndexedDocument, SearchHit
 
 # Milvus' limit for a text field, in UTF-8 bytes.
 MAX_FIELD_BYTES = 65_535
+MAX_QUERIES = 256
 # What Milvus answers to one query.
 MAX_ROWS_PER_DOCUMENT = 16_384
 KEY_LEN = 40
@@ -182,3 +183,17 @@ def _check_bytes(field: str, text: str) -> None:
 
 def _digest(*parts: str) -> str:
     return digest(*(part.encode("utf-8", "surrogatepass") for part in parts), size=KEY_LEN // 2)
+
+
+def check_queries(queries: Sequence[str]) -> None:
+    """
+    Raises:
+        InvalidRequest: there are too many or none, or one of them cannot be searched for.
+    """
+    if not 1 <= len(queries) <= MAX_QUERIES:
+        raise InvalidRequest(f"queries: 1 to {MAX_QUERIES}, got {len(queries)}")
+    for i, query in enumerate(queries):
+        if not query.strip():
+            raise InvalidRequest(f"queries[{i}]: is empty")
+        if len(query.encode()) > MAX_FIELD_BYTES:
+            raise InvalidRequest(f"queries[{i}]: longer than {MAX_FIELD_BYTES} bytes")

@@ -20,7 +20,7 @@ from services.retrieval.embedders import Embedders, Load
 from services.retrieval.filters import expression
 from services.retrieval.index import MilvusIndex
 from services.retrieval.reranker import Reranker
-from services.retrieval.rows import MAX_FIELD_BYTES, in_other_language, rows_of, searchable_text, text_of
+from services.retrieval.rows import check_queries, in_other_language, rows_of, searchable_text, text_of
 from shared.errors import FailedPrecondition, InvalidRequest, NotFound
 from shared.ranking import fuse_scores
 from shared.request import RequestContext, check_name
@@ -35,7 +35,6 @@ from shared.search import (
     SearchResult,
 )
 
-MAX_QUERIES = 256
 _TEXTS_PER_STEP = 16
 _READERS = 4
 ENGLISH_ALONE = ("en",)
@@ -99,7 +98,7 @@ class RetrievalService:
             FailedPrecondition: BM25 was asked for, and this index has none.
         """
         check_name("collection", collection)
-        _check_queries(queries)
+        check_queries(queries)
         if k > MAX_K:
             raise InvalidRequest(f"k: at most {MAX_K}, got {k}")
         mode = self._mode(mode)
@@ -295,13 +294,3 @@ class RetrievalService:
         self, threads: ThreadPoolExecutor, call: Callable[..., ResultT], *args: object
     ) -> asyncio.Future[ResultT]:
         return asyncio.get_running_loop().run_in_executor(threads, call, *args)
-
-
-def _check_queries(queries: Sequence[str]) -> None:
-    if not 1 <= len(queries) <= MAX_QUERIES:
-        raise InvalidRequest(f"queries: 1 to {MAX_QUERIES}, got {len(queries)}")
-    for i, query in enumerate(queries):
-        if not query.strip():
-            raise InvalidRequest(f"queries[{i}]: is empty")
-        if len(query.encode()) > MAX_FIELD_BYTES:
-            raise InvalidRequest(f"queries[{i}]: longer than {MAX_FIELD_BYTES} bytes")

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from cluster.cli.duration import Duration
 from cluster.cli.main import main
-from cluster.cli.store_commands import Duration
 from cluster.cli.store_console import (
     collections_table,
     counters_table,
