@@ -70,7 +70,7 @@ class Ingesting:
                     "--chunk-tokens: a passage is longer than a chunk; raise it, or lower --chars or "
                     "--passage-tokens"
                 )
-            manifest = Manifest(_TENANT, "", source.title, chunks=identified(self._of, cut))
+            manifest = Manifest(_TENANT, "", "", source.title, chunks=identified(self._of, cut))
             pieces = [conditioned(manifest, i) for i in range(len(cut))]
             found = self._identities.of(_TENANT, self._prompts.prefix_ids, pieces)
             chunks |= zip(source.passages, found.chunks, strict=True)
