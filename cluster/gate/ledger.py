@@ -1,15 +1,14 @@
-"""Keeps answers as they come, a line of JSON each, so that a run can end at any time and go on later."""
+"""Keeps answers as they come, and knows what has been asked."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.errors import InvalidRequest
+from shared.measuring.answer_file import AnswerFile
 
 FIRST_LAYER, LAST_LAYER = "first_layer", "last_layer"
 
@@ -41,27 +40,15 @@ class GradedAnswer:
 
 
 class Ledger:
-    """A file with a line per kind, mode and context; None keeps answers in memory alone."""
+    """A line of an ``AnswerFile`` for each kind, mode and context."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            InvalidRequest: the file holds answers that were made with other settings.
-        """
+        """Raises as ``AnswerFile``."""
+        self._file = AnswerFile(path, settings)
         self.answers: list[GradedAnswer] = []
         self._held: set[tuple[str, str, int]] = set()
-        self._path = path
-        if path is None:
-            return
-        head = json.dumps(settings)
-        # an unfinished line ends a killed run
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-        if lines:
-            _compare(path, json.loads(lines[0]), json.loads(head))
-        for line in lines[1:]:
-            self._keep([GradedAnswer(**answer) for answer in json.loads(line)])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join([head, *lines[1:], ""]), encoding="utf-8")
+        for line in self._file.lines:
+            self._keep([GradedAnswer(**answer) for answer in line])
 
     def holds(self, kind: str, mode: str, context: int) -> bool:
         return (kind, mode, context) in self._held
@@ -69,19 +56,8 @@ class Ledger:
     def add(self, answers: Sequence[GradedAnswer]) -> None:
         """All of one kind about one context in one mode."""
         self._keep(answers)
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([dataclasses.asdict(answer) for answer in answers]) + "\n")
+        self._file.add([dataclasses.asdict(answer) for answer in answers])
 
     def _keep(self, answers: Sequence[GradedAnswer]) -> None:
         self.answers += answers
         self._held |= {(answer.kind, answer.mode, answer.context) for answer in answers}
-
-
-def _compare(path: Path, kept: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    for key in {**ours, **kept}:
-        if ours.get(key) != kept.get(key):
-            raise InvalidRequest(
-                f"--answers: {path} holds answers with {key} {kept.get(key)!r}, not {ours.get(key)!r}; "
-                "name another file"
-            )

@@ -53,7 +53,7 @@ are timed with all questions of a context asked at once, all KV resident.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 2 wrong input, 130 interrupted."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 170)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 190)
     errors = Console(stderr=True, highlight=False)
     try:
         args = _parser().parse_args(argv)

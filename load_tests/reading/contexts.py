@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from load_tests.reading.articles import Article, ReadingQuestion
+from services.ingestion.chains import identified
 from services.ingestion.chunker import ChunkEncoder, Chunker, TextChunk
 from services.ingestion.formats.document import ParsedDocument
 from shared.generation.asked import Chunk
@@ -63,16 +64,12 @@ class ArticleCutter:
         them stand."""
         if context is not KvContext.DOCUMENT:
             chunks = self._chunkers[context].recut(article.title, chunks)
-        chained, headers, parent_id = list[Chunk](), dict[str, Chunk](), ""
-        for chunk in chunks:
-            if chunk.header is not None:
-                parent_id = ""
-                if chunk.header:
-                    parent_id = chunk_identity(*self._of, chunk.header)
-                    headers[parent_id] = Chunk(parent_id, chunk.header)
-            chunk_id = chunk_identity(*self._of, chunk.token_ids, parent_id)
-            chained.append(Chunk(chunk_id, chunk.token_ids, parent_id, self.isolated(chunk).chunk_id))
-            parent_id = chunk_id
+        found = identified(self._of, chunks)
+        headers = {c.parent_id: Chunk(c.parent_id, c.header_ids) for c in found if c.header_ids}
+        chained = [
+            Chunk(c.chunk_id, c.token_ids, c.parent_id, self.isolated(chunk).chunk_id)
+            for c, chunk in zip(found, chunks, strict=True)
+        ]
         return tuple(chained), tuple(headers.values())
 
     def isolated(self, chunk: TextChunk) -> Chunk:

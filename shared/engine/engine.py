@@ -155,7 +155,7 @@ class Engine:
     def run(self) -> None:
         """Steps until ``close``, sleeping while there is nothing to do."""
         while not self._closed:
-            if not self.step():
+            if not self.step() and not self._closed:  # whose news the step itself may have taken
                 self.wait()
         self.shut_down()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -157,3 +158,13 @@ class TestStoredKv:
         engine, prompts, _ = self.prefilled(shelf)
         (one,) = run(engine, prompts.request())
         assert_equals_oracle(one, tiny_model("qwen2"))
+
+
+def test_an_engine_that_is_closed_during_a_step_ends() -> None:
+    """The step takes the news of it, so nothing is left to wake the engine with."""
+    engine = engine_of()
+    engine._inbox.post(engine.close)
+    running = threading.Thread(target=engine.run, daemon=True)
+    running.start()
+    running.join(timeout=30)
+    assert not running.is_alive()
