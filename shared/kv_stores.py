@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
 from shared.clients.health import ServiceHealth
+from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
 from shared.kv_types import (
     AlikeDocuments,
     Chain,
     ChunkPage,
     ChunkStat,
-    CollectedGarbage,
     DeletedChunks,
     Manifest,
     ManifestPage,
@@ -24,8 +24,6 @@ from shared.kv_types import (
     PeerCopy,
     PinnedChunks,
     PinnedDocuments,
-    StoreStats,
-    VerifyProgress,
 )
 from shared.request import RequestContext
 

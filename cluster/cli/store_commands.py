@@ -14,7 +14,8 @@ from cluster.cli.session import LONG_DEADLINE_MS, Session, run_resumable
 
 if TYPE_CHECKING:
     from shared.clients.kv_store import KvStoreClient
-    from shared.kv_types import AlikeDocuments, StoreStats
+    from shared.kv_reports import StoreStats
+    from shared.kv_types import AlikeDocuments
 
 
 @click.group()

@@ -9,14 +9,8 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from shared.kv_types import (
-    AlikeDocuments,
-    DamagedCopy,
-    KvContext,
-    PinnedDocuments,
-    StoreStats,
-    TierStats,
-)
+from shared.kv_reports import DamagedCopy, StoreStats, TierStats
+from shared.kv_types import AlikeDocuments, KvContext, PinnedDocuments
 
 
 def tiers_table(stats: StoreStats) -> Table:

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cluster.cli.ingest_command import Summary, follow_all
 from shared.clients.ingest import IngestClient
+from shared.kv_reports import DamagedCopy
 from shared.kv_stores import Store
-from shared.kv_types import DamagedCopy
 from shared.request import RequestContext
 
 _IDS_PER_CALL = 1000

@@ -16,18 +16,19 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.gate.ingested import Ingested, Ingesting
+from cluster.gate.ingested import Ingesting
 from cluster.gate.ledger import FIRST_LAYER, LAST_LAYER, GradedAnswer
 from cluster.gate.modes import Arm, ClipSetting, Comparison, Over
+from cluster.gate.prepared import Prepared
 from cluster.gate.selections import Selections
-from cluster.gate.tasks import DocumentLayout, Task, TaskKind, blocks_of, sources_of, tasks_of
+from cluster.gate.tasks import Task, TaskKind, sources_of, tasks_of
 from cluster.gate.trials import Trial
 from services.ingestion.config import IngestionConfig
 from services.training.evaluate import answers
 from shared.engine import Engine, EngineConfig, load_model
 from shared.engine_config import GIB
 from shared.errors import ConfigError
-from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.asked import GenerateRequest, SamplingParams
 from shared.generation.modes import Chooser, Recompute, ReuseMode
 from shared.generation.told import Event, SelectedEvent, TokenEvent
 from shared.measuring.asking import AskedTogether
@@ -66,22 +67,6 @@ class EngineReply:
         choose."""
         later = self.selection.layers[2:]
         return sum(later) / len(later) if later else len(self.selection.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """One trial as it was ingested, in every layout, and which tokens are worth recomputing."""
-
-    trial: Trial
-    tasks: Mapping[TaskKind, Sequence[Task]]
-    ingested: Mapping[DocumentLayout, Ingested]
-    selections: Selections | None
-
-    def chunks(self, task: Task, over: Over) -> tuple[Chunk, ...]:
-        if over is Over.NOTHING:
-            return ()
-        placed = task.placed if over is Over.PLACED else blocks_of(self.trial, task.placed)
-        return tuple(self.ingested[task.kind.layout].chunks[i] for i in placed)
 
 
 @dataclass(slots=True)

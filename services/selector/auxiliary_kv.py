@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from services.selector.chains import Chains, Placed
+from services.selector.resident import Resident
 from services.selector.worker_thread import Turn, WorkerThread
 from shared.engine.kv.chunk_reads import Loaded
 from shared.engine.kv.loader import Checked, ComputedChunk, Loader, Saved
@@ -48,36 +49,6 @@ class Counts:
     loaded: int = 0
     encoded: int = 0
     written: int = 0
-
-
-class Resident:
-    """Segments in memory, least recently used first to go. Who uses one keeps it alive meanwhile."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.num_bytes = 0
-        self._segments: dict[str, Segment] = {}
-
-    def __len__(self) -> int:
-        return len(self._segments)
-
-    def get(self, key: str) -> Segment | None:
-        segment = self._segments.pop(key, None)
-        if segment is not None:
-            self._segments[key] = segment  # most recently used last
-        return segment
-
-    def put(self, key: str, segment: Segment) -> None:
-        if self.get(key) is None:
-            self._segments[key] = segment
-            self.num_bytes += segment.num_bytes
-        while self.num_bytes > self.capacity_bytes:
-            oldest = next(iter(self._segments))
-            self.num_bytes -= self._segments.pop(oldest).num_bytes
-
-    def check_invariants(self) -> None:
-        assert self.num_bytes == sum(s.num_bytes for s in self._segments.values()) <= self.capacity_bytes
-        assert all(segment.whole for segment in self._segments.values())
 
 
 class AuxiliaryKv:

@@ -7,17 +7,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.clients.service import ServiceClient, meta_of
 from shared.clients.transport import ClientStreaming
+from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
 from shared.kv_types import (
     AlikeDocuments,
     ChunkPage,
     ChunkStat,
-    CollectedGarbage,
     DeletedChunks,
     Manifest,
     ManifestPage,
     PinnedDocuments,
-    StoreStats,
-    VerifyProgress,
 )
 from shared.request import RequestContext
 from shared.wire.kv_store import (

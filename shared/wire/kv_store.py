@@ -8,20 +8,18 @@ from google.protobuf.message import Message
 
 from protos.kvquilt.v1 import kv_store_node_pb2
 from protos.kvquilt.v1 import kv_store_pb2 as pb
+from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
 from shared.kv_types import (
     AlikeDocuments,
     Chain,
     ChunkPage,
     ChunkStat,
-    CollectedGarbage,
     DeletedChunks,
     Manifest,
     ManifestPage,
     OpenedChunk,
     PeerCopy,
     PinnedDocuments,
-    StoreStats,
-    VerifyProgress,
 )
 from shared.wire.message import Conversion, MessageWire, TupleWire
 

@@ -13,16 +13,9 @@ import pytest
 from services.kv_store.node.agent import Agent
 from services.kv_store.tiers.chunk_names import blob_of
 from shared.errors import NotFound
+from shared.kv_reports import CollectedGarbage, DamagedCopy, TenantStats, VerifyProgress
 from shared.kv_stores import NodeAgent, NodeFiles, Store
-from shared.kv_types import (
-    CollectedGarbage,
-    DamagedCopy,
-    Manifest,
-    ManifestChunk,
-    PinnedDocuments,
-    TenantStats,
-    VerifyProgress,
-)
+from shared.kv_types import Manifest, ManifestChunk, PinnedDocuments
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from services.kv_store.documents.catalog import Document
 from shared.errors import StorageFull
-from shared.kv_types import ChunkStat, Manifest, TenantStats
+from shared.kv_reports import TenantStats
+from shared.kv_types import ChunkStat, Manifest
 
 
 @dataclass(frozen=True, slots=True)

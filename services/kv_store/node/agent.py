@@ -22,14 +22,8 @@ from services.kv_store.tiers.object_chunks import all_objects
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.clients.health import ServiceHealth
 from shared.errors import FailedPrecondition, InvalidRequest, KvquiltError
-from shared.kv_types import (
-    ChunkPage,
-    ChunkStat,
-    NodeStats,
-    OpenedChunk,
-    PeerCopy,
-    StoreStats,
-)
+from shared.kv_reports import NodeStats, StoreStats
+from shared.kv_types import ChunkPage, ChunkStat, OpenedChunk, PeerCopy
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)

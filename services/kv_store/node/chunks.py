@@ -19,7 +19,8 @@ from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.files import FileCopy
 from services.kv_store.tiers.object_chunks import all_objects, find_object
 from shared.errors import NotFound
-from shared.kv_types import OpenedChunk, TierStats
+from shared.kv_reports import TierStats
+from shared.kv_types import OpenedChunk
 
 
 class NodeTiers(WritableTiers):

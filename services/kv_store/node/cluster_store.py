@@ -11,20 +11,18 @@ from services.kv_store.node.agent import SERVICE
 from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_ids
 from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
+from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
 from shared.kv_stores import NodeAgent
 from shared.kv_types import (
     AlikeDocuments,
     Chain,
     ChunkPage,
     ChunkStat,
-    CollectedGarbage,
     DeletedChunks,
     Manifest,
     ManifestPage,
     OpenedChunk,
     PinnedDocuments,
-    StoreStats,
-    VerifyProgress,
 )
 from shared.request import RequestContext
 

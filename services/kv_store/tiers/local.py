@@ -29,7 +29,8 @@ from services.kv_store.tiers.files import FileCopy, TierFiles
 from services.kv_store.tiers.leases import Leases
 from shared.errors import CorruptData, NewerFormat, NotFound, StorageFull
 from shared.kv_format import ChunkSummary, inspect_chunk, verify_chunk
-from shared.kv_types import OpenedChunk, TierStats
+from shared.kv_reports import TierStats
+from shared.kv_types import OpenedChunk
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from services.kv_store.blobs.protocol import Blobs
-from shared.kv_types import ChunkPage, CollectedGarbage, DeletedChunks
+from shared.kv_reports import CollectedGarbage
+from shared.kv_types import ChunkPage, DeletedChunks
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)

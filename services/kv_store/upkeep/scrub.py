@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Protocol
 
 from shared.errors import CorruptData, FailedPrecondition, KvquiltError, NotFound
-from shared.kv_types import DamagedCopy, VerifyProgress
+from shared.kv_reports import DamagedCopy, VerifyProgress
 from shared.request import RequestContext
 
 log = logging.getLogger(__name__)

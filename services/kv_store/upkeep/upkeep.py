@@ -25,17 +25,9 @@ from services.kv_store.node.copies import NodeCopies
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
 from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
 from shared.errors import KvquiltError, Unavailable
+from shared.kv_reports import CollectedGarbage, TenantStats, VerifyProgress
 from shared.kv_stores import NodeAgent
-from shared.kv_types import (
-    ChunkPage,
-    CollectedGarbage,
-    DeletedChunks,
-    Manifest,
-    PinnedChunks,
-    PinnedDocuments,
-    TenantStats,
-    VerifyProgress,
-)
+from shared.kv_types import ChunkPage, DeletedChunks, Manifest, PinnedChunks, PinnedDocuments
 from shared.request import RequestContext, check_name
 
 log = logging.getLogger(__name__)

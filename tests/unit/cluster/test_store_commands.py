@@ -26,16 +26,8 @@ from cluster.cli.store_console import (
 )
 from cluster.cli.store_upkeep import ScrubFindings, migrate, repair, verify
 from shared.documents import DocumentInfo, Stage, UpsertProgress
-from shared.kv_types import (
-    AlikeDocuments,
-    ChunkStat,
-    DamagedCopy,
-    NodeStats,
-    StoreStats,
-    TenantStats,
-    TierStats,
-    VerifyProgress,
-)
+from shared.kv_reports import DamagedCopy, NodeStats, StoreStats, TenantStats, TierStats, VerifyProgress
+from shared.kv_types import AlikeDocuments, ChunkStat
 from shared.request import RequestContext
 
 STORE = ("stats", "verify", "repair", "migrate", "gc", "pin", "unpin", "pins", "export", "import")

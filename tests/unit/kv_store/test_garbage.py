@@ -12,7 +12,8 @@ import pytest
 from services.kv_store.blobs.protocol import BlobStat
 from services.kv_store.upkeep.garbage import collect, keeper_now_s, young
 from shared.errors import DeadlineExceeded, Unavailable
-from shared.kv_types import ChunkPage, ChunkStat, CollectedGarbage, DeletedChunks
+from shared.kv_reports import CollectedGarbage
+from shared.kv_types import ChunkPage, ChunkStat, DeletedChunks
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_id_of

@@ -7,7 +7,8 @@ import pytest
 from services.kv_store.documents.catalog import Document
 from services.kv_store.documents.quotas import QuotaConfig, TenantUsage, after_replacing
 from shared.errors import StorageFull
-from shared.kv_types import ChunkStat, Manifest, ManifestChunk, TenantStats
+from shared.kv_reports import TenantStats
+from shared.kv_types import ChunkStat, Manifest, ManifestChunk
 
 DOCUMENTS = [
     Document("acme", "books", "1", ("a", "b")),

@@ -13,7 +13,7 @@ import pytest
 
 from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
 from shared.errors import CorruptData, FailedPrecondition, NotFound, Unavailable
-from shared.kv_types import DamagedCopy, VerifyProgress
+from shared.kv_reports import DamagedCopy, VerifyProgress
 from shared.request import RequestContext
 from tests.kv_chunks import chunk_id_of
 

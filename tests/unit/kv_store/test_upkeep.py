@@ -19,14 +19,8 @@ from services.kv_store.node.agent import Agent
 from services.kv_store.node.housekeeping import Housekeeping
 from services.kv_store.upkeep.upkeep import Upkeep
 from shared.errors import FailedPrecondition, StorageFull, Unavailable
-from shared.kv_types import (
-    ChunkPage,
-    ChunkStat,
-    Manifest,
-    ManifestChunk,
-    TenantStats,
-    VerifyProgress,
-)
+from shared.kv_reports import TenantStats, VerifyProgress
+from shared.kv_types import ChunkPage, ChunkStat, Manifest, ManifestChunk
 from shared.request import RequestContext
 from tests.dict_blobs import DictBlobs
 from tests.kv_chunks import chunk_bytes, chunk_id_of

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.selector.auxiliary_kv import Resident
+from services.selector.resident import Resident
 from services.selector.service import SelectorService
 from services.selector.worker_thread import Turn
 from shared.errors import (
