@@ -18,7 +18,7 @@ from protos.kvquilt.v1 import (
     retrieval_pb2,
     selection_pb2,
 )
-from shared import answer, documents, kv_types, search
+from shared import answer, documents, kv_reports, kv_types, search
 from shared.clients.health import HEALTH, ServiceHealth
 from shared.errors import InternalError, InvalidRequest, NotFound
 from shared.generation import asked, described, forest, modes, orders, pieces, selection, told
@@ -475,16 +475,16 @@ def test_a_token_that_no_message_can_carry_is_named() -> None:
 
 
 CHUNK_STATS = tuples(st.builds(kv_types.ChunkStat, TEXT, st.booleans(), SEEDS, FLOATS))
-TIERS = st.builds(kv_types.TierStats, TEXT, SEEDS, SEEDS, SEEDS, SEEDS)
+TIERS = st.builds(kv_reports.TierStats, TEXT, SEEDS, SEEDS, SEEDS, SEEDS)
 STORES = st.builds(
-    kv_types.StoreStats,
+    kv_reports.StoreStats,
     nodes=tuples(
         st.builds(
-            kv_types.NodeStats, TEXT, st.booleans(), tuples(TIERS), st.dictionaries(TEXT, SEEDS, max_size=2)
+            kv_reports.NodeStats, TEXT, st.booleans(), tuples(TIERS), st.dictionaries(TEXT, SEEDS, max_size=2)
         )
     ),
     objects=st.none() | TIERS,
-    tenants=tuples(st.builds(kv_types.TenantStats, TEXT, SEEDS, SEEDS, SEEDS)),
+    tenants=tuples(st.builds(kv_reports.TenantStats, TEXT, SEEDS, SEEDS, SEEDS)),
     num_unreachable=NUMBERS,
     objects_detail=TEXT,
 )
@@ -498,7 +498,7 @@ MANIFESTS = st.builds(
     TEXT,
     TEXT,
 )
-DAMAGED = tuples(st.builds(kv_types.DamagedCopy, TEXT, TEXT, TEXT, TEXT, st.booleans()))
+DAMAGED = tuples(st.builds(kv_reports.DamagedCopy, TEXT, TEXT, TEXT, TEXT, st.booleans()))
 RANGES = tuples(st.tuples(SEEDS, SEEDS))
 INFOS = tuples(
     st.builds(documents.DocumentInfo, TEXT, TEXT, TEXT, NUMBERS, TEXT, st.booleans(), FLOATS, TEXT, TEXT)
@@ -513,8 +513,8 @@ INFOS = tuples(
         (storing.MANIFEST_PAGE, st.builds(kv_types.ManifestPage, tuples(MANIFESTS), st.booleans())),
         (storing.ALIKE, st.builds(kv_types.AlikeDocuments, TEXT, SEEDS, TEXT, TEXT, TEXT, TEXT)),
         (storing.STATS, STORES),
-        (storing.VERIFIED, st.builds(kv_types.VerifyProgress, SEEDS, SEEDS, DAMAGED, tuples(TEXT))),
-        (storing.COLLECTED, st.builds(kv_types.CollectedGarbage, SEEDS, SEEDS, SEEDS)),
+        (storing.VERIFIED, st.builds(kv_reports.VerifyProgress, SEEDS, SEEDS, DAMAGED, tuples(TEXT))),
+        (storing.COLLECTED, st.builds(kv_reports.CollectedGarbage, SEEDS, SEEDS, SEEDS)),
         (storing.PINNED, st.builds(kv_types.PinnedDocuments, TEXT, TEXT, SEEDS)),
         (
             storing.OPENED,
