@@ -119,6 +119,7 @@ class World:
     num_prefilled: int = 0
     step: Callable[[str], None] = lambda name: None
     page_size: int = 2
+    first_pause_s: float = 0.0
     kv_context: KvContext = KvContext.DOCUMENT
     encodings: dict[str, str] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
@@ -131,7 +132,7 @@ class World:
     ) -> IngestionService:
         config = {"kv_context": self.kv_context} | config
         settings = IngestionConfig(model="none", chunk_tokens=chunk_tokens, **config)
-        policy = CallPolicy(timeout_s=settings.step_timeout_s, first_pause_s=0.0)
+        policy = CallPolicy(timeout_s=settings.step_timeout_s, first_pause_s=self.first_pause_s)
         store = DocumentStore(
             self, self, self, policy, settings.prefill_batch, self.selector, now=lambda: 1.0
         )
