@@ -15,7 +15,7 @@ from load_tests.servers.s3 import S3Server
 from services.kv_store.node.agent import Agent
 from services.kv_store.s3.bucket import ObjectBlobs
 from services.kv_store.tiers.chunk_names import blob_of
-from shared.errors import KvquiltError
+from shared.errors import KvquiltError, NotFound
 from shared.kv_format import ChunkFile
 from shared.request import RequestContext
 from shared.stored_segments.source import StoreSegmentSource
@@ -112,8 +112,8 @@ async def test_the_node_brings_what_the_object_store_stops_sending(
     own_server.start()  # the kept connections are gone
     await engine.check(segment, layers)
     other, lost = stored(tmp_path, objects, seed=2)
-    segment = await engine.open(other)
     own_server.stop()
+    segment = await engine.open(other)
     with pytest.raises(KvquiltError) as told:
         await engine.check(segment, lost)
     assert told.value.retryable
@@ -121,14 +121,14 @@ async def test_the_node_brings_what_the_object_store_stops_sending(
     assert "ignature" not in told.value.detail
 
 
-async def test_a_chunk_that_was_deleted_meanwhile_cannot_be_had(
+async def test_a_chunk_that_is_not_stored_cannot_be_had(
     tmp_path: Path, objects: ObjectBlobs, node: Agent
 ) -> None:
     chunk_id, layers = stored(tmp_path, objects)
-    engine = Engine(node)
-    segment = await engine.open(chunk_id)
     objects.delete(blob_of(chunk_id))
-    with pytest.raises(KvquiltError):
+    engine = Engine(node)
+    segment = await engine.open(chunk_id)  # nobody was asked yet
+    with pytest.raises(NotFound):
         await engine.check(segment, layers)
     assert await engine.open(chunk_id) is None
 
