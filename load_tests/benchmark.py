@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.console import Console
+
+from shared.errors import KvquiltError
 from shared.measuring.report import Measurement
 
 T = TypeVar("T")
@@ -76,6 +79,19 @@ def printed(measurements: Iterable[Measurement]) -> list[Measurement]:
         print(line(measurement), flush=True)
         found.append(measurement)
     return found
+
+
+def exit_code(name: str, errors: Console, measure: Callable[[], None]) -> int:
+    """Runs what goes on where it ended: 0 measured, 2 wrong input, 130 interrupted."""
+    try:
+        measure()
+    except KvquiltError as error:
+        errors.print(f"{name}: {error.detail}", style="red", soft_wrap=True)
+        return 2
+    except KeyboardInterrupt:
+        errors.print("interrupted; with --answers the same command goes on from here")
+        return 130
+    return 0
 
 
 def line(m: Measurement) -> str:

@@ -52,6 +52,16 @@ def s3_server() -> Iterator[S3Server]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture
+def own_server(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """One to stop and start again, while others use the session's."""
+    server = S3Server(tmp_path / "own-server" / "data", s3_server.program)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.close()
+
+
 def new_bucket() -> str:
     return f"bucket-{next(_bucket_numbers)}"
 

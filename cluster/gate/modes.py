@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cluster.gate.names import parse_names
 from cluster.gate.tasks import TaskKind
 from shared.engine.modes.token_selection import DEFAULT_RATIO
 from shared.errors import InvalidRequest
@@ -130,11 +131,7 @@ def parse_controls(names: str) -> tuple[ReuseMode, ...]:
     Raises:
         InvalidRequest: names what is no control.
     """
-    known = {mode.value: mode for mode in CONTROLS}
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if unknown := [name for name in wanted if name not in known]:
-        raise InvalidRequest(f"--controls: {unknown[0]!r} is not one of {', '.join(known)}")
-    return tuple(known[name] for name in wanted)
+    return parse_names("--controls", names, CONTROLS)
 
 
 def parse_ratios(numbers: str) -> tuple[float, ...]:

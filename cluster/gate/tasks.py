@@ -24,9 +24,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from cluster.gate.names import parse_names
 from cluster.gate.trials import Trial, is_spread
 from services.training.contexts import Passage
-from shared.errors import InvalidRequest
 
 _SELDOM = 4  # kinds that only stand beside others are asked about one of so many contexts
 
@@ -102,11 +102,7 @@ def parse_kinds(names: str) -> tuple[TaskKind, ...]:
     Raises:
         InvalidRequest: names what is no kind.
     """
-    known = {kind.value: kind for kind in TaskKind}
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if unknown := [name for name in wanted if name not in known]:
-        raise InvalidRequest(f"--kinds: {unknown[0]!r} is not one of {', '.join(known)}")
-    return tuple(known[name] for name in wanted)
+    return parse_names("--kinds", names, TaskKind)
 
 
 def _tasks(rng: random.Random, trial: Trial) -> Iterator[Task]:

@@ -22,10 +22,9 @@ from cluster.gate.show import show
 from cluster.gate.tasks import KINDS, parse_kinds
 from cluster.models.names import DEMO
 from cluster.models.resolution import resolve_model
-from load_tests.benchmark import json_option, new_parser, option
+from load_tests.benchmark import exit_code, json_option, new_parser, option
 from services.ingestion.config import IngestionConfig
 from shared.config import load
-from shared.errors import KvquiltError
 from shared.kv_types import KvContext
 from shared.measuring.report import write_report
 from shared.prompt_config import PromptConfig
@@ -88,17 +87,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 2 wrong input, 130 interrupted."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     errors = Console(stderr=True, highlight=False)
-    try:
+
+    def measure() -> None:
         args = _parser().parse_args(argv)
         torch.set_num_threads(args.threads)
         _measure(args, console, errors)
-    except KvquiltError as error:
-        errors.print(f"quality: {error.detail}", style="red", soft_wrap=True)
-        return 2
-    except KeyboardInterrupt:
-        errors.print("interrupted; with --answers the same command goes on from here")
-        return 130
-    return 0
+
+    return exit_code("quality", errors, measure)
 
 
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:

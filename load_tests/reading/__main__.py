@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cluster.config import model_settings
 from cluster.models.names import SMOLLM2
 from cluster.models.resolution import resolve_model
-from load_tests.benchmark import at_least, json_option, new_parser, option
+from load_tests.benchmark import at_least, exit_code, json_option, new_parser, option
 from load_tests.reading.arms import ReadingArm, arms_of, parse_contexts, parse_modes
 from load_tests.reading.articles import Article, read_articles
 from load_tests.reading.bench import ReadingAnswer, ReadingBench
@@ -28,7 +28,6 @@ from load_tests.reading.findings import findings, measurements, show
 from services.ingestion.config import DEFAULT_CONTEXT_TOKENS
 from shared.config import load
 from shared.engine import EngineConfig
-from shared.errors import KvquiltError
 from shared.measuring.answer_file import AnswerFile
 from shared.measuring.report import write_report
 from shared.prompt_config import PromptConfig
@@ -55,18 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 measured, 2 wrong input, 130 interrupted."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 190)
     errors = Console(stderr=True, highlight=False)
-    try:
+
+    def measure() -> None:
         args = _parser().parse_args(argv)
         if args.threads:
             torch.set_num_threads(args.threads)
         _measure(args, console, errors)
-    except KvquiltError as error:
-        errors.print(f"reading: {error.detail}", style="red", soft_wrap=True)
-        return 2
-    except KeyboardInterrupt:
-        errors.print("interrupted; with --answers the same command goes on from here")
-        return 130
-    return 0
+
+    return exit_code("reading", errors, measure)
 
 
 def _measure(args: argparse.Namespace, console: Console, errors: Console) -> None:

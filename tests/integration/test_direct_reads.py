@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,15 +24,6 @@ from tests.minio_server import impatient, new_bucket, settings_for
 
 SHAPE = ChunkShape(layers=6, kv_heads=2, head_dim=64, tokens=96)
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-@pytest.fixture
-def own_server(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    server = S3Server(tmp_path / "own" / "data", s3_server.program)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.close()
 
 
 @pytest.fixture

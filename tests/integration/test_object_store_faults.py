@@ -37,16 +37,6 @@ def proxy(s3_server: S3Server) -> Iterator[FaultyS3]:
         yield it
 
 
-@pytest.fixture
-def own_server(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """One to stop and start again, while others use the session's."""
-    server = S3Server(tmp_path / "own" / "data", s3_server.program)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.close()
-
-
 def whole(blobs: Blobs, name: str) -> bytes:
     return b"".join(blobs.read(name))
 

@@ -4,7 +4,6 @@ back."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,6 @@ from tests.minio_server import settings_for
 
 CTX = RequestContext.create(tenant="acme", deadline_ms=36_000_000)
 IDS = [chunk_id_of(n) for n in range(6)]
-
-
-@pytest.fixture
-def own_server(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """One to stop and start again, while others use the session's."""
-    server = S3Server(tmp_path / "server" / "data", s3_server.program)
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    server.close()
 
 
 @pytest.fixture
