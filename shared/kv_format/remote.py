@@ -9,10 +9,8 @@ Reading another layer next costs a request. What fails is taken from elsewhere.
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -21,7 +19,6 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
-import certifi
 import urllib3
 import xxhash
 from urllib3.connection import HTTPConnection
@@ -32,6 +29,7 @@ from shared.kv_format.frame import Array, Frame, read_frame
 from shared.kv_format.header import ChunkHeader
 from shared.kv_format.layout import Layout
 from shared.kv_format.reader import ChunkFile
+from shared.tls import trusting
 
 _CONNECT_S, _READ_S = 3.0, 10.0
 _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
@@ -250,15 +248,6 @@ def _speaking_of(name: str) -> Iterator[None]:
         yield
     except (OSError, urllib3.exceptions.HTTPError, http.client.HTTPException) as error:
         raise Unavailable(f"chunk {name}: the object store fails ({type(error).__name__})") from None
-
-
-def trusting(ca_file: str) -> ssl.SSLContext:
-    """Trusts the authorities of a PEM file; empty: the usual ones.
-
-    Raises:
-        OSError: it cannot be read, or is not one.
-    """
-    return ssl.create_default_context(cafile=ca_file or os.environ.get("SSL_CERT_FILE") or certifi.where())
 
 
 @cache

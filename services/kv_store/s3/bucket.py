@@ -42,7 +42,7 @@ from services.kv_store.s3.reader import ObjectReader
 from services.kv_store.s3.retries import Clock, Retries
 from services.kv_store.s3.settings import ObjectSettings
 from shared.errors import ConfigError, FailedPrecondition, NotFound, Unavailable
-from shared.kv_format.remote import trusting
+from shared.tls import trusting
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
