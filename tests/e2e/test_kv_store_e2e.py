@@ -8,11 +8,11 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -40,6 +40,7 @@ from tests.kv_directory import DirectoryStore
 from tests.kv_stores import in_pieces
 
 pytestmark = pytest.mark.e2e
+ResultT = TypeVar("ResultT")
 PUBLIC = {m.name for m in kv_store_pb2.DESCRIPTOR.services_by_name["KvStore"].methods}
 INTERNAL = {m.name for m in kv_store_node_pb2.DESCRIPTOR.services_by_name["NodeStore"].methods} - PUBLIC
 
@@ -211,12 +212,7 @@ async def test_a_reader_asks_its_own_node_s_agent_and_finds_it_again_when_it_die
     assert (await reader.open(ctx(), [chunk_id], worker))[0].exists
 
     os.kill(ray.get(ray.get_actor(actor_name(worker), NAMESPACE).process_id.remote()), signal.SIGKILL)
-    for _ in range(100):
-        with contextlib.suppress(Unavailable):
-            assert (await reader.open(ctx(), [chunk_id], worker))[0].exists
-            return
-        await asyncio.sleep(0.2)
-    pytest.fail("the agent was not found again")
+    assert (await once_it_answers(lambda: reader.open(ctx(), [chunk_id], worker)))[0].exists
 
 
 class Front(DirectoryStore):
@@ -230,21 +226,20 @@ async def test_an_agent_that_dies_is_started_again_and_has_everything(
     files: NodeFilesClient, system: System
 ) -> None:
     worker = system.nodes[1]
-    staging = Path(await files.stage(ctx(), worker))
+    staging = Path(await once_it_answers(lambda: files.stage(ctx(), worker)))  # the test before killed it too
     chunk_id = large_chunk(staging / "mine", 4)
     await files.adopt(ctx(), chunk_id, worker, str(staging / "mine"))
 
     agent = ray.get_actor(actor_name(worker), NAMESPACE)
     os.kill(ray.get(agent.process_id.remote()), signal.SIGKILL)
+    assert (await once_it_answers(lambda: files.open(ctx(), [chunk_id], worker)))[0].exists
 
-    async def opened() -> bool:
-        with contextlib.suppress(Unavailable):  # the only error that a caller may see meanwhile
-            return (await files.open(ctx(), [chunk_id], worker))[0].exists
-        return False
 
+async def once_it_answers(call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """Repeats ``call`` while the agent is away, which may be told as ``Unavailable`` only."""
     for _ in range(100):
-        if await opened():
-            return
+        with contextlib.suppress(Unavailable):
+            return await call()
         await asyncio.sleep(0.2)
     pytest.fail("the agent did not come back")
 
