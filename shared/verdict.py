@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -107,9 +108,11 @@ class Verdict:
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
-    def misfit(self, model: str, prefix: str, encoding: str, conditioned: bool | None = None) -> str:
-        """Names what it was not made for; empty if it holds. ``conditioned``: whether chunks are computed
-        behind others, which is all that a request shows of ``kv_context``; None: it has none."""
+    def misfit(
+        self, model: str, prefix: str, encoding: str, contexts: Collection[KvContext] = tuple(KvContext)
+    ) -> str:
+        """Names what it was not made for; empty if it holds. ``contexts``: settings that the chunks may have
+        been made under."""
         for name, own, served in (
             ("model", self.model, model),
             ("prefix", self.prefix, prefix),
@@ -117,5 +120,4 @@ class Verdict:
         ):
             if own != served:
                 return name
-        made_for_chains = self.kv_context is not KvContext.NONE
-        return "kv_context" if conditioned not in (None, made_for_chains) else ""
+        return "" if self.kv_context in contexts else "kv_context"

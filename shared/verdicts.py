@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from shared.config import load
 from shared.errors import ConfigError
+from shared.kv_types import KvContext
 from shared.verdict import Verdict
 
 
@@ -62,10 +63,14 @@ def keep_verdict(path: Path, verdict: Verdict) -> None:
 
 
 def choose(
-    verdicts: Sequence[Verdict], model: str, prefix: str, encoding: str, conditioned: bool | None = None
+    verdicts: Sequence[Verdict],
+    model: str,
+    prefix: str,
+    encoding: str,
+    contexts: Collection[KvContext] = tuple(KvContext),
 ) -> tuple[Verdict | None, str]:
-    """The newest that holds, or what the newest was not made for. ``conditioned``: see ``Verdict.misfit``."""
-    misfits = [verdict.misfit(model, prefix, encoding, conditioned) for verdict in verdicts]
+    """The newest that holds, or what the newest was not made for. ``contexts``: see ``Verdict.misfit``."""
+    misfits = [verdict.misfit(model, prefix, encoding, contexts) for verdict in verdicts]
     fitting = next((v for v, misfit in zip(verdicts, misfits, strict=True) if not misfit), None)
     return fitting, "" if fitting or not misfits else misfits[0]
 

@@ -3,7 +3,7 @@ verdict says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from services.generator.config import GeneratorConfig
@@ -12,6 +12,7 @@ from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
+from shared.kv_types import KvContext
 from shared.verdict import VERDICT_FILE, Verdict
 from shared.verdicts import choose, told
 
@@ -51,10 +52,9 @@ class Modes:
         order: Reuse,
         prefix_ids: tuple[int, ...],
         has_question: bool = True,
-        conditioned: bool | None = None,
+        contexts: Collection[KvContext] = tuple(KvContext),
     ) -> Reusing:
-        """``conditioned``: whether chunks of the request are computed behind others of their documents; None:
-        it has none.
+        """``contexts``: settings that the chunks may have been made under.
 
         Raises:
             InvalidRequest: an option that the mode does not go by; names the field.
@@ -62,7 +62,7 @@ class Modes:
         """
         mode = order.mode or self._config.reuse
         if isinstance(mode, Auto):
-            return self._by_verdict(order, prefix_ids, has_question, conditioned)
+            return self._by_verdict(order, prefix_ids, has_question, contexts)
         if not mode.deferred:
             for name, value in (("grouping", order.grouping), ("reading", order.reading)):
                 if value is not None:
@@ -75,11 +75,11 @@ class Modes:
                 "name its application in generator.selector.application, or choose another mode"
             )
         reusing = self._reusing(mode, order, order.recompute)
-        return replace(reusing, note=self._warning(reusing, prefix_ids, conditioned))
+        return replace(reusing, note=self._warning(reusing, prefix_ids, contexts))
 
-    def _warning(self, reusing: Reusing, prefix_ids: tuple[int, ...], conditioned: bool | None) -> str:
+    def _warning(self, reusing: Reusing, prefix_ids: tuple[int, ...], contexts: Collection[KvContext]) -> str:
         """Of recomputing against the verdict."""
-        verdict, _ = self._verdict(prefix_ids, conditioned)
+        verdict, _ = self._verdict(prefix_ids, contexts)
         mode = reusing.mode
         if verdict is None or verdict.recompute or not mode.recomputes or reusing.recompute.ratio == 0:
             return ""
@@ -89,25 +89,31 @@ class Modes:
         )
 
     def _by_verdict(
-        self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None
+        self,
+        order: Reuse,
+        prefix_ids: tuple[int, ...],
+        has_question: bool,
+        contexts: Collection[KvContext],
     ) -> Reusing:
         if (order.recompute, order.ape, order.grouping, order.reading) != (Recompute(), Ape(), None, None):
             raise InvalidRequest(
                 "recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode"
             )
-        verdict, why = self._verdict(prefix_ids, conditioned)
+        verdict, why = self._verdict(prefix_ids, contexts)
         if verdict is not None:
             why = self._why_not(verdict.mode, has_question)
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
         return self._reusing(verdict.mode, order, Recompute(verdict.ratio))
 
-    def _verdict(self, prefix_ids: tuple[int, ...], conditioned: bool | None) -> tuple[Verdict | None, str]:
+    def _verdict(
+        self, prefix_ids: tuple[int, ...], contexts: Collection[KvContext]
+    ) -> tuple[Verdict | None, str]:
         """The one that holds for such requests, or why there is none."""
         if not self._verdicts:
             return None, f"the model has no verdict ({VERDICT_FILE})"
         encoding = self._config.kv_encoding
-        verdict, misfit = choose(self._verdicts, self._model, ids_hash(prefix_ids), encoding, conditioned)
+        verdict, misfit = choose(self._verdicts, self._model, ids_hash(prefix_ids), encoding, contexts)
         return verdict, f"the verdict was made for another {misfit}" if misfit else ""
 
     def _why_not(self, mode: ReuseMode, has_question: bool) -> str:

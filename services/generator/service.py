@@ -4,7 +4,7 @@ events back."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -25,6 +25,7 @@ from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
 from shared.kv_buffers import ENCODINGS
+from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.verdict import Verdict
@@ -113,7 +114,7 @@ class Generator:
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
-        reusing = self._modes.settle(order.reuse, prefix_ids, conditioned=_conditioned(chunks))
+        reusing = self._modes.settle(order.reuse, prefix_ids, contexts=_made_under(order.kv_context, chunks))
         request = GenerateRequest(
             request_id=ctx.request_id,
             prefix_ids=prefix_ids,
@@ -165,7 +166,10 @@ class Generator:
         """Tells what happens in a live forest. It is closed when ``commands`` end."""
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         reusing = self._modes.settle(
-            order.reuse, prefix_ids, has_question=False, conditioned=_conditioned(chunks)
+            order.reuse,
+            prefix_ids,
+            has_question=False,
+            contexts=_made_under(order.kv_context, chunks),
         )
         request = ForestRequest(
             ctx.request_id,
@@ -279,6 +283,12 @@ class Generator:
         return asked
 
 
-def _conditioned(chunks: Sequence[Chunk]) -> bool | None:
-    """Whether some are computed behind others of their documents; None: there are none."""
-    return any(chunk.parent_id for chunk in chunks) if chunks else None
+def _made_under(told: KvContext | None, chunks: Sequence[Chunk]) -> Collection[KvContext]:
+    """Settings that chunks may have been made under: the one that the caller tells, else all that fit what
+    the chunks show, which is whether some are computed behind others."""
+    if not chunks:
+        return tuple(KvContext)
+    if told is not None:
+        return (told,)
+    chained = any(chunk.parent_id for chunk in chunks)
+    return (KvContext.DOCUMENT, KvContext.HEADER) if chained else (KvContext.NONE,)

@@ -34,9 +34,9 @@ def test_it_holds_for_what_its_kv_was_computed_behind(tmp_path: Path) -> None:
     own = (VERDICT.model, VERDICT.prefix, VERDICT.encoding)
     for context in KvContext:
         verdict = replace(VERDICT, kv_context=context)
-        fits = context is not KvContext.NONE
-        assert verdict.misfit(*own, conditioned=fits) == verdict.misfit(*own) == ""
-        assert verdict.misfit(*own, conditioned=not fits) == "kv_context"
+        others = set(KvContext) - {context}
+        assert verdict.misfit(*own, contexts={context}) == verdict.misfit(*own) == ""
+        assert verdict.misfit(*own, contexts=others) == "kv_context"
 
 
 def test_a_verdict_of_an_earlier_version_is_of_kv_that_is_alone(tmp_path: Path) -> None:

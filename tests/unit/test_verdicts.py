@@ -39,11 +39,13 @@ def test_one_alone_as_it_was_written_before_is_read_and_kept(tmp_path: Path) -> 
 
 def test_the_one_that_holds_is_chosen_or_what_the_newest_was_not_made_for_is_named() -> None:
     of = (VERDICT.model, VERDICT.prefix, VERDICT.encoding)
-    both = (VERDICT, ISOLATED)
-    assert choose(both, *of, conditioned=True) == (VERDICT, "")
-    assert choose(both, *of, conditioned=False) == (ISOLATED, "")
-    assert choose((VERDICT,), *of, conditioned=False) == (None, "kv_context")
-    assert choose(both, "another", *of[1:], conditioned=True) == (None, "model")
+    of_titles = replace(VERDICT, kv_context=KvContext.HEADER)
+    all_three = (VERDICT, of_titles, ISOLATED)
+    for verdict in all_three:
+        assert choose(all_three, *of, contexts=[verdict.kv_context]) == (verdict, "")
+    assert choose(all_three[1:], *of, contexts=[KvContext.HEADER, KvContext.DOCUMENT]) == (of_titles, "")
+    assert choose((VERDICT, of_titles), *of, contexts=[KvContext.NONE]) == (None, "kv_context")
+    assert choose(all_three, "another", *of[1:], contexts=[KvContext.HEADER]) == (None, "model")
     assert choose((), *of) == (None, "")
 
 

@@ -104,18 +104,23 @@ FORBIDS = replace(
 )
 
 
+CHAINED = {KvContext.DOCUMENT, KvContext.HEADER}
+
+
 @pytest.mark.parametrize(
-    ("conditioned", "mode", "why"),
+    ("contexts", "mode", "why"),
     [
-        (True, ReuseMode.REORDERED, ""),
-        (None, ReuseMode.REORDERED, ""),  # a request without chunks
-        (False, ReuseMode.FULL, "another kv_context"),
+        ({KvContext.DOCUMENT}, ReuseMode.REORDERED, ""),
+        (CHAINED, ReuseMode.REORDERED, ""),
+        (set(KvContext), ReuseMode.REORDERED, ""),  # a request without chunks
+        ({KvContext.HEADER}, ReuseMode.FULL, "another kv_context"),
+        ({KvContext.NONE}, ReuseMode.FULL, "another kv_context"),
     ],
 )
-def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_are_computed_behind_others(
-    conditioned: bool | None, mode: ReuseMode, why: str
+def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_may_have_been_made_under_its_setting(
+    contexts: set[KvContext], mode: ReuseMode, why: str
 ) -> None:
-    settled = modes(FORBIDS).settle(Reuse(Auto.AUTO), PREFIX, conditioned=conditioned)
+    settled = modes(FORBIDS).settle(Reuse(Auto.AUTO), PREFIX, contexts=contexts)
     assert settled.mode is mode
     assert (why in settled.note) if why else settled.note == ""
 
@@ -131,23 +136,26 @@ def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_are_computed_behind_
 )
 def test_who_recomputes_against_the_verdict_is_told(order: Reuse) -> None:
     ours = modes(FORBIDS, has_selector=True, reuse="query_attention")
-    settled = ours.settle(order, PREFIX, conditioned=True)
+    settled = ours.settle(order, PREFIX, contexts=CHAINED)
     assert settled.mode is (order.mode or ReuseMode.QUERY_ATTENTION)
     assert "recomputes against the model's verdict" in settled.note
     assert "reordered is advised" in settled.note
 
 
 @pytest.mark.parametrize(
-    ("verdict", "order", "conditioned"),
+    ("verdict", "order", "contexts"),
     [
-        (FORBIDS, Reuse(ReuseMode.EPIC), False),
-        (FORBIDS, Reuse(ReuseMode.EPIC, Recompute(0.0)), True),
-        (FORBIDS, Reuse(ReuseMode.FULL), True),
-        (FORBIDS, Reuse(ReuseMode.REORDERED), True),
-        (replace(FORBIDS, model="other"), Reuse(ReuseMode.EPIC), True),
-        (VERDICT, Reuse(ReuseMode.EPIC), False),
-        (None, Reuse(ReuseMode.EPIC), True),
+        (FORBIDS, Reuse(ReuseMode.EPIC), {KvContext.NONE}),
+        (FORBIDS, Reuse(ReuseMode.EPIC), {KvContext.HEADER}),
+        (FORBIDS, Reuse(ReuseMode.EPIC, Recompute(0.0)), CHAINED),
+        (FORBIDS, Reuse(ReuseMode.FULL), CHAINED),
+        (FORBIDS, Reuse(ReuseMode.REORDERED), CHAINED),
+        (replace(FORBIDS, model="other"), Reuse(ReuseMode.EPIC), CHAINED),
+        (VERDICT, Reuse(ReuseMode.EPIC), {KvContext.NONE}),
+        (None, Reuse(ReuseMode.EPIC), CHAINED),
     ],
 )
-def test_who_does_not_is_told_nothing(verdict: Verdict | None, order: Reuse, conditioned: bool) -> None:
-    assert modes(verdict).settle(order, PREFIX, conditioned=conditioned).note == ""
+def test_who_does_not_is_told_nothing(
+    verdict: Verdict | None, order: Reuse, contexts: set[KvContext]
+) -> None:
+    assert modes(verdict).settle(order, PREFIX, contexts=contexts).note == ""
