@@ -4,7 +4,9 @@ while the other one works."""
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,7 +24,8 @@ class WorkerFailed(RuntimeError):
 
 
 class Worker(AbstractContextManager["Worker"]):
-    """Calls methods of what ``build`` makes, in a process of its own.
+    """Calls methods of what ``build`` makes, in a process of its own, which ends with this one however that
+    ends.
 
     Raises:
         WorkerFailed: building it failed there.
@@ -72,7 +75,16 @@ def peak_bytes(it: object) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody, and what was called may take minutes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _serve(pipe: Connection, build: Callable[..., object], args: Any, kwargs: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         it = build(*args, **kwargs)
         pipe.send((True, None))
