@@ -63,7 +63,7 @@ async def test_the_gateway_is_asked_as_it_is_over_grpc_and_its_cost_comes_back()
 
 
 async def test_what_the_gateway_refuses_is_told() -> None:
-    with pytest.raises(FailedPrecondition, match="over HTTP: status 400: .*top_k"):
+    with pytest.raises(FailedPrecondition, match=r"over HTTP: status 400: .*top_k"):
         await load_over(gateway(FakeGenerator({})), k=10_000).ask(0, ReuseMode.FULL, lambda branch: None)
 
 
