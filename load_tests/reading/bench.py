@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from shared.errors import ConfigError, InvalidRequest
 from shared.generation.asked import GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import DoneEvent, Event, TokenEvent
+from shared.measuring.paired import divergence
 from shared.prompt import PromptTokenizer
 from shared.prompt_config import PromptConfig
 from shared.selection.auxiliary import load_auxiliary
@@ -182,22 +182,6 @@ class ReadingBench:
         done = events[-1]
         assert isinstance(done, DoneEvent)
         return _Reply(tuple(texts), tuple(tokens[0] for tokens in by_question), done)
-
-
-def divergence(reference: Mapping[int, float], ours: Mapping[int, float]) -> float:
-    """KL divergence in nats of two distributions over the tokens of ``reference`` and the rest, which counts
-    as one; both by log-probability."""
-    found, p_rest, q_rest = 0.0, 1.0, 1.0
-    for token_id, logprob in reference.items():
-        p, q = math.exp(logprob), math.exp(ours[token_id])
-        found += p * (logprob - ours[token_id])
-        p_rest, q_rest = p_rest - p, q_rest - q
-    if p_rest > _SMALLEST:
-        found += p_rest * math.log(p_rest / max(q_rest, _SMALLEST))
-    return max(0.0, found)
-
-
-_SMALLEST = 1e-6  # below it a rest is rounding
 
 
 def _tokens(events: Sequence[Event], question: int) -> list[TokenEvent]:

@@ -12,13 +12,15 @@ from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
-from shared.verdict import VERDICT_FILE, Verdict
-from shared.verdicts import choose, told
+from shared.verdict import VERDICT_FILE, MadeWith, Verdict
+from shared.verdicts import choose, status_of
 
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
-    """A settled ``Reuse``. ``note``: why it is not what was asked for, or what speaks against that."""
+    """A settled ``Reuse``. ``note``: why it is not what was asked for, or what speaks against that.
+    ``auxiliary``:
+    fingerprint of the selector's model that the verdict was made with; empty: any will do."""
 
     mode: ReuseMode
     recompute: Recompute
@@ -26,25 +28,46 @@ class Reusing:
     grouping: Grouping
     reading: Reading
     note: str = ""
+    auxiliary: str = ""
 
 
 class Modes:
     """``model``: fingerprint. ``verdicts``: the newest first. ``has_selector``: whether anybody can choose
-    for ``cacheclip``."""
+    for ``cacheclip``. ``tokenizer``: hash."""
 
     def __init__(
-        self, config: GeneratorConfig, model: str, verdicts: Sequence[Verdict], has_selector: bool
+        self,
+        config: GeneratorConfig,
+        model: str,
+        verdicts: Sequence[Verdict],
+        has_selector: bool,
+        tokenizer: str = "",
     ) -> None:
         self._config = config
-        self._model = model
         self._verdicts = tuple(verdicts)
         self._has_selector = has_selector
+        self._served = MadeWith(
+            model,
+            "",
+            config.kv_encoding,
+            config.kv_context,
+            tokenizer,
+            grouping=config.selector.grouping.value,
+            reading=config.selector.reading.value,
+        )
+
+    def status(self, prefix_ids: tuple[int, ...], auxiliary: str = "") -> str:
+        """The verdict on the model as it is served, or what has changed since, for an operator.
+        ``auxiliary``:
+        fingerprint of the selector's model, where it is known."""
+        return status_of(
+            self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=auxiliary)
+        )
 
     @property
-    def told(self) -> str:
-        """The verdicts on the model as it is served, for an operator."""
-        served = (self._model, self._config.kv_encoding)
-        return told([v for v in self._verdicts if (v.model, v.encoding) == served])
+    def asks_for_auxiliary(self) -> bool:
+        """A verdict depends on the selector's model."""
+        return any(verdict.auxiliary and verdict.mode.deferred for verdict in self._verdicts)
 
     def settle(
         self,
@@ -100,14 +123,15 @@ class Modes:
             why = self._why_not(verdict.mode, has_question)
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
-        return self._reusing(verdict.mode, order, Recompute(verdict.ratio))
+        auxiliary = verdict.auxiliary if verdict.mode.deferred else ""
+        return replace(self._reusing(verdict.mode, order, Recompute(verdict.ratio)), auxiliary=auxiliary)
 
     def _verdict(self, prefix_ids: tuple[int, ...], conditioned: bool | None) -> tuple[Verdict | None, str]:
         """The one that holds for such requests, or why there is none."""
         if not self._verdicts:
             return None, f"the model has no verdict ({VERDICT_FILE})"
-        encoding = self._config.kv_encoding
-        verdict, misfit = choose(self._verdicts, self._model, ids_hash(prefix_ids), encoding, conditioned)
+        served = replace(self._served, prefix=ids_hash(prefix_ids))
+        verdict, misfit = choose(self._verdicts, served, conditioned)
         return verdict, f"the verdict was made for another {misfit}" if misfit else ""
 
     def _why_not(self, mode: ReuseMode, has_question: bool) -> str:

@@ -7,7 +7,7 @@ Shapes: Q questions, C contexts, B bootstrap samples, T tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 _SMALLEST = (
     1e-9  # of a distribution, so that a token that one side gives nothing does not make all of it infinite
 )
+_ROUNDING = 1e-6  # a rest of a distribution below it is that
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,19 @@ def agreement(
     num_best = max(1, int(ratio * len(p_T) + 0.5))
     best, ours = (set(np.argsort(-x_T, kind="stable")[:num_best].tolist()) for x_T in (p_T, q_T))
     return float((p_T * np.log(p_T / q_T)).sum()), len(best & ours) / len(best | ours)
+
+
+def divergence(reference: Mapping[int, float], ours: Mapping[int, float]) -> float:
+    """KL divergence in nats of two distributions over the tokens of ``reference`` and the rest, which counts
+    as one; both by log-probability."""
+    found, p_rest, q_rest = 0.0, 1.0, 1.0
+    for token_id, logprob in reference.items():
+        p, q = math.exp(logprob), math.exp(ours[token_id])
+        found += p * (logprob - ours[token_id])
+        p_rest, q_rest = p_rest - p, q_rest - q
+    if p_rest > _ROUNDING:
+        found += p_rest * math.log(p_rest / max(q_rest, _ROUNDING))
+    return max(0.0, found)
 
 
 def _shares(scores_T: NDArray[np.float32]) -> Floats:

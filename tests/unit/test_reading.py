@@ -16,7 +16,7 @@ import torch
 from load_tests.reading.__main__ import main
 from load_tests.reading.arms import CLOSED, FULL, ReadingArm, arms_of, parse_contexts, parse_modes
 from load_tests.reading.articles import Article, ReadingQuestion, read_articles
-from load_tests.reading.bench import ReadingAnswer, divergence
+from load_tests.reading.bench import ReadingAnswer
 from load_tests.reading.contexts import ArticleCutter, ArticleShape, ReadingContext, draw_contexts
 from load_tests.reading.findings import findings
 from load_tests.reading.scoring import normalized, score
@@ -26,6 +26,7 @@ from shared.errors import InvalidRequest
 from shared.generation.asked import chain_of
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
+from shared.measuring.paired import divergence
 
 SHAPE = ArticleShape(chunk_tokens=24, context_tokens=4096, k=3, per_context=2)
 OF = ("", "f" * 32, (1, 2))
