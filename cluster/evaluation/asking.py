@@ -68,7 +68,7 @@ class EvalAsking:
         with asking_progress(errors) as progress:
             bar = progress.add_task("asking", total=sum(len(task.cases) for task in tasks))
             batches = self._batches(bench, tasks, held, partial(progress.advance, bar))
-            asks = [partial(_ask, bench), *others]
+            asks: list[Callable[[Batch], Answers]] = [partial(_ask, bench), *others]
             for batch, answers in in_parallel(asks, batches, in_time):
                 for of_case in answers:
                     kept.add([dataclasses.asdict(answer) for answer in of_case])
