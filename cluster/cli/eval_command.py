@@ -12,7 +12,7 @@ from cluster.cli.session import INTERRUPTED, Session
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:
-    from cluster.evaluation.evaluation import Evaluated
+    from cluster.evaluation.evaluation import EvalResult
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _THERE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -129,7 +129,7 @@ def evaluate(
     from cluster.cli.remote import generation_client
     from cluster.evaluation.arms import parse_contexts, parse_modes
     from cluster.evaluation.datasets.wanted import parse_noise
-    from cluster.evaluation.evaluation import Evaluation
+    from cluster.evaluation.evaluation import EvalRun
     from cluster.evaluation.metrics import Metric
     from cluster.evaluation.suites import SuiteOrder, parse_suite
     from cluster.gate.bench import Models
@@ -156,7 +156,7 @@ def evaluate(
     config = served_config(session, model, config_path, None)
     contexts = contexts or tuple(dict.fromkeys((config.ingestion.kv_context, KvContext.NONE)))
     torch.set_num_threads(threads)
-    evaluation = Evaluation(
+    evaluation = EvalRun(
         Models(config.model, config.selector.model, config.ingestion, config.generator.engine.dtype),
         order,
         wanted,
@@ -179,7 +179,7 @@ def evaluate(
 
 
 def _report(
-    session: Session, evaluated: Evaluated, json_path: Path | None, html_path: Path | None, threads: int
+    session: Session, evaluated: EvalResult, json_path: Path | None, html_path: Path | None, threads: int
 ) -> None:
     from cluster.cli.console import print_whole
     from cluster.evaluation.page import write_page

@@ -8,7 +8,7 @@ from cluster.evaluation.arithmetic import answer_tflop
 from cluster.evaluation.arms import EvalArm
 from cluster.evaluation.cases import EvalTask
 from cluster.evaluation.metrics import cut_short
-from cluster.evaluation.preparing import Prepared
+from cluster.evaluation.preparing import PreparedCase
 from shared.generation.modes import ReuseMode
 from shared.generation.told import SelectedEvent, TokenEvent, Usage
 from shared.measuring.shapes import Shape
@@ -57,7 +57,7 @@ class Told:
 
 
 def graded(
-    task: EvalTask, one: Prepared, arm: EvalArm, told: Told, kl: float, seconds: float, shape: Shape
+    task: EvalTask, one: PreparedCase, arm: EvalArm, told: Told, kl: float, seconds: float, shape: Shape
 ) -> EvalAnswer:
     mode, usage = arm.mode or ReuseMode.FULL, told.usage
     num_tokens = one.cut.num_tokens if arm.mode else 0

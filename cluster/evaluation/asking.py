@@ -37,7 +37,7 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CaseBatch:
     task: EvalTask
     cases: tuple[EvalCase, ...]
     arms: tuple[EvalArm, ...]
@@ -53,7 +53,7 @@ class EvalAsking:
     def run(
         self,
         bench: Bench,
-        others: Sequence[Callable[[Batch], Answers]],
+        others: Sequence[Callable[[CaseBatch], Answers]],
         tasks: Sequence[EvalTask],
         kept: AnswerFile,
         errors: Console,
@@ -68,7 +68,7 @@ class EvalAsking:
         with asking_progress(errors) as progress:
             bar = progress.add_task("asking", total=sum(len(task.cases) for task in tasks))
             batches = self._batches(bench, tasks, held, partial(progress.advance, bar))
-            asks: list[Callable[[Batch], Answers]] = [partial(_ask, bench), *others]
+            asks: list[Callable[[CaseBatch], Answers]] = [partial(_ask, bench), *others]
             for batch, answers in in_parallel(asks, batches, in_time):
                 for of_case in answers:
                     kept.add([dataclasses.asdict(answer) for answer in of_case])
@@ -85,7 +85,7 @@ class EvalAsking:
         tasks: Sequence[EvalTask],
         held: set[tuple[str, str]],
         skip: Callable[[], object],
-    ) -> Iterator[Batch]:
+    ) -> Iterator[CaseBatch]:
         """Tasks in turn, so that where a run ends early each has been asked alike."""
         waiting = []
         for task in tasks:
@@ -97,7 +97,7 @@ class EvalAsking:
             still = []
             for task, cases in waiting:
                 if some := tuple(islice(cases, bench.contexts_at_once)):
-                    yield Batch(task, some, self.arms(task))
+                    yield CaseBatch(task, some, self.arms(task))
                     still.append((task, cases))
             waiting = still
 
@@ -107,7 +107,7 @@ class Processes(ExitStack):
 
     def begin(
         self, number: int, models: Models, contexts: Sequence[KvContext], positions: int, threads: int
-    ) -> list[Callable[[Batch], Answers]]:
+    ) -> list[Callable[[CaseBatch], Answers]]:
         return [
             _elsewhere(self.enter_context(Worker(_bench, models, contexts, positions, threads)))
             for _ in range(number)
@@ -124,11 +124,11 @@ def _bench(models: Models, contexts: Sequence[KvContext], positions: int, thread
     return EvalBench(models, contexts, positions)
 
 
-def _ask(bench: Bench, batch: Batch) -> Answers:
+def _ask(bench: Bench, batch: CaseBatch) -> Answers:
     return bench.ask(batch.task, batch.cases, batch.arms)
 
 
-def _elsewhere(worker: Worker) -> Callable[[Batch], Answers]:
+def _elsewhere(worker: Worker) -> Callable[[CaseBatch], Answers]:
     return lambda batch: worker.call(EvalBench.ask, _bare(batch.task), batch.cases, batch.arms)
 
 

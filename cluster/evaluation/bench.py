@@ -16,7 +16,7 @@ from cluster.evaluation.answers import TOP, EvalAnswer, Told, graded
 from cluster.evaluation.arithmetic import shape_of
 from cluster.evaluation.arms import FULL, EvalArm
 from cluster.evaluation.cases import EvalCase, EvalTask
-from cluster.evaluation.preparing import CasePreparer, Prepared, positions_of, prompts_of
+from cluster.evaluation.preparing import CasePreparer, PreparedCase, positions_of, prompts_of
 from cluster.gate.bench import Models
 from cluster.gate.modes import ClipSetting
 from cluster.gate.selections import Selections
@@ -106,14 +106,14 @@ class EvalBench:
                 found[i].append(graded(task, one, arm, told, kl, seconds / len(asked), self._shape))
         return found
 
-    def _warm(self, asked: Sequence[Prepared], arms: Sequence[EvalArm]) -> None:
+    def _warm(self, asked: Sequence[PreparedCase], arms: Sequence[EvalArm]) -> None:
         """Computes the chunks as they would be stored."""
         once = SamplingParams(max_tokens=1)
         for context in dict.fromkeys(arm.context for arm in arms if arm.context is not None):
             reordered = EvalArm(ReuseMode.REORDERED, context)
             self._run([self._request(one, reordered, once) for one in asked if one.cut.placed])
 
-    def _request(self, one: Prepared, arm: EvalArm, sampling: SamplingParams) -> GenerateRequest:
+    def _request(self, one: PreparedCase, arm: EvalArm, sampling: SamplingParams) -> GenerateRequest:
         ingested = one.ingested_as(arm)
         mode, recompute = arm.mode or ReuseMode.FULL, Recompute(arm.ratio)
         if mode.deferred:
@@ -129,7 +129,7 @@ class EvalBench:
             links=ingested.links if arm.context else (),
         )
 
-    def _selected(self, one: Prepared, arm: EvalArm) -> Recompute:
+    def _selected(self, one: PreparedCase, arm: EvalArm) -> Recompute:
         if self._selections is None or arm.ratio is None:
             raise InvalidRequest(
                 f"--modes: {arm.mode} needs an auxiliary model; name one by selector.model in --config"

@@ -32,7 +32,7 @@ _ALONE = 24  # cases below which no second process is worth its start
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvalResult:
     """``settings``: what the answers depend on. ``attention`` None: it was not asked for, or cannot be
     had."""
 
@@ -55,7 +55,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvalRun:
     """``modes``: besides `full` and closed book, each over KV of the kinds ``contexts`` and, where it goes by
     one, at each of ``ratios``. ``threads``: of torch, in each of ``processes`` (0: as many as there are cores
     for). ``minutes`` None: until all is asked. ``attention``: that of the model is measured as well.
@@ -74,7 +74,7 @@ class Evaluation:
     connect: Connect | None = None
     tenant: str = ""
 
-    def run(self, kept: Path | None, console: Console) -> Evaluated:
+    def run(self, kept: Path | None, console: Console) -> EvalResult:
         """Goes on from the answers that are in ``kept``.
 
         Raises:
@@ -110,7 +110,7 @@ class Evaluation:
         found = find(told, tasks, {task.name: arms_for(arms, task) for task in tasks})
         averages = [average(name, names, found) for name, names in order.averages]
         study = study_attention(self.models.primary, shown) if shown else None
-        return Evaluated(found, [one for one in averages if one is not None], settings, study)
+        return EvalResult(found, [one for one in averages if one is not None], settings, study)
 
     def _bench(self) -> EvalBench | RemoteBench:
         positions = self.order.length or self.order.suite.default_length

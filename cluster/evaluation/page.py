@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster.evaluation.arms import CLOSED, FULL
 from cluster.evaluation.attention import AttentionStudy
-from cluster.evaluation.evaluation import Evaluated
+from cluster.evaluation.evaluation import EvalResult
 from cluster.evaluation.findings import Average, EvalRow, TaskFinding
 from cluster.evaluation.show import averages_table, no_score, task_table, title
 from shared.measuring.html_page import html_list, html_table, write_html
@@ -19,7 +19,7 @@ from shared.measuring.svg import Axis, Series, bar_chart, heat_map, line_chart
 _SHOWN = ("suite", "length", "chunk_tokens", "seed", "dtype")
 
 
-def write_page(path: Path, evaluated: Evaluated) -> None:
+def write_page(path: Path, evaluated: EvalResult) -> None:
     settings = evaluated.settings
     model = str(settings["model"])
     about = [f"{name}: {settings[name]}" for name in _SHOWN if settings.get(name)]

@@ -24,7 +24,7 @@ _TEXTS = 4096  # kept, with where their tokens are
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedCase:
     """A case as it is ingested, for KV of every kind. ``value_tokens``: of the placed chunks, counted over
     all of them, in which the references stand."""
 
@@ -66,7 +66,7 @@ class CasePreparer:
         self.spans = SpanTokenizer(prompts, models.primary)
         self._spans_of = lru_cache(_TEXTS)(self.spans.tokenize_chunk)
 
-    def prepare(self, task: EvalTask, case: EvalCase) -> Prepared:
+    def prepare(self, task: EvalTask, case: EvalCase) -> PreparedCase:
         """
         Raises:
             ContextTooLong: there is no room for a single chunk.
@@ -75,7 +75,7 @@ class CasePreparer:
         ingested = {context: it.ingest(cut.sources) for context, it in self._ingesting.items()}
         texts = next(iter(ingested.values())).texts
         question_ids = self._prompts.encode_question(case.question)
-        return Prepared(case, cut, ingested, question_ids, self._value_tokens(case, cut, texts))
+        return PreparedCase(case, cut, ingested, question_ids, self._value_tokens(case, cut, texts))
 
     def _value_tokens(self, case: EvalCase, cut: CutCase, texts: Sequence[str]) -> frozenset[int]:
         """Of the chunks that hold the evidence."""

@@ -16,7 +16,7 @@ from cluster.evaluation.answers import TOP, EvalAnswer, Told, graded
 from cluster.evaluation.arithmetic import shape_of
 from cluster.evaluation.arms import FULL, EvalArm
 from cluster.evaluation.cases import EvalCase, EvalTask
-from cluster.evaluation.preparing import CasePreparer, Prepared, positions_of, prompts_of
+from cluster.evaluation.preparing import CasePreparer, PreparedCase, positions_of, prompts_of
 from cluster.gate.bench import Models
 from shared.clients.generation import GenerationClient
 from shared.errors import ConfigError
@@ -114,7 +114,7 @@ class RemoteBench:
         return found
 
     async def _told(
-        self, client: GenerationClient, one: Prepared, arm: EvalArm, sampling: SamplingParams
+        self, client: GenerationClient, one: PreparedCase, arm: EvalArm, sampling: SamplingParams
     ) -> tuple[Told, float]:
         """What it was answered, and the seconds that it took."""
         order = GenerationOrder(
@@ -130,7 +130,7 @@ class RemoteBench:
         return RequestContext.create(tenant=self._tenant, deadline_ms=_PATIENCE_MS)
 
 
-def pieces_of(one: Prepared, arm: EvalArm) -> list[Piece]:
+def pieces_of(one: PreparedCase, arm: EvalArm) -> list[Piece]:
     """The placed chunks, with what they stand behind."""
     ingested = one.ingested_as(arm)
     pieces: list[Piece] = []

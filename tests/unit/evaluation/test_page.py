@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.evaluation.attention import AttentionStudy, MaskKind, MaskPicture
-from cluster.evaluation.evaluation import Evaluated
+from cluster.evaluation.evaluation import EvalResult
 from cluster.evaluation.findings import Average
 from cluster.evaluation.page import quality_plot, write_page
 from tests.unit.evaluation.test_findings import LABELS, found
@@ -27,14 +27,14 @@ STUDY = AttentionStudy(
 SETTINGS: dict[str, object] = {"suite": "ruler", "model": "a<b", "length": 2048}
 
 
-def page(tmp_path: Path, evaluated: Evaluated) -> str:
+def page(tmp_path: Path, evaluated: EvalResult) -> str:
     write_page(tmp_path / "deep" / "page.html", evaluated)
     return (tmp_path / "deep" / "page.html").read_text(encoding="utf-8")
 
 
 def test_it_shows_tables_plots_and_attention_and_loads_nothing(tmp_path: Path) -> None:
     mean = Average("mean", ("t",), 1, dict.fromkeys(LABELS, 0.5))
-    html = page(tmp_path, Evaluated([found(RIGHT)], [mean], SETTINGS, STUDY))
+    html = page(tmp_path, EvalResult([found(RIGHT)], [mean], SETTINGS, STUDY))
     assert "Evaluation of a&lt;b" in html
     assert "40.0 (" in html
     assert "3.0% goes to other chunks" in html
@@ -44,14 +44,14 @@ def test_it_shows_tables_plots_and_attention_and_loads_nothing(tmp_path: Path) -
 
 
 def test_without_attention_there_is_no_such_part(tmp_path: Path) -> None:
-    html = page(tmp_path, Evaluated([found(RIGHT)], [], SETTINGS))
+    html = page(tmp_path, EvalResult([found(RIGHT)], [], SETTINGS))
     assert "Attention" not in html
     assert html.count("<svg") == 1
 
 
 def test_where_scores_say_nothing_kl_is_drawn(tmp_path: Path) -> None:
     unread = found({**RIGHT, LABELS[0]: 7})
-    html = page(tmp_path, Evaluated([unread], [], SETTINGS))
+    html = page(tmp_path, EvalResult([unread], [], SETTINGS))
     assert "only KL is reported" in html
     assert "t: KL to full" in quality_plot(unread)
     assert "t: score" in quality_plot(found(RIGHT))
