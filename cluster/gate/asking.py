@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from queue import SimpleQueue
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cluster.gate.ledger import GradedAnswer, Ledger
 from cluster.gate.modes import Arm
-from shared.measuring.workers import Worker
+from shared.measuring.workers import Worker, in_parallel
 
 _TOKENS_AT_ONCE = 8192
 _MOST_CONTEXTS = 8
@@ -84,10 +82,10 @@ class Asking:
                 worker = stack.enter_context(Worker(_built, self.build, self.threads))
                 asks.append(_elsewhere(worker, type(bench)))
             go_on = self._goes_on(began)
-            for num_contexts, answers in _in_parallel(asks, _chained(first, batches), go_on):
+            for batch, answers in in_parallel(asks, chain(first, batches), go_on):
                 for of_one in answers:
                     ledger.add(of_one)
-                progress.advance(bar, num_contexts)
+                progress.advance(bar, len(batch))
         if not self._in_time(began) and not self.enough():
             errors.print("the time is up; the same command goes on from here")
 
@@ -132,38 +130,3 @@ def _built(build: Callable[[], Bench], threads: int) -> Bench:
 
 def _elsewhere(worker: Worker, bench_type: type[Bench]) -> Ask:
     return lambda wanted: worker.call(bench_type.ask, wanted)
-
-
-def _chained(first: Sequence[Wanted], rest: Iterator[Wanted]) -> Iterator[Wanted]:
-    yield from first
-    yield from rest
-
-
-def _in_parallel(
-    asks: Sequence[Ask], batches: Iterator[Wanted], go_on: Callable[[], bool]
-) -> Iterator[tuple[int, list[list[GradedAnswer]]]]:
-    """Answers as they come, with the number of contexts they are about. Nothing is begun when it does not
-    go on; what was begun is finished."""
-    free: SimpleQueue[Ask] = SimpleQueue()
-    for ask in asks:
-        free.put(ask)
-
-    def work(batch: Wanted) -> tuple[int, list[list[GradedAnswer]]]:
-        ask = free.get()
-        try:
-            return len(batch), ask(batch)
-        finally:
-            free.put(ask)
-
-    with ThreadPoolExecutor(len(asks)) as threads:
-        running: set[Future[tuple[int, list[list[GradedAnswer]]]]] = set()
-        more = True
-        while more or running:
-            while more and len(running) < len(asks):
-                batch = next(batches, None) if go_on() else None
-                more = batch is not None
-                if batch is not None:
-                    running.add(threads.submit(work, batch))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from load_tests.reading.arms import FULL, ReadingArm
+from cluster.evaluation.arms import FULL, EvalArm
+from cluster.evaluation.squad import score
 from load_tests.reading.articles import Article
 from load_tests.reading.contexts import ArticleCutter, ArticleShape, ReadingContext
-from load_tests.reading.scoring import score
 from services.ingestion.chunker import TextChunk
 from shared.engine import Engine, EngineConfig, load_model
 from shared.errors import ConfigError, InvalidRequest
@@ -92,7 +92,7 @@ class ReadingBench:
         self._engine.shut_down()
 
     def ask(
-        self, context: ReadingContext, article: Article, cut: Sequence[TextChunk], arms: Sequence[ReadingArm]
+        self, context: ReadingContext, article: Article, cut: Sequence[TextChunk], arms: Sequence[EvalArm]
     ) -> Iterator[ReadingAnswer]:
         """``arms``: ``FULL`` among them, with which the others are compared.
 
@@ -136,7 +136,7 @@ class ReadingBench:
         context: ReadingContext,
         article: Article,
         cut: Sequence[TextChunk],
-        arm: ReadingArm,
+        arm: EvalArm,
     ) -> GenerateRequest:
         """``links``: everything that the context's chunks may be computed behind; what is not, is not
         touched."""
@@ -154,7 +154,7 @@ class ReadingBench:
             recompute=recompute,
         )
 
-    def _selected(self, context: ReadingContext, cut: Sequence[TextChunk], arm: ReadingArm) -> Recompute:
+    def _selected(self, context: ReadingContext, cut: Sequence[TextChunk], arm: EvalArm) -> Recompute:
         if self._selector is None or arm.ratio is None:
             raise InvalidRequest(f"--modes: {arm.mode} needs an auxiliary model; name one by --auxiliary")
         around = self.prompts.template.chunk
@@ -171,7 +171,7 @@ class ReadingBench:
             by_question=tuple(tuple(np.flatnonzero(np.concatenate(one.chosen)).tolist()) for one in chosen)
         )
 
-    def _reply(self, request: GenerateRequest, arm: ReadingArm) -> _Reply:
+    def _reply(self, request: GenerateRequest, arm: EvalArm) -> _Reply:
         events = list(self._engine.generate(replace(request, request_id=arm.label)))
         by_question = [_tokens(events, i) for i in range(len(request.questions))]
         ends = self._engine.model.spec.eos_ids
