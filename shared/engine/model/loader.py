@@ -15,8 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from shared.engine.attention import StepPlan
-from shared.engine.model.model import LoadedModel
+from shared.engine.model.model import LoadedModel, Step
 from shared.engine.model.packing import can_pack
 from shared.engine.model.refusals import check_config
 from shared.engine.model.rope import RopeSpec
@@ -87,18 +86,28 @@ def wrap_model(hf_model: Any) -> LoadedModel:
     Raises:
         ModelUnsupported: see ``load_model``.
     """
+    hf_model.eval().requires_grad_(False)
+    model = take_over(hf_model)
+    if can_pack(model.spec.device, model.spec.dtype):
+        with torch.inference_mode():
+            model.pack()
+    return model
+
+
+def take_over(hf_model: Any) -> LoadedModel:
+    """The same for training: weights stay where they are, and whether they require gradients.
+
+    Raises:
+        ModelUnsupported: see ``load_model``.
+    """
     check_config(hf_model.config)
     _check_structure(hf_model)
     AttentionInterface.register(ATTENTION, _attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     hf_model.set_attn_implementation(ATTENTION)
-    hf_model.eval().requires_grad_(False)
-    spec = _spec_of(hf_model)
-    model = LoadedModel(hf_model, spec)
+    model = LoadedModel(hf_model, _spec_of(hf_model))
     with torch.inference_mode():
         _check_model(model)
-        if can_pack(spec.device, spec.dtype):
-            model.pack()
     return model
 
 
@@ -126,7 +135,7 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    kvquilt_step: StepPlan | None = None,
+    kvquilt_step: Step | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The registered attention function: query [1, H, R, D], key and value [1, K, R, D], all unrotated."""
@@ -144,7 +153,7 @@ def _attend(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _run_step(step: StepPlan, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _run_step(step: Step, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     out_HRD = step.run(module.layer_idx, query[0], key[0], value[0], scale)
     return out_HRD.transpose(0, 1)[None]
 

@@ -13,12 +13,12 @@ import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from shared.engine.attention import StepPlan
+from shared.engine.attention import Attention
 from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
@@ -28,6 +28,14 @@ from shared.errors import ConfigError
 # residual_multiplier, … Chosen by name, so that settings which a later transformers adds do not make stored
 # KV foreign.
 _SETTINGS_IN_KV = ("eps", "hidden_act", "multiplier", "scaling", "clip", "norm")
+
+
+class Step(Attention, Protocol):
+    """Rows that go through the layers together, by their tokens: ``StepPlan``, and what trains as that
+    serves."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
 
 
 class LoadedModel:
@@ -82,7 +90,7 @@ class LoadedModel:
             torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]
         ]
 
-    def forward(self, plan: StepPlan) -> Tensor:
+    def forward(self, plan: Step) -> Tensor:
         """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
         states [R, E]."""
         hidden_RE = self.embed(plan.token_ids)
@@ -96,7 +104,7 @@ class LoadedModel:
         hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
         return hidden_RE
 
-    def run_layer(self, layer: int, hidden_RE: Tensor, plan: StepPlan) -> Tensor:
+    def run_layer(self, layer: int, hidden_RE: Tensor, plan: Step) -> Tensor:
         hidden = self._layers[layer](
             hidden_RE[None],
             attention_mask=None,
