@@ -245,7 +245,7 @@ class TestCompany:
             PlacedChunk(second, (header, first)),
             PlacedChunk(first, (header,)),
             PlacedChunk(first, (header,)),
-        )  # noqa: E501
+        )
         step = TwinStep([TwinRequest(drawn.prefix, chunks, ())], twin_model("qwen2").spec)
         assert len(step.token_ids) == len(drawn.prefix) + 3 + 10 + 20
         assert step.rows[0].chunks[1] == step.rows[0].chunks[2]
