@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention import StepPlan
+from shared.engine.model.adapting import AdapterWeights, adapting
+from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
@@ -38,6 +40,7 @@ class LoadedModel:
         self.spec = spec
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
+        self._linear_shapes = linear_shapes(self._layers)
         # rotation by nothing, for every layer
         self._unrotated: Angles = self._decoder.rotary_emb(
             torch.zeros(1, dtype=spec.dtype, device=spec.device),
@@ -82,6 +85,15 @@ class LoadedModel:
             torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]
         ]
 
+    def place(self, adapter: LoraAdapter) -> AdapterWeights:
+        """The adapter where the model computes.
+
+        Raises:
+            ModelMismatch: it was made for another model.
+        """
+        adapter.check_base(self._linear_shapes, self.fingerprint)
+        return AdapterWeights.of(adapter, self.spec.device, self.spec.dtype)
+
     def forward(self, plan: StepPlan) -> Tensor:
         """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
         states [R, E]."""
@@ -97,6 +109,12 @@ class LoadedModel:
         return hidden_RE
 
     def run_layer(self, layer: int, hidden_RE: Tensor, plan: StepPlan) -> Tensor:
+        if not plan.adapted:
+            return self._run_layer(layer, hidden_RE, plan)
+        with adapting(self._layers[layer], layer, plan.adapted):
+            return self._run_layer(layer, hidden_RE, plan)
+
+    def _run_layer(self, layer: int, hidden_RE: Tensor, plan: StepPlan) -> Tensor:
         hidden = self._layers[layer](
             hidden_RE[None],
             attention_mask=None,
