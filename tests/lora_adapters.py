@@ -32,8 +32,10 @@ def random_adapter(
 
 
 def merged(hf_model: Any, adapter: LoraAdapter) -> Any:
-    """A stock model whose weights have the adapter in them."""
+    """A stock model whose weights have the adapter in them. Where ``tests.oracles`` store prefix and chunks,
+    they do so by the model without it."""
     model = copy.deepcopy(hf_model)
+    model.__dict__["stored_by"] = hf_model  # not as a part of it
     with torch.no_grad():
         for site, pair in adapter.pairs.items():
             weight = model.model.layers[site.layer].get_submodule(site.path).weight

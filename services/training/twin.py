@@ -27,6 +27,7 @@ from torch import Tensor
 
 from services.training.sight import Group, Ints, Sight, Tokens, rotated, sights_of
 from services.training.twin_request import Ids, KnownKv, RequestRows, TwinRequest
+from shared.engine.model.adapting import AdaptedRows, AdapterWeights
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ContextTooLong
 
@@ -51,6 +52,14 @@ class TwinStep:
         self.first_private = len(rows.token_ids)
         privates = [_private(rows, *pair) for pair in zip(requests, contexts, strict=True)]
         self.token_ids = rows.token_ids
+        self.adapted: tuple[AdaptedRows, ...] = ()
+        self._adaptable = [
+            row
+            for request, one in zip(requests, privates, strict=True)
+            if request.reuse.row.stored
+            for run in (one.context, *one.branches)
+            for row in run
+        ]
         self.rows = tuple(
             RequestRows(context.prefix, context.chunks, private.context, private.branches)
             for context, private in zip(contexts, privates, strict=True)
@@ -69,6 +78,11 @@ class TwinStep:
         self._angles = rotation.angles(torch.from_numpy(positions_R))
         order = np.argsort(np.concatenate([sight.rows for sight in self._sights]))
         self._order = torch.from_numpy(order).to(rotation.device)
+
+    def adapt(self, weights: AdapterWeights) -> None:
+        """Private rows go with an adapter, except those under ``full``."""
+        rows_P = torch.tensor(self._adaptable, device=weights.device)
+        self.adapted = (AdaptedRows(weights, rows_P, len(rows_P)),) if len(rows_P) else ()
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """See ``shared.engine.attention.Attention.run``; no segment grows."""
