@@ -22,6 +22,8 @@ def segments_of(
     model: LoadedModel, prefix_ids: Ids, chunks: Sequence[PlacedChunk]
 ) -> tuple[SegmentKv | None, list[SegmentKv]]:
     """Keys and values of the prefix and of chunks as they are stored, by one pass."""
+    if not prefix_ids and not chunks:
+        return None, []
     step = _Keeping([TwinRequest(prefix_ids, tuple(chunks), ())], model.spec)
     model.forward(step)
     (rows,) = step.rows

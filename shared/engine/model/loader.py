@@ -31,8 +31,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _CHANGES_ATTENTION = ("softcap", "s_aux")
 
 
-def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> LoadedModel:
-    """Loads a model directory or hub id and checks that the engine reproduces it.
+def load_model(path: str, *, dtype: str = "auto", device: str = "cpu", pack: bool = True) -> LoadedModel:
+    """Loads a model directory or hub id and checks that the engine reproduces it. ``pack``: see
+    ``wrap_model``.
 
     Raises:
         ConfigError: there is no such device here; names the setting.
@@ -42,7 +43,7 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     check_device(torch.device(device))
     config = read_config(path)
     hf_model = read_weights(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
-    return wrap_model(hf_model.to(device))
+    return wrap_model(hf_model.to(device), pack)
 
 
 def read_weights(path: str, **options: Any) -> Any:
@@ -80,15 +81,16 @@ def check_device(device: torch.device) -> None:
     )
 
 
-def wrap_model(hf_model: Any) -> LoadedModel:
-    """Takes over a built ``transformers`` causal LM (any device and dtype).
+def wrap_model(hf_model: Any, pack: bool = True) -> LoadedModel:
+    """Takes over a built ``transformers`` causal LM (any device and dtype). ``pack``: where this makes its
+    products faster; no gradient flows through packed weights.
 
     Raises:
         ModelUnsupported: see ``load_model``.
     """
     hf_model.eval().requires_grad_(False)
     model = take_over(hf_model)
-    if can_pack(model.spec.device, model.spec.dtype):
+    if pack and can_pack(model.spec.device, model.spec.dtype):
         with torch.inference_mode():
             model.pack()
     return model

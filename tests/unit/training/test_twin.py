@@ -18,12 +18,14 @@ from torch import Tensor
 from services.training.known_kv import segments_of
 from services.training.twin import TwinStep
 from services.training.twin_request import KnownKv, PlacedChunk, RequestRows, TwinRequest
+from shared.engine import Engine, wrap_model
 from shared.engine.model.loader import take_over
 from shared.engine.model.model import LoadedModel
 from shared.errors import ContextTooLong, InvalidRequest
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, chain_of
 from shared.generation.modes import Recompute, ReuseMode
 from tests.engine_runs import Prompts, Run, Shelf, engine_of, run
+from tests.lora_adapters import random_adapter
 from tests.oracles import (
     FAMILIES,
     ORACLES,
@@ -148,8 +150,9 @@ class TestEqualsStockTransformers:
         theirs = recomputed(oracle_model(family), drawn.prefix, chained(chunks), question, answer, selected)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
+    @pytest.mark.parametrize("known", [False, True])
     @pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3"])
-    def test_in_bfloat16_it_is_no_worse_than_the_stock_model(self, family: str) -> None:
+    def test_in_bfloat16_it_is_no_worse_than_the_stock_model(self, family: str, known: bool) -> None:
         exact = oracle_model(family)
         model = take_over(as_dtype(tiny_model(family), torch.bfloat16))
         stock, ours, base = as_dtype(exact, torch.bfloat16), [], []
@@ -157,8 +160,9 @@ class TestEqualsStockTransformers:
             drawn = Drawn(seed)
             chunks = drawn.chunks([(5, 20, 30), (12, 25)])
             question, answer = drawn.ids(9), drawn.ids(8)
-            step = TwinStep([TwinRequest(drawn.prefix, tuple(chunks), (question + answer[:-1],))], model.spec)
+            request = TwinRequest(drawn.prefix, tuple(chunks), (question + answer[:-1],))
             with torch.no_grad():
+                step = TwinStep([request], model.spec, [known_of(model, request)] if known else None)
                 logits = logits_of(model, step, step.rows[0].branches[0])[len(question) - 1 :]
             of = (drawn.prefix, chained(chunks), question, answer)
             truth = ORACLES["reordered"](exact, *of)
@@ -249,6 +253,76 @@ class TestCompany:
         step = TwinStep([TwinRequest(drawn.prefix, chunks, ())], twin_model("qwen2").spec)
         assert len(step.token_ids) == len(drawn.prefix) + 3 + 10 + 20
         assert step.rows[0].chunks[1] == step.rows[0].chunks[2]
+
+
+class TestAdapters:
+    """Private rows go with one; prefix, chunks and ``full`` never."""
+
+    @pytest.mark.parametrize("known", [False, True])
+    @pytest.mark.parametrize("mode", [ReuseMode.REORDERED, ReuseMode.COMPOSITE, ReuseMode.TOKENS])
+    @pytest.mark.parametrize("family", ["qwen2", "phi3"])
+    def test_what_the_engine_computes_with_one(self, family: str, mode: ReuseMode, known: bool) -> None:
+        adapter = random_adapter(oracle_model(family))
+        engine = Engine(wrap_model(tiny_model(family)), adapters=[adapter])
+        prompts = Prompts(engine, seed=5)
+        document = prompts.document(PREFIX, (6, 20, 33))
+        placed = (document[2], document[1])
+        if mode is ReuseMode.COMPOSITE:
+            placed = tuple(prompts.chunk(PREFIX, chunk.token_ids) for chunk in placed)
+        recompute = Recompute(tokens=(0, 3, 40)) if mode is ReuseMode.TOKENS else None
+        asked = prompts.request(
+            prefix=PREFIX, chunks=(), reuse=mode, recompute=recompute, top_logprobs=0,
+            watch_ids=tuple(range(VOCAB)),
+        )  # fmt: skip
+        (told,) = run(engine, replace(asked, chunks=placed, links=tuple(document), adapter="qa"))
+        model = twin_model(family)
+        request = twin_of(told)
+        with torch.no_grad():
+            step = TwinStep([request], model.spec, [known_of(model, request)] if known else None)
+            step.adapt(model.place(adapter))
+            ours = logits_of(model, step, step.rows[0].branches[0]).log_softmax(-1)
+        theirs = torch.tensor([event.watched for event in told.tokens()])
+        torch.testing.assert_close(ours[-len(theirs) :], theirs, atol=1e-4, rtol=0)
+
+    def test_full_and_stored_rows_keep_their_bits(self) -> None:
+        drawn, model = Drawn(6), twin_model("qwen2")
+        chunks = tuple(drawn.chunks([(5, 12), (9, 4)]))
+        requests = [
+            TwinRequest(drawn.prefix, chunks, (drawn.ids(7),), mode)
+            for mode in (ReuseMode.FULL, ReuseMode.REORDERED)
+        ]
+        step = TwinStep(requests, model.spec)
+        with torch.no_grad():
+            before = model.forward(step)
+            step.adapt(model.place(random_adapter(oracle_model("qwen2"))))
+            after = model.forward(step)
+        full, reordered = step.rows
+        for rows in (*runs_of(full), slice(0, step.first_private)):
+            assert torch.equal(before[rows], after[rows])
+        assert not torch.equal(before[reordered.branches[0].start :], after[reordered.branches[0].start :])
+
+    def test_gradients_reach_it_and_are_its_slope(self) -> None:
+        drawn, model = Drawn(3), twin_model("llama3")
+        request = TwinRequest(drawn.prefix, tuple(drawn.chunks([(5, 12), (9, 4)])), (drawn.ids(7),))
+        weights = model.place(random_adapter(oracle_model("llama3")))
+        added = weights.layers[0]["self_attn.k_proj"]
+        added.a_rI.requires_grad_()
+        known = known_of(model, request)
+
+        def loss() -> Tensor:
+            step = TwinStep([request], model.spec, [known])
+            step.adapt(weights)
+            return logits_of(model, step, step.rows[0].branches[0]).log_softmax(-1)[:, 7].mean()
+
+        loss().backward()
+        direction = torch.randn(added.a_rI.shape, generator=torch.Generator().manual_seed(0))
+        slope = float((added.a_rI.grad * direction).sum())
+        with torch.no_grad():
+            added.a_rI.add_(1e-3 * direction)
+            above = float(loss())
+            added.a_rI.sub_(2e-3 * direction)
+            below = float(loss())
+        assert slope == pytest.approx((above - below) / 2e-3, rel=0.03, abs=1e-3)
 
 
 class TestGradients:
