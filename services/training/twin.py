@@ -95,7 +95,7 @@ class TwinStep:
 
 def _behind(known: Sequence[Tensor], fresh_KRD: Tensor) -> Tensor:
     fresh_RKD = fresh_KRD.transpose(0, 1)
-    return torch.cat([*(x_TKD.to(fresh_RKD.dtype) for x_TKD in known), fresh_RKD]) if known else fresh_RKD
+    return torch.cat([*(x_TKD.to(fresh_RKD) for x_TKD in known), fresh_RKD]) if known else fresh_RKD
 
 
 @dataclass(slots=True)

@@ -36,7 +36,7 @@ class Taught:
 
     @classmethod
     def of(cls, answer: Ids, logits_AV: Tensor, top_k: int) -> Taught:
-        logprobs_AV = logits_AV.float().log_softmax(-1)
+        logprobs_AV = logits_AV.cpu().log_softmax(-1)
         logprobs_AK, top_AK = logprobs_AV.topk(min(top_k, logprobs_AV.shape[-1]))
         return cls(answer, top_AK, logprobs_AK, _rest(logprobs_AV, top_AK))
 

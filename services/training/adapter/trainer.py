@@ -233,7 +233,7 @@ class AdapterTrainer:
         for lesson, rows in zip(lessons, step.rows, strict=True):
             for taught, branch in zip(lesson.taught, rows.branches, strict=True):
                 answer = branch[-len(taught.answer) :]
-                yield taught, model.logits(hidden_RE[answer.start : answer.stop])
+                yield taught, model.logits(hidden_RE[answer.start : answer.stop]).cpu()
 
     def _read_segment(self, chunk: Any) -> SegmentKv:
         segment = self._kept.segment(chunk)
