@@ -103,8 +103,8 @@ class _Settings:
     targets: tuple[str, ...]
     base: str
 
-    def rank(self, module: str) -> Any:
-        return _by_pattern(self.rank_pattern, module, self.r)
+    def rank(self, module: str) -> int:
+        return int(_by_pattern(self.rank_pattern, module, self.r))
 
     def scale(self, module: str) -> float:
         alpha, rank = float(_by_pattern(self.alpha_pattern, module, self.lora_alpha)), self.rank(module)
