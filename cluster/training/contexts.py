@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import batched, islice
+from itertools import islice
 
 from cluster.training.examples import Example, ExampleDocument
 from services.ingestion.chunker import Chunker, TextChunk
@@ -66,8 +66,9 @@ class ContextMaker:
         """
         for example in examples:
             cuts = list(self._cuts(example.documents))
-            for number, questions in enumerate(batched(example.questions, self._num_questions)):
-                rng = random.Random(f"{self._seed} {example.name} {number}")
+            for first in range(0, len(example.questions), self._num_questions):
+                questions = example.questions[first : first + self._num_questions]
+                rng = random.Random(f"{self._seed} {example.name} {first}")
                 found = _retrieved(questions, [cut.text for cut in cuts], self._num_chunks)
                 rng.shuffle(found)
                 blocks = {cuts[i].block for i in found}

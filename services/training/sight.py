@@ -100,7 +100,7 @@ class Sight:
         return out_GHSD.transpose(1, 2).flatten(0, 1).index_select(0, self._unpadded)
 
     def _by_group(self, x_NHD: Tensor) -> Tensor:
-        return x_NHD.unflatten(0, (len(self._rows_GS), -1)).transpose(1, 2)
+        return x_NHD.view(len(self._rows_GS), -1, *x_NHD.shape[1:]).transpose(1, 2)
 
     def _bias_of(self, dtype: torch.dtype) -> Tensor:
         """The mask as the kernel takes it, made once for all layers."""
