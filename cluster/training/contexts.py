@@ -56,7 +56,8 @@ class ContextMaker:
         self._seed = seed
         room = context_tokens(config, len(prompts.prefix_ids))
         self._chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
-        self._block_tokens = room + config.chunk_tokens
+        in_blocks = replace(config, kv_context=KvContext.DOCUMENT)
+        self._block_tokens = context_tokens(in_blocks, len(prompts.prefix_ids)) + config.chunk_tokens
         self._chained = config.kv_context is KvContext.DOCUMENT
 
     def contexts(self, examples: Iterable[Example]) -> Iterator[AdapterContext]:
