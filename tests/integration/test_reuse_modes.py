@@ -341,15 +341,16 @@ async def test_cacheclip_without_a_selector_is_refused_with_the_name_of_the_sett
             await generate(served, TEXTS, [QUESTION], reuse="cacheclip")
 
 
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One of ``talking``."""
+    directory = tmp_path_factory.mktemp("adapters") / "qa"
+    write_adapter(random_adapter(tiny_model("qwen2", seed=5, vocab_size=300)), directory)
+    return {"qa": str(directory)}
+
+
 class TestAdapters:
     """Of ``generator.engine.adapters``, asked for by name."""
-
-    @pytest.fixture(scope="class")
-    def adapters(self, models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-        adapter = random_adapter(tiny_model("qwen2", seed=5, vocab_size=300))
-        directory = tmp_path_factory.mktemp("adapters") / "qa"
-        write_adapter(adapter, directory)
-        return {"qa": str(directory)}
 
     async def test_a_request_goes_with_the_one_it_names(self, models: Path, adapters: dict[str, str]) -> None:
         async def commands() -> Any:

@@ -95,7 +95,21 @@ async def shown(
 
 @pytest.mark.parametrize(
     "command",
-    ["", "up", "down", "status", "ingest", "sync", "ask", "explore", "documents", "delete", "models", "demo"],
+    [
+        "",
+        "up",
+        "down",
+        "status",
+        "ingest",
+        "sync",
+        "ask",
+        "explore",
+        "documents",
+        "delete",
+        "models",
+        "eval",
+        "demo",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     code, output = invoke(*filter(None, [command]), "--help")
