@@ -23,7 +23,7 @@ _ALIKE = 1.5  # groups whose numbers of keys differ by no more are padded to one
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class PlacedTokens:
     """Tokens of a request. ``key``: which one each is of all keys of the step; ``position``: in the request;
     ``turn``: by how many positions its key is rotated from as it lies; ``part``: what of the request it
     belongs to."""
@@ -34,13 +34,13 @@ class Tokens:
     part: Ints
 
     @classmethod
-    def at(cls, keys: Ints, positions: Ints, part: int, turn: int | None = None) -> Tokens:
+    def at(cls, keys: Ints, positions: Ints, part: int, turn: int | None = None) -> PlacedTokens:
         """``turn``: of keys that lie rotated already; others are rotated to their positions."""
         turns = positions if turn is None else np.full_like(positions, turn)
         return cls(keys, positions, turns, np.full_like(positions, part))
 
     @classmethod
-    def joined(cls, runs: Sequence[Tokens]) -> Tokens:
+    def joined(cls, runs: Sequence[PlacedTokens]) -> PlacedTokens:
         none = np.zeros(0, np.int64)
         of_all = ([getattr(run, one.name) for run in runs] for one in fields(cls))
         return cls(*(np.concatenate([none, *of_one]) for of_one in of_all))
@@ -50,12 +50,12 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SightGroup:
     """Rows, and all keys that some of them see. ``sees`` [parts, parts]: rows of a part see keys of a part
     that stand in front of them. Every row sees its own key."""
 
-    rows: Tokens
-    keys: Tokens
+    rows: PlacedTokens
+    keys: PlacedTokens
     sees: NDArray[np.bool_]
 
     def seen_ST(self) -> NDArray[np.bool_]:
@@ -69,7 +69,7 @@ class Group:
 class Sight:
     """Groups of similar size as one padded attention. ``first``: the key of the step's first row."""
 
-    def __init__(self, groups: Sequence[Group], rotation: Rotation, first: int) -> None:
+    def __init__(self, groups: Sequence[SightGroup], rotation: Rotation, first: int) -> None:
         num_rows, num_keys = max(len(g.rows) for g in groups), max(len(g.keys) for g in groups)
         seen_GST = np.zeros((len(groups), num_rows, num_keys), dtype=np.bool_)
         seen_GST[:, :, 0] = True  # rows of padding must see something
@@ -111,7 +111,7 @@ class Sight:
         return self._bias
 
 
-def sights_of(groups: Iterable[Group], rotation: Rotation, first: int) -> Iterator[Sight]:
+def sights_of(groups: Iterable[SightGroup], rotation: Rotation, first: int) -> Iterator[Sight]:
     """As few as groups of similar size allow."""
     waiting = sorted((group for group in groups if len(group.rows)), key=lambda group: len(group.keys))
     while waiting:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.training.sight import Group, Ints, Sight, Tokens, rotated, sights_of
+from services.training.sight import Ints, PlacedTokens, Sight, SightGroup, rotated, sights_of
 from services.training.twin_request import Ids, KnownKv, RequestRows, TwinRequest
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights
 from shared.engine.model.spec import ModelSpec
@@ -47,7 +47,7 @@ class TwinStep:
     ) -> None:
         self._segments = [s for kv in known or () for s in (kv.prefix, *kv.chunks) if s is not None]
         first = sum(map(len, self._segments))
-        rows = _Rows(first)
+        rows = _StepRows(first)
         contexts = _known(requests, known) if known is not None else [_computed(rows, r) for r in requests]
         self.first_private = len(rows.token_ids)
         privates = [_private(rows, *pair) for pair in zip(requests, contexts, strict=True)]
@@ -99,18 +99,18 @@ def _behind(known: Sequence[Tensor], fresh_KRD: Tensor) -> Tensor:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _StepRows:
     """The rows of a step, as they are added. ``first``: the key of the first."""
 
     first: int
     token_ids: list[int] = field(default_factory=list)
     positions: list[Ints] = field(default_factory=list)
 
-    def add(self, token_ids: Sequence[int], positions: Ints, part: int) -> tuple[range, Tokens]:
+    def add(self, token_ids: Sequence[int], positions: Ints, part: int) -> tuple[range, PlacedTokens]:
         rows = range(len(self.token_ids), len(self.token_ids) + len(token_ids))
         self.token_ids += token_ids
         self.positions.append(positions)
-        return rows, Tokens.at(self.first + np.arange(rows.start, rows.stop), positions, part)
+        return rows, PlacedTokens.at(self.first + np.arange(rows.start, rows.stop), positions, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class _Context:
 
     prefix: range
     chunks: tuple[range, ...]
-    placed: list[Tokens]
-    groups: list[Group]
+    placed: list[PlacedTokens]
+    groups: list[SightGroup]
 
 
 @dataclass(slots=True)
@@ -128,18 +128,18 @@ class _Block:
     """What is computed along the chains that begin with one chunk. Part 0 is the prefix, every further one a
     chunk; ``in_front`` of each: the parts that it sees."""
 
-    runs: list[Tokens] = field(default_factory=list)
+    runs: list[PlacedTokens] = field(default_factory=list)
     in_front: list[set[int]] = field(default_factory=lambda: [{0}])
 
-    def group(self, prefix: Tokens, with_prefix: bool) -> Group:
+    def group(self, prefix: PlacedTokens, with_prefix: bool) -> SightGroup:
         sees = np.zeros((len(self.in_front), len(self.in_front)), dtype=np.bool_)
         for part, in_front in enumerate(self.in_front):
             sees[part, list(in_front)] = True
         rows = [prefix, *self.runs] if with_prefix else self.runs
-        return Group(Tokens.joined(rows), Tokens.joined([prefix, *self.runs]), sees)
+        return SightGroup(PlacedTokens.joined(rows), PlacedTokens.joined([prefix, *self.runs]), sees)
 
 
-def _computed(rows: _Rows, request: TwinRequest) -> _Context:
+def _computed(rows: _StepRows, request: TwinRequest) -> _Context:
     """A chunk that is placed twice, or stands in several chains, is computed once."""
     prefix_len = len(request.prefix_ids)
     prefix_rows, prefix = rows.add(request.prefix_ids, np.arange(prefix_len), 0)
@@ -160,10 +160,10 @@ def _computed(rows: _Rows, request: TwinRequest) -> _Context:
             computed[path] = own, part
         return computed[path][0]
 
-    placed, chunks = [Tokens.at(prefix.key, prefix.position, _PLACED)], []
+    placed, chunks = [PlacedTokens.at(prefix.key, prefix.position, _PLACED)], []
     for chunk, kept, offset in zip(request.chunks, request.kept(), request.offsets(), strict=True):
         chunks.append(compute((*chunk.chain, chunk.token_ids)) if len(kept) else range(0))
-        placed.append(Tokens.at(rows.first + chunks[-1].start + kept, offset + kept, _PLACED))
+        placed.append(PlacedTokens.at(rows.first + chunks[-1].start + kept, offset + kept, _PLACED))
     waiting = list(blocks.values()) or [_Block()]
     groups = [block.group(prefix, with_prefix=not i) for i, block in enumerate(waiting)]
     return _Context(prefix_rows, tuple(chunks), placed, groups)
@@ -180,7 +180,7 @@ def _known(requests: Sequence[TwinRequest], known: Sequence[KnownKv]) -> list[_C
             *pieces,
             *zip(kv.chunks, request.offsets(), request.kept(), strict=True),
         ):
-            placed.append(Tokens.at(first + kept, offset + kept, _PLACED, turn=offset))
+            placed.append(PlacedTokens.at(first + kept, offset + kept, _PLACED, turn=offset))
             first += len(segment)
         contexts.append(_Context(range(0), (range(0),) * len(request.chunks), placed, []))
     return contexts
@@ -190,10 +190,10 @@ def _known(requests: Sequence[TwinRequest], known: Sequence[KnownKv]) -> list[_C
 class _PrivateRows:
     context: range
     branches: tuple[range, ...]
-    group: Group
+    group: SightGroup
 
 
-def _private(rows: _Rows, request: TwinRequest, context: _Context) -> _PrivateRows:
+def _private(rows: _StepRows, request: TwinRequest, context: _Context) -> _PrivateRows:
     start, private = len(request.prefix_ids), request.private
     ids = [token for chunk in request.chunks for token in chunk.token_ids]
     positions = start + np.array(private, dtype=np.int64)
@@ -206,5 +206,5 @@ def _private(rows: _Rows, request: TwinRequest, context: _Context) -> _PrivateRo
         branches.append(own)
     sees = np.eye(_BRANCHES + len(request.branches), dtype=np.bool_)
     sees[:, :_BRANCHES] = True
-    group = Group(Tokens.joined(runs), Tokens.joined([*context.placed, *runs]), sees)
+    group = SightGroup(PlacedTokens.joined(runs), PlacedTokens.joined([*context.placed, *runs]), sees)
     return _PrivateRows(in_common, tuple(branches), group)

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from shared.engine.model.model import LoadedModel, Step
+from shared.engine.model.model import LoadedModel, ModelPass
 from shared.engine.model.packing import can_pack
 from shared.engine.model.refusals import check_config
 from shared.engine.model.rope import RopeSpec
@@ -137,7 +137,7 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    kvquilt_step: Step | None = None,
+    kvquilt_step: ModelPass | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The registered attention function: query [1, H, R, D], key and value [1, K, R, D], all unrotated."""
@@ -155,7 +155,9 @@ def _attend(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _run_step(step: Step, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _run_step(
+    step: ModelPass, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> Tensor:
     out_HRD = step.run(module.layer_idx, query[0], key[0], value[0], scale)
     return out_HRD.transpose(0, 1)[None]
 

@@ -32,7 +32,7 @@ from shared.errors import ConfigError
 _SETTINGS_IN_KV = ("eps", "hidden_act", "multiplier", "scaling", "clip", "norm")
 
 
-class Step(Attention, Protocol):
+class ModelPass(Attention, Protocol):
     """Rows that go through the layers together, by their tokens, and which of them go with adapters:
     ``StepPlan``, and what trains as that serves."""
 
@@ -104,7 +104,7 @@ class LoadedModel:
         adapter.check_base(self._linear_shapes, self.fingerprint)
         return AdapterWeights.of(adapter, self.spec.device, self.spec.dtype)
 
-    def forward(self, plan: Step) -> Tensor:
+    def forward(self, plan: ModelPass) -> Tensor:
         """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
         states [R, E]."""
         hidden_RE = self.embed(plan.token_ids)
@@ -118,13 +118,13 @@ class LoadedModel:
         hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
         return hidden_RE
 
-    def run_layer(self, layer: int, hidden_RE: Tensor, plan: Step) -> Tensor:
+    def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         if not plan.adapted:
             return self._run_layer(layer, hidden_RE, plan)
         with adapting(self._layers[layer], layer, plan.adapted):
             return self._run_layer(layer, hidden_RE, plan)
 
-    def _run_layer(self, layer: int, hidden_RE: Tensor, plan: Step) -> Tensor:
+    def _run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         hidden = self._layers[layer](
             hidden_RE[None],
             attention_mask=None,
