@@ -16,7 +16,7 @@ from services.ingestion.config import IngestionConfig
 from services.training.adapter.kept import Kept
 from services.training.adapter.settings import AdapterSettings
 from services.training.adapter.teacher import Progress, Teacher
-from services.training.adapter.trainer import AdapterTrainer, Likeness, Pupil
+from services.training.adapter.trainer import AdapterTrainer, Closeness, Pupil
 from shared.engine import load_model
 from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
@@ -61,7 +61,7 @@ class AdapterTask:
         return trainer
 
 
-def train(trainer: AdapterTrainer, say: Say) -> Likeness:
+def train(trainer: AdapterTrainer, say: Say) -> Closeness:
     """Up to the last update. Tells of the loss and of evaluations meanwhile. Returns the last.
 
     Raises:

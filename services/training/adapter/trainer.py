@@ -49,7 +49,7 @@ class Pupil:
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class Closeness:
     """Over contexts that are not trained on: mean KL to the teacher per token of its answers, and the share
     of these tokens that are the likeliest of both."""
 
@@ -80,7 +80,7 @@ class AdapterTrainer:
             raise ConfigError("data: it takes two contexts at least, one to train on and one to evaluate")
         self.settings, self.update, self.out = settings, 0, out
         self.adapter = TrainedAdapter(pupil.model, settings)
-        self.before: Likeness | None = None
+        self.before: Closeness | None = None
         self.losses: list[float] = []
         self._pupil, self._kept, self._say = pupil, kept, say
         shuffled = random.Random(f"{settings.seed} contexts").sample(list(lessons), len(lessons))
@@ -128,7 +128,7 @@ class AdapterTrainer:
         return loss
 
     @torch.no_grad()
-    def evaluate(self) -> Likeness:
+    def evaluate(self) -> Closeness:
         """With the adapter as it is now."""
         weights = self.adapter.weights()
         apart, alike = [], []
@@ -136,7 +136,7 @@ class AdapterTrainer:
             for taught, logits_AV in self._answers([lesson], weights):
                 apart.append(taught.divergence(logits_AV))
                 alike.append(taught.agreement(logits_AV))
-        return Likeness(float(torch.cat(apart).mean()), float(torch.cat(alike).float().mean()))
+        return Closeness(float(torch.cat(apart).mean()), float(torch.cat(alike).float().mean()))
 
     def save(self) -> None:
         """The adapter, and all that it takes to go on."""
@@ -187,7 +187,7 @@ class AdapterTrainer:
         self.adapter.load(state["adapter"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.update, self.losses, self._together = state["update"], state["losses"], state["together"]
-        self.before = None if state["before"] is None else Likeness(**state["before"])
+        self.before = None if state["before"] is None else Closeness(**state["before"])
         return True
 
     def _of(self) -> dict[str, str]:
