@@ -106,6 +106,12 @@ class Several(click.ParamType[tuple[str, ...]]):
     type=Several(*ENCODINGS),
     help="How KV is stored; several make several verdicts. Default: generator.kv_encoding.",
 )
+@click.option(
+    "--adapter",
+    default="",
+    help="Of generator.engine.adapters, which the requests go with; `none`: the model alone. Default: "
+    "generator.adapter.",
+)
 @click.option("--minutes", type=float, help="Stop asking after this long, and judge by what was asked.")
 @click.option(
     "--tolerance",
@@ -154,6 +160,7 @@ def gate(
     ratios: str,
     contexts: tuple[str, ...] | None,
     encodings: tuple[str, ...] | None,
+    adapter: str,
     minutes: float | None,
     tolerance: float,
     alpha: float,
@@ -201,6 +208,7 @@ def gate(
         tolerance,
         alpha,
         answers,
+        adapter,
     )
     ways = [
         (KvContext(context), encoding)

@@ -23,6 +23,7 @@ from cluster.gate.show import decision_table, kl_table, summary_table
 from services.generator.config import SelectionConfig
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
+from shared.generation.orders import NO_ADAPTER
 from shared.identity import digest
 from shared.kv_types import KvContext
 from shared.measuring.report import write_report
@@ -32,7 +33,7 @@ from shared.verdicts import keep_verdict
 @dataclass(frozen=True, slots=True)
 class Gate:
     """``path``: of the verdicts. ``answers`` None: they are kept below the data directory until there is a
-    verdict."""
+    verdict. ``adapter``: name; empty: the configured one."""
 
     session: Session
     config: QuiltConfig
@@ -44,6 +45,7 @@ class Gate:
     tolerance: float
     alpha: float
     answers: Path | None
+    adapter: str = ""
 
     def own_questions(self, file: Path, collection: str, k: int | None) -> RetrievedQuestions:
         """Asks the running system what it would retrieve.
@@ -147,7 +149,21 @@ class Gate:
             config.generator.engine.dtype,
             encoding=encoding,
             stop=config.generator.stop,
+            adapter=self._adapter_directory(),
         )
+
+    def _adapter_directory(self) -> str:
+        """
+        Raises:
+            InvalidRequest: no such adapter is configured.
+        """
+        adapters, name = self.config.generator.engine.adapters, self.adapter or self.config.generator.adapter
+        if name in ("", NO_ADAPTER):
+            return ""
+        if name not in adapters:
+            there = ", ".join(adapters) or "none is named there"
+            raise InvalidRequest(f"--adapter: {name!r} is none of generator.engine.adapters ({there})")
+        return adapters[name]
 
     def _kept(self, models: Models, questions: int | RetrievedQuestions) -> Path:
         """Of all that answers depend on but their models, whose fingerprints are in the file, a file of its

@@ -34,6 +34,7 @@ from shared.selection.selector import Selection
 from shared.selection.spans import SpanTokenizer
 
 _BRANCHES, _KV_BYTES = 128, GIB
+_ADAPTER = "judged"
 STEPS, TOP = 32, 4
 """Tokens of an answer whose distributions are compared, and tokens of a distribution that count one by
 one."""
@@ -43,7 +44,9 @@ one."""
 class Models:
     """Directories, and how they are used. ``auxiliary`` empty: nobody chooses for ``cacheclip``.
     ``likeness``: also how alike auxiliary and primary judge is measured, over chunks that are alone.
-    ``encoding``: of the chunks' KV, as if it had been stored. ``stop``: texts that end an answer."""
+    ``encoding``: of the chunks' KV, as if it had been stored. ``stop``: texts that end an answer.
+    ``adapter``:
+    directory of the one that requests go with; empty: none."""
 
     primary: str
     auxiliary: str
@@ -52,6 +55,7 @@ class Models:
     likeness: bool = False
     encoding: str = EXACT
     stop: tuple[str, ...] = ()
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +130,13 @@ class Answering:
         self.model = load_model(models.primary, dtype=models.dtype)
         self.model.end_also_at(prompts.end_ids)
         many = EngineConfig(
-            max_running_branches=_BRANCHES, max_step_tokens=4096, max_waiting=10**6, resident_bytes=_KV_BYTES
+            max_running_branches=_BRANCHES,
+            max_step_tokens=4096,
+            max_waiting=10**6,
+            resident_bytes=_KV_BYTES,
+            adapters={_ADAPTER: models.adapter} if models.adapter else {},
         )
+        self._adapter = _ADAPTER if models.adapter else ""
         exact = models.encoding == EXACT
         source = NoSource() if exact else EncodedSource(models.encoding, self.model.spec.rope)
         self.engine = Engine(self.model, many, source, decode=prompts.decode)
@@ -211,6 +220,7 @@ class Answering:
             reuse=reuse,
             recompute=recompute,
             links=asked.ingested.links,
+            adapter=self._adapter,
         )
 
     def _recompute(self, asked: AskedQuestion, arm: Arm) -> tuple[ReuseMode, Recompute]:

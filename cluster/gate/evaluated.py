@@ -13,7 +13,7 @@ from cluster.gate.ledger import GradedAnswer
 from cluster.gate.modes import Comparison
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
-from shared.identity import ids_hash
+from shared.identity import adapter_identity, ids_hash
 from shared.measuring.judge import judge
 from shared.measuring.report import Measurement
 from shared.prompt import PromptTokenizer
@@ -33,6 +33,7 @@ def made_with(
         models.encoding,
         models.ingestion.kv_context,
         prompts.hash,
+        adapter=adapter_identity(models.adapter) if models.adapter else "",
         auxiliary=fingerprints["auxiliary"] if clip else "",
         grouping=clip.grouping.value if clip else "",
         reading=clip.reading.value if clip else "",

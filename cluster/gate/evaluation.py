@@ -24,6 +24,7 @@ from cluster.gate.tasks import KINDS, TaskKind, tasks_of
 from cluster.gate.trials import Shapes, Trial, draw_trials
 from cluster.paths import DEMO_MODEL
 from shared.engine.kv.encodings import EXACT
+from shared.identity import adapter_identity
 from shared.prompt import num_positions
 
 _MOST_CONTEXT, _ROOM = 7168, 512
@@ -139,6 +140,7 @@ class Evaluation:
             "controls_as": plan.clips[0].label if plan.clips else "ratio",
             "agreement_with": LAST_LAYER if self.models.likeness else "",
             **({} if self.models.encoding == EXACT else {"encoding": self.models.encoding}),
+            **({"adapter": adapter_identity(self.models.adapter)} if self.models.adapter else {}),
             **({"stop": list(self.models.stop)} if self.models.stop else {}),
             **dataclasses.asdict(shapes),
         }

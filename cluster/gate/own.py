@@ -24,6 +24,7 @@ from cluster.gate.modes import Arm, Comparison
 from cluster.gate.retrieved import OwnSubject, RetrievedQuestions
 from services.ingestion.recipe import Recipe, context_tokens
 from shared.errors import InvalidRequest
+from shared.identity import adapter_identity
 from shared.kv_types import KvContext, Manifest
 
 MAX_TOKENS = 64
@@ -249,6 +250,7 @@ class OwnEvaluation:
             "dtype": self.models.dtype,
             "encoding": self.models.encoding,
             "stop": list(self.models.stop),
+            "adapter": adapter_identity(self.models.adapter) if self.models.adapter else "",
             "controls_as": plan.clips[0].label if plan.clips else "ratio",
         }
 

@@ -3,13 +3,14 @@ verdict says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from services.generator.config import GeneratorConfig
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
-from shared.generation.orders import Auto, Reuse
+from shared.generation.orders import NO_ADAPTER, Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
 from shared.verdict import VERDICT_FILE, MadeWith, Verdict
@@ -18,22 +19,24 @@ from shared.verdicts import choose, status_of
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
-    """A settled ``Reuse``. ``note``: why it is not what was asked for, or what speaks against that.
-    ``auxiliary``:
-    fingerprint of the selector's model that the verdict was made with; empty: any will do."""
+    """A settled ``Reuse``. ``adapter`` empty: the model alone. ``note``: why it is not what was asked for, or
+    what speaks against that. ``auxiliary``: fingerprint of the selector's model that the verdict was made
+    with;
+    empty: any will do."""
 
     mode: ReuseMode
     recompute: Recompute
     ape: Ape
     grouping: Grouping
     reading: Reading
+    adapter: str = ""
     note: str = ""
     auxiliary: str = ""
 
 
 class Modes:
     """``model``: fingerprint. ``verdicts``: the newest first. ``has_selector``: whether anybody can choose
-    for ``cacheclip``. ``tokenizer``: hash."""
+    for ``cacheclip``. ``tokenizer``: hash. ``adapters``: by name, their identities."""
 
     def __init__(
         self,
@@ -42,8 +45,10 @@ class Modes:
         verdicts: Sequence[Verdict],
         has_selector: bool,
         tokenizer: str = "",
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._config = config
+        self._adapters = adapters
         self._verdicts = tuple(verdicts)
         self._has_selector = has_selector
         self._served = MadeWith(
@@ -54,12 +59,16 @@ class Modes:
             tokenizer,
             grouping=config.selector.grouping.value,
             reading=config.selector.reading.value,
+            adapter=self._identity(config.adapter),
         )
+
+    def _identity(self, adapter: str) -> str:
+        """Empty: the model alone."""
+        return "" if adapter in ("", NO_ADAPTER) else self._adapters.get(adapter, adapter)
 
     def status(self, prefix_ids: tuple[int, ...], auxiliary: str = "") -> str:
         """The verdict on the model as it is served, or what has changed since, for an operator.
-        ``auxiliary``:
-        fingerprint of the selector's model, where it is known."""
+        ``auxiliary``: fingerprint of the selector's model, where it is known."""
         return status_of(
             self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=auxiliary)
         )
@@ -83,6 +92,19 @@ class Modes:
             InvalidRequest: an option that the mode does not go by; names the field.
             FailedPrecondition: ``cacheclip`` without a selector.
         """
+        reusing = self._settled(order, prefix_ids, has_question, conditioned)
+        adapter = order.adapter or self._config.adapter
+        if adapter == NO_ADAPTER:
+            return reusing
+        if order.adapter and not reusing.mode.row.stored:
+            without = f"{reusing.mode.value} is computed by the model alone, without adapter {adapter}"
+            reusing = replace(reusing, note="; ".join(filter(None, (reusing.note, without))))
+        return replace(reusing, adapter=adapter)
+
+    def _settled(
+        self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None
+    ) -> Reusing:
+        """But for the adapter."""
         mode = order.mode or self._config.reuse
         if isinstance(mode, Auto):
             return self._by_verdict(order, prefix_ids, has_question, conditioned)
@@ -98,11 +120,13 @@ class Modes:
                 "name its application in generator.selector.application, or choose another mode"
             )
         reusing = self._reusing(mode, order, order.recompute)
-        return replace(reusing, note=self._warning(reusing, prefix_ids, conditioned))
+        return replace(reusing, note=self._warning(reusing, order, prefix_ids, conditioned))
 
-    def _warning(self, reusing: Reusing, prefix_ids: tuple[int, ...], conditioned: bool | None) -> str:
+    def _warning(
+        self, reusing: Reusing, order: Reuse, prefix_ids: tuple[int, ...], conditioned: bool | None
+    ) -> str:
         """Of recomputing against the verdict."""
-        verdict, _ = self._verdict(prefix_ids, conditioned)
+        verdict, _ = self._verdict(order, prefix_ids, conditioned)
         mode = reusing.mode
         if verdict is None or verdict.recompute or not mode.recomputes or reusing.recompute.ratio == 0:
             return ""
@@ -118,7 +142,7 @@ class Modes:
             raise InvalidRequest(
                 "recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode"
             )
-        verdict, why = self._verdict(prefix_ids, conditioned)
+        verdict, why = self._verdict(order, prefix_ids, conditioned)
         if verdict is not None:
             why = self._why_not(verdict.mode, has_question)
         if verdict is None or why:
@@ -126,11 +150,14 @@ class Modes:
         auxiliary = verdict.auxiliary if verdict.mode.deferred else ""
         return replace(self._reusing(verdict.mode, order, Recompute(verdict.ratio)), auxiliary=auxiliary)
 
-    def _verdict(self, prefix_ids: tuple[int, ...], conditioned: bool | None) -> tuple[Verdict | None, str]:
+    def _verdict(
+        self, order: Reuse, prefix_ids: tuple[int, ...], conditioned: bool | None
+    ) -> tuple[Verdict | None, str]:
         """The one that holds for such requests, or why there is none."""
         if not self._verdicts:
             return None, f"the model has no verdict ({VERDICT_FILE})"
-        served = replace(self._served, prefix=ids_hash(prefix_ids))
+        adapter = self._identity(order.adapter or self._config.adapter)
+        served = replace(self._served, prefix=ids_hash(prefix_ids), adapter=adapter)
         verdict, misfit = choose(self._verdicts, served, conditioned)
         return verdict, f"the verdict was made for another {misfit}" if misfit else ""
 

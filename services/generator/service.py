@@ -24,6 +24,7 @@ from shared.generation.forest import Append, Edit, ForestRequest, Grow, Start
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
+from shared.identity import adapter_identity
 from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
@@ -61,6 +62,7 @@ class Generator:
             verdicts,
             selector is not None,
             tokenizer.hash if tokenizer else "",
+            {name: adapter_identity(where) for name, where in config.engine.adapters.items()},
         )
         self._reader = ChunkReader(tokenizer)
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
@@ -136,6 +138,7 @@ class Generator:
             beams=order.decoding.beams,
             choose=order.decoding.choose,
             links=links,
+            adapter=reusing.adapter,
         )
         return Plan(order, request, reusing)
 
@@ -181,6 +184,7 @@ class Generator:
             recompute=reusing.recompute,
             ape=reusing.ape,
             links=links,
+            adapter=reusing.adapter,
         )
         edits = (self._settled(command) async for command in commands)
         async with aclosing(self._thread.stream(request, ctx, edits)) as events:
@@ -246,6 +250,7 @@ class Generator:
             "verdict": self._modes.status(
                 self.prompts.default_prefix_ids, self._choosing.auxiliary if self._choosing else ""
             ),
+            "adapters": self._adapters(),
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),
@@ -255,6 +260,10 @@ class Generator:
 
     def close(self) -> None:
         self._thread.close()
+
+    def _adapters(self) -> str:
+        named, own = ", ".join(sorted(self.config.engine.adapters)), self.config.adapter
+        return f"{named} (default {own})" if own else named or "none"
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
