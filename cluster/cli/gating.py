@@ -22,7 +22,6 @@ from cluster.gate.retrieved import RetrievedQuestions, only_collection, retrieve
 from cluster.gate.show import decision_table, kl_table, summary_table
 from services.generator.config import SelectionConfig
 from shared.errors import InvalidRequest
-from shared.generation.modes import ReuseMode
 from shared.generation.orders import NO_ADAPTER
 from shared.identity import digest
 from shared.kv_types import KvContext
@@ -186,7 +185,7 @@ def plan_of(modes: str, ratios: str, selection: SelectionConfig) -> Comparison:
     wanted = parse_names("--modes", modes, MODES)
     return Comparison(
         tuple(mode for mode in wanted if mode in CONTROLS),
-        (clip,) if ReuseMode.CACHECLIP in wanted else (),
+        (clip,) if any(mode.deferred for mode in wanted) else (),
         parsed,
         tuple(mode for mode in wanted if mode in OTHERS),
     )

@@ -113,7 +113,7 @@ Way = tuple[AskedQuestion, Arm]
 Key = tuple[str, tuple[str, ...]]
 
 
-class Answering:
+class EngineAnswers:
     """One engine. ``max_tokens``: of an answer."""
 
     def __init__(self, models: Models, plan: Comparison, max_tokens: int = 48) -> None:

@@ -37,7 +37,7 @@ class Subject(Protocol):
         ...
 
 
-class Bench(Protocol):
+class GateBench(Protocol):
     """Asks questions about subjects of one sort. Its ``ask`` is called in other processes as well."""
 
     def num_tokens(self, text: str) -> int: ...
@@ -56,14 +56,14 @@ class Asking:
     kinds, and arms. ``threads``: of torch, in each of ``processes``. ``minutes`` None: no limit.
     ``enough``: says, before each batch, whether what is kept suffices."""
 
-    build: Callable[[], Bench]
+    build: Callable[[], GateBench]
     ways: Callable[[Any], Sequence[Way]]
     processes: int
     threads: int
     minutes: float | None = None
     enough: Callable[[], bool] = lambda: False
 
-    def run(self, bench: Bench, ledger: Ledger, subjects: Sequence[Subject], errors: Console) -> None:
+    def run(self, bench: GateBench, ledger: Ledger, subjects: Sequence[Subject], errors: Console) -> None:
         """``bench``: that of this process."""
         began = time.monotonic()
         columns = (
@@ -104,7 +104,7 @@ class Asking:
         return lambda: self._in_time(began) and not self.enough()
 
     def _batches(
-        self, bench: Bench, ledger: Ledger, subjects: Sequence[Subject], skip: Callable[[], object]
+        self, bench: GateBench, ledger: Ledger, subjects: Sequence[Subject], skip: Callable[[], object]
     ) -> Iterator[Wanted]:
         """What is missing, of so many contexts at once that their KV has room."""
         batch: list[tuple[Subject, list[Way]]] = []
@@ -123,10 +123,10 @@ class Asking:
             yield batch
 
 
-def _built(build: Callable[[], Bench], threads: int) -> Bench:
+def _built(build: Callable[[], GateBench], threads: int) -> GateBench:
     torch.set_num_threads(threads)
     return build()
 
 
-def _elsewhere(worker: Worker, bench_type: type[Bench]) -> Ask:
+def _elsewhere(worker: Worker, bench_type: type[GateBench]) -> Ask:
     return lambda wanted: worker.call(bench_type.ask, wanted)

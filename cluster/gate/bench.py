@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.gate.answering import Answering, AskedQuestion, EngineReply, Models
+from cluster.gate.answering import AskedQuestion, EngineAnswers, EngineReply, Models
 from cluster.gate.ingested import Ingesting
 from cluster.gate.judging import abstains
 from cluster.gate.ledger import FIRST_LAYER, LAST_LAYER, GradedAnswer
@@ -34,9 +34,9 @@ class QualityBench:
     """``seed``: of what is asked about a context."""
 
     def __init__(self, models: Models, plan: Comparison, seed: int = 0, max_tokens: int = 48) -> None:
-        """Raises as ``Answering``."""
+        """Raises as ``EngineAnswers``."""
         self.plan, self.seed = plan, seed
-        self._answering = Answering(models, plan, max_tokens)
+        self._answering = EngineAnswers(models, plan, max_tokens)
         self.prompts, model = self._answering.prompts, self._answering.model
         self._ingestion = Ingesting(models.ingestion, self.prompts, model.spec.vocab_size, model.fingerprint)
         self._spans_of = lru_cache(_TEXTS)(self._answering.spans.tokenize_chunk)

@@ -32,7 +32,7 @@ Context = tuple[bool, int]
 Bools = NDArray[np.bool_]
 
 
-class Outcome(enum.StrEnum):
+class GateOutcome(enum.StrEnum):
     """OPEN: the questions do not tell yet."""
 
     ACCEPTED = "accepted"
@@ -50,11 +50,11 @@ class Judged:
     num_contexts: int
     difference: float
     loss_at_most: float
-    outcome: Outcome
+    outcome: GateOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class GateDecision:
     """``num_contexts``: that it took. ``decided``: nothing that is asked besides could change it, or the
     chance of that is part of ``alpha``."""
 
@@ -67,11 +67,13 @@ class Decision:
     def of(self, mode: str) -> list[Judged]:
         return [one for one in self.judged if one.mode == mode]
 
-    def outcome(self, mode: str) -> Outcome:
+    def outcome(self, mode: str) -> GateOutcome:
         outcomes = [one.outcome for one in self.of(mode)]
-        if Outcome.WORSE in outcomes:
-            return Outcome.WORSE
-        return Outcome.ACCEPTED if outcomes and set(outcomes) == {Outcome.ACCEPTED} else Outcome.OPEN
+        if GateOutcome.WORSE in outcomes:
+            return GateOutcome.WORSE
+        return (
+            GateOutcome.ACCEPTED if outcomes and set(outcomes) == {GateOutcome.ACCEPTED} else GateOutcome.OPEN
+        )
 
 
 def group_of(kind: str) -> str:
@@ -98,7 +100,7 @@ def decide(
     order: Sequence[Context],
     tolerance: float = DEFAULT_TOLERANCE,
     alpha: float = DEFAULT_ALPHA,
-) -> Decision:
+) -> GateDecision:
     """By the first of the contexts in ``order`` (of many documents or not, and number) that suffice;
     without any that suffice by all of them."""
     units = _units(answers, plan, order)
@@ -116,7 +118,7 @@ def decide(
         for label, by_group in at.items()
         for group, course in by_group.items()
     )
-    return Decision(tolerance, alpha, num, end is not None, judged)
+    return GateDecision(tolerance, alpha, num, end is not None, judged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +147,14 @@ class _Course:
 
     def judged(self, label: str, group: str, num: int, tolerance: float, share: float) -> Judged:
         known = self.differences[: sum(place < num for place in self.places)]
-        outcome = Outcome.OPEN
+        outcome = GateOutcome.OPEN
         if num and self.accepted_T[num - 1]:
-            outcome = Outcome.ACCEPTED
+            outcome = GateOutcome.ACCEPTED
         elif num and self.worse_T[num - 1]:
-            outcome = Outcome.WORSE
+            outcome = GateOutcome.WORSE
         mean = float(known.mean()) if len(known) else 0.0
         at_most = worse_at_most(known, share)
-        if outcome is Outcome.ACCEPTED:
+        if outcome is GateOutcome.ACCEPTED:
             at_most = min(at_most, tolerance)
         return Judged(label, group, len(known), mean, at_most, outcome)
 
@@ -198,7 +200,7 @@ def _units(
     }
 
 
-def scores(found: Sequence[Finding], plan: Comparison, decision: Decision) -> Iterator[Score]:
+def scores(found: Sequence[Finding], plan: Comparison, decision: GateDecision) -> Iterator[Score]:
     """Those by which a verdict goes: of ways that requests can ask for, on kinds that count."""
     served = {arm.label: arm for arm in (*plan.candidates, FULL)}
     judged = {(one.mode, one.group): one for one in decision.judged}
@@ -214,7 +216,7 @@ def scores(found: Sequence[Finding], plan: Comparison, decision: Decision) -> It
                     gain_at_least=row.against_reordered.low,
                     gain_at_most=row.against_reordered.high,
                     kind=finding.kind,
-                    worse=one.outcome is Outcome.WORSE,
+                    worse=one.outcome is GateOutcome.WORSE,
                 )
 
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.gate.answering import Models
-from cluster.gate.decision import DEFAULT_ALPHA, Context, Decision, context_of, decide, scores
+from cluster.gate.decision import DEFAULT_ALPHA, Context, GateDecision, context_of, decide, scores
 from cluster.gate.findings import COUNTS_FROM, UNJUDGED, Finding, Likeness, evidence, findings, measurements
 from cluster.gate.ledger import GradedAnswer
 from cluster.gate.modes import Comparison
 from shared.errors import InvalidRequest
-from shared.generation.modes import ReuseMode
 from shared.identity import adapter_identity, ids_hash
 from shared.measuring.judge import judge
 from shared.measuring.report import Measurement
@@ -67,7 +66,7 @@ class Evaluated:
             "findings": [dataclasses.asdict(finding) for finding in self.found],
         }
 
-    def decide(self, tolerance: float, alpha: float = DEFAULT_ALPHA) -> Decision:
+    def decide(self, tolerance: float, alpha: float = DEFAULT_ALPHA) -> GateDecision:
         return decide(self.answers, self.plan, self.order, tolerance, alpha)
 
     def verdict(self, tolerance: float, alpha: float = DEFAULT_ALPHA) -> Verdict:
@@ -112,7 +111,7 @@ class Evaluated:
             ),
             verdict.mode.value,
         )
-        by_selector = verdict.mode is ReuseMode.CACHECLIP
+        by_selector = verdict.mode.deferred
         return replace(
             verdict,
             tokenizer=served.tokenizer,

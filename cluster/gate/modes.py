@@ -11,13 +11,17 @@ from cluster.gate.names import parse_names
 from cluster.gate.tasks import TaskKind
 from shared.engine.modes.token_selection import DEFAULT_RATIO
 from shared.errors import InvalidRequest
-from shared.generation.modes import GoesBy, ReuseMode
+from shared.generation.modes import GoesBy, Offsets, ReuseMode
 from shared.generation.selection import Grouping, Reading
 
 CACHECLIP = "cacheclip"
 CONTROLS = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO and not mode.deferred)
 OTHERS = tuple(
-    mode for mode in ReuseMode if mode.row.stored and not mode.recomputes and mode is not ReuseMode.REORDERED
+    mode
+    for mode in ReuseMode
+    if mode.row.stored
+    and not mode.recomputes
+    and (mode.row.weighed or mode.row.offsets is not Offsets.CUMULATIVE)
 )
 MODES = (ReuseMode.REORDERED, *OTHERS, *CONTROLS, ReuseMode.CACHECLIP)
 UNNAMED_RATIO = 0.05  # asked besides where recomputing has most to destroy

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.gate.answering import Answering, AskedQuestion, EngineReply, Models
+from cluster.gate.answering import AskedQuestion, EngineAnswers, EngineReply, Models
 from cluster.gate.asking import Asking, Way
 from cluster.gate.decision import DEFAULT_ALPHA, Context, decide
 from cluster.gate.evaluated import OWN, Evaluated, made_with
@@ -47,8 +47,8 @@ class OwnBench:
     """``documents``: as they are stored, by id."""
 
     def __init__(self, models: Models, plan: Comparison, documents: Mapping[str, Manifest]) -> None:
-        """Raises as ``Answering``."""
-        self._answering = Answering(models, plan, MAX_TOKENS)
+        """Raises as ``EngineAnswers``."""
+        self._answering = EngineAnswers(models, plan, MAX_TOKENS)
         self.prompts, model = self._answering.prompts, self._answering.model
         self._documents = documents
         self._ingesting = Ingesting(models.ingestion, self.prompts, model.spec.vocab_size, model.fingerprint)

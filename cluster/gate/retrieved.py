@@ -34,7 +34,7 @@ class Searcher(Protocol):
     async def list_collections(self, ctx: RequestContext) -> list[CollectionInfo]: ...
 
 
-class Documents(Protocol):
+class Manifests(Protocol):
     """The part of ``shared.clients.kv_store.KvStoreClient`` that is used here."""
 
     async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest: ...
@@ -76,7 +76,7 @@ class RetrievedQuestions:
 async def retrieve(
     ctx: RequestContext,
     searcher: Searcher,
-    store: Documents,
+    store: Manifests,
     collection: str,
     questions: Sequence[OwnQuestion],
     k: int,

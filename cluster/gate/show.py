@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from cluster.gate.decision import Decision, Outcome
+from cluster.gate.decision import GateDecision, GateOutcome
 from cluster.gate.findings import COUNTS_FROM, Finding, Likeness
 from cluster.gate.ledger import FIRST_LAYER
 from cluster.gate.modes import CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS
@@ -27,9 +27,9 @@ _ABOUT = {
     "own_unjudged": "Questions that carry neither answer nor evidence",
 }
 _OUTCOMES = {
-    Outcome.ACCEPTED: "good enough",
-    Outcome.WORSE: "worse",
-    Outcome.OPEN: "open: more questions would tell",
+    GateOutcome.ACCEPTED: "good enough",
+    GateOutcome.WORSE: "worse",
+    GateOutcome.OPEN: "open: more questions would tell",
 }
 
 
@@ -74,7 +74,7 @@ def summary_table(found: Sequence[Finding]) -> Table:
     return table
 
 
-def decision_table(decision: Decision) -> Table:
+def decision_table(decision: GateDecision) -> Table:
     """A row for each way that was judged and each group of questions."""
     table = Table("mode", "questions", box=None, pad_edge=False, header_style="dim")
     for name in ("contexts", "minus whole blocks", "worse by at most", ""):

@@ -12,6 +12,8 @@ from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
 from shared.verdict import BY_RATIO, Tally, Verdict
 
+_FULL = (ReuseMode.FULL.value, None)
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -101,7 +103,7 @@ def _fitting(
 
 
 def _check_evidence(by_way: Mapping[tuple[str, float | None], Sequence[Score]], tolerance: float) -> None:
-    reusing = {way: of_way for way, of_way in by_way.items() if way[0] != ReuseMode.FULL}
+    reusing = {way: of_way for way, of_way in by_way.items() if way != _FULL}
     open_ways = {way: of_way for way, of_way in reusing.items() if not any(score.worse for score in of_way)}
     if open_ways and not _fitting(reusing, tolerance):
         (mode, ratio), of_way = min(

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from cluster.gate.decision import Outcome, decide, group_of, shares_of
+from cluster.gate.decision import GateOutcome, decide, group_of, shares_of
 from cluster.gate.ledger import GradedAnswer
 from cluster.gate.modes import REORDERED, Comparison
 from shared.generation.modes import ReuseMode
@@ -83,7 +83,7 @@ def test_asking_ends_as_soon_as_what_computes_least_is_good_enough() -> None:
     decision = decide(answers, PLAN, ORDER, 0.03, 0.05)
     assert decision.decided
     assert 100 < decision.num_contexts < 200
-    assert decision.outcome("reordered_0") is Outcome.ACCEPTED
+    assert decision.outcome("reordered_0") is GateOutcome.ACCEPTED
     (judged,) = decision.of("reordered_0")
     assert (judged.group, judged.difference) == ("within_documents", 0)
     assert 0.02 < judged.loss_at_most <= 0.03
@@ -95,18 +95,18 @@ def test_asking_ends_as_soon_as_what_computes_least_is_good_enough() -> None:
 def test_it_goes_on_while_the_other_ways_are_open() -> None:
     decision = decide(kept({"reordered_0": 0.4}), PLAN, ORDER, 0.03, 0.05)
     assert decision.decided
-    assert decision.outcome("reordered_0") is Outcome.WORSE
-    assert decision.outcome("epic_20") is Outcome.ACCEPTED
+    assert decision.outcome("reordered_0") is GateOutcome.WORSE
+    assert decision.outcome("epic_20") is GateOutcome.ACCEPTED
     few = decide(kept({"reordered_0": 0.4}), PLAN, ORDER[:40], 0.03, 0.05)
-    assert (few.decided, few.outcome("epic_20"), few.num_contexts) == (False, Outcome.OPEN, 40)
+    assert (few.decided, few.outcome("epic_20"), few.num_contexts) == (False, GateOutcome.OPEN, 40)
 
 
 def test_a_way_must_be_good_enough_in_every_group_of_questions() -> None:
     answers = [*kept({}), *kept({"reordered_0": 0.5}, ("cross_document",))]
     decision = decide(answers, PLAN, ORDER, 0.03, 0.05)
-    assert decision.outcome("reordered_0") is Outcome.WORSE
+    assert decision.outcome("reordered_0") is GateOutcome.WORSE
     by_group = {one.group: one.outcome for one in decision.of("reordered_0")}
-    assert by_group == {"within_documents": Outcome.ACCEPTED, "cross_document": Outcome.WORSE}
+    assert by_group == {"within_documents": GateOutcome.ACCEPTED, "cross_document": GateOutcome.WORSE}
 
 
 def test_questions_of_a_context_are_one_comparison() -> None:
