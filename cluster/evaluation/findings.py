@@ -26,7 +26,7 @@ class EvalRow:
     score: with Wilson's interval where every score is 0 or 1, else a bootstrap's.
     against_full: what it differs by, bootstrapped; p: of the paired test with ``full``: McNemar's exact one
     where every score is 0 or 1, else by flipping signs.
-    kl: to ``full``, of the first token.
+    kl: to ``full``, of the first token; same: share of answers that are those of ``full`` to the letter.
     computed: share of the context's tokens that were computed for the answer; found: see ``EvalAnswer``.
     """
 
@@ -35,6 +35,7 @@ class EvalRow:
     against_full: Interval
     p: float
     kl: Interval
+    same: float
     computed: float
     found: float | None
     cut_short: float | None
@@ -120,7 +121,8 @@ def _of_task(task: EvalTask, arms: Sequence[EvalArm], answers: Sequence[EvalAnsw
 
 def _row(mode: str, asked: Mapping[str, Sequence[EvalAnswer]]) -> EvalRow:
     ours = asked[mode]
-    ours_Q, full_Q = (_scores(of_mode) for of_mode in (ours, asked.get(FULL.label, ours)))
+    full = asked.get(FULL.label, ours)
+    ours_Q, full_Q = _scores(ours), _scores(full)
     clusters = Clusters(np.arange(len(ours)))
     computed = [answer.computed / answer.num_tokens for answer in ours if answer.num_tokens]
     found = [answer.found for answer in ours if answer.found is not None]
@@ -131,6 +133,7 @@ def _row(mode: str, asked: Mapping[str, Sequence[EvalAnswer]]) -> EvalRow:
         clusters.interval(np.subtract, ours_Q, full_Q),
         _paired_p(ours_Q, full_Q),
         clusters.interval(_itself, np.array([answer.kl for answer in ours])),
+        fmean(a.text == b.text for a, b in zip(ours, full, strict=True)),
         fmean(computed) if computed else 0.0,
         fmean(found) if found else None,
         fmean(short) if short else None,
@@ -164,6 +167,7 @@ def _measured(finding: TaskFinding, row: EvalRow) -> Iterator[Measurement]:
         if row.cut_short is not None:
             yield Measurement(f"cut_short_{name}", row.cut_short, "fraction", n=num)
     yield Measurement(f"kl_{name}", row.kl.value, "nats", min=row.kl.low, max=row.kl.high, n=num)
+    yield Measurement(f"as_full_{name}", row.same, "fraction", n=num)
     yield Measurement(f"computed_{name}", row.computed, "fraction", n=num)
     yield Measurement(f"tflop_{name}", row.tflop, "TFLOP", n=num, tflop=row.tflop)
     yield Measurement(f"time_{name}", row.seconds, "s", n=num)

@@ -86,6 +86,7 @@ _COLUMNS = (
         scored=True,
     ),
     _Column("KL", lambda row: f"{row.kl.value:.2g} ({row.kl.low:.2g} to {row.kl.high:.2g})", compared=True),
+    _Column("as full", lambda row: f"{row.same:.0%}", compared=True),
     _Column("computed", lambda row: f"{row.computed:.1%}"),
     _Column("of the value", lambda row: f"{row.found:.0%}" if row.computed and row.found is not None else ""),
     _Column("TFLOP", lambda row: f"{row.tflop:.3g}"),

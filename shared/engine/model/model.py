@@ -13,13 +13,13 @@ import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from shared.engine.attention import StepPlan
-from shared.engine.model.adapting import AdapterWeights, adapting
+from shared.engine.attention import Attention
+from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
@@ -30,6 +30,16 @@ from shared.errors import ConfigError
 # residual_multiplier, … Chosen by name, so that settings which a later transformers adds do not make stored
 # KV foreign.
 _SETTINGS_IN_KV = ("eps", "hidden_act", "multiplier", "scaling", "clip", "norm")
+
+
+class ModelPass(Attention, Protocol):
+    """Rows that go through the layers together, by their tokens, and which of them go with adapters:
+    ``StepPlan``, and what trains as that serves."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def adapted(self) -> Sequence[AdaptedRows]: ...
 
 
 class LoadedModel:
@@ -94,7 +104,7 @@ class LoadedModel:
         adapter.check_base(self._linear_shapes, self.fingerprint)
         return AdapterWeights.of(adapter, self.spec.device, self.spec.dtype)
 
-    def forward(self, plan: StepPlan) -> Tensor:
+    def forward(self, plan: ModelPass) -> Tensor:
         """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
         states [R, E]."""
         hidden_RE = self.embed(plan.token_ids)
@@ -108,13 +118,13 @@ class LoadedModel:
         hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
         return hidden_RE
 
-    def run_layer(self, layer: int, hidden_RE: Tensor, plan: StepPlan) -> Tensor:
+    def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         if not plan.adapted:
             return self._run_layer(layer, hidden_RE, plan)
         with adapting(self._layers[layer], layer, plan.adapted):
             return self._run_layer(layer, hidden_RE, plan)
 
-    def _run_layer(self, layer: int, hidden_RE: Tensor, plan: StepPlan) -> Tensor:
+    def _run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         hidden = self._layers[layer](
             hidden_RE[None],
             attention_mask=None,

@@ -30,7 +30,7 @@ def task(name: str = "t", grounded: bool = True) -> EvalTask:
 
 def answer(mode: str, case: int, score: float, name: str = "t", kl: float = 0.1) -> EvalAnswer:
     found = None if mode in (CLOSED, "full") else 0.5
-    return EvalAnswer(name, str(case), mode, score, "", kl, 100, 20.0, found, 0.25, 0.5, 2.0)
+    return EvalAnswer(name, str(case), mode, score, str(score), kl, 100, 20.0, found, 0.25, 0.5, 2.0)
 
 
 def answers(right: dict[str, float], name: str = "t") -> list[EvalAnswer]:
@@ -57,6 +57,7 @@ def test_a_row_tells_score_difference_kl_and_cost() -> None:
     assert row.against_full.value == pytest.approx(-0.4)
     assert row.p == mcnemar(0, 4)
     assert row.kl.value == pytest.approx(0.1)
+    assert row.same == 0.6
     assert (row.computed, row.found, row.cut_short, row.tflop, row.seconds) == (0.2, 0.5, 0.25, 0.5, 2.0)
 
 
@@ -85,6 +86,7 @@ def test_where_full_does_not_beat_closed_book_only_kl_is_reported() -> None:
     assert [column.header for column in table.columns] == [
         "mode",
         "KL",
+        "as full",
         "computed",
         "of the value",
         "TFLOP",
