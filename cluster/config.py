@@ -110,6 +110,7 @@ def load_quilt(
     suited = model_settings(merged["model"])
     for section in SUITED:
         merged[section] = under(merged[section], {} if section in elsewhere else suited.get(section, {}))
+    merged["generator"] = under(_located_adapters(merged["generator"], Path.cwd()), merged["generator"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
     auxiliary = merged["selector"].get("model") or ""
     merged["selector"]["model"] = auxiliary and (
@@ -121,7 +122,8 @@ def load_quilt(
 
 
 def model_settings(model: str) -> dict[str, dict[str, Any]]:
-    """Sections of the settings that suit the model. An auxiliary model that is named there may lie beside it.
+    """Sections of the settings that suit the model. An auxiliary model and adapters that are named there may
+    lie beside it.
 
     Raises:
         ConfigError: the model's file holds something else.
@@ -138,7 +140,20 @@ def model_settings(model: str) -> dict[str, dict[str, Any]]:
     auxiliary = settings.get("selector", {}).get("model")
     if auxiliary and (beside := Path(model) / str(auxiliary)).is_dir():
         settings["selector"]["model"] = str(beside.resolve())
+    if generator := settings.get("generator"):
+        settings["generator"] = under(_located_adapters(generator, Path(model)), generator)
     return settings
+
+
+def _located_adapters(generator: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings with whole paths of the adapters whose directories lie in ``folder``."""
+    engine = generator.get("engine")
+    adapters = engine.get("adapters") if isinstance(engine, Mapping) else None
+    if not isinstance(adapters, Mapping):
+        return {}
+    places = {name: folder / Path(str(directory)).expanduser() for name, directory in adapters.items()}
+    found = {name: str(place.resolve()) for name, place in places.items() if place.is_dir()}
+    return {"engine": {"adapters": found}}
 
 
 def _shared_values(
@@ -148,7 +163,12 @@ def _shared_values(
     selector = "selector" if merged["selector"].get("model") or "selector" in addresses else ""
     kv_context = merged["ingestion"].get("kv_context")
     values: dict[str, dict[str, Any]] = {
-        "gateway": {"selector": selector, "addresses": addresses, "http": {"model": served}},
+        "gateway": {
+            "selector": selector,
+            "addresses": addresses,
+            "http": {"model": served},
+            "feedback": {"directory": str(data_dir / "feedback")},
+        },
         "ingestion": {"model": model, "selector": selector, "addresses": addresses},
         "retrieval": {"milvus_uri": str(data_dir / "index.db")},
         "kv_store": {"directory": str(data_dir / "kv")},
@@ -156,7 +176,8 @@ def _shared_values(
         "selector": {"primary": model},
     }
     if kv_context in set(KvContext):  # else its own section says what is wrong
-        values["gateway"]["kv_context"] = kv_context
+        for name in ("gateway", "generator"):
+            values[name]["kv_context"] = kv_context
     if "log" in merged:
         for section in values.values():
             section["deployment"] = {"log": merged["log"]}

@@ -11,6 +11,7 @@ from shared.engine_config import EngineConfig
 from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
+from shared.kv_types import KvContext
 from shared.prompt_config import PromptConfig
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
@@ -44,14 +45,17 @@ class SelectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorConfig:
-    """``model``: a directory or Hugging Face id. ``reuse``, ``max_tokens`` and ``stop`` (texts that end an
-    answer) apply to requests that name none, ``stop`` to those without beams and thoughts.
+    """``model``: a directory or Hugging Face id. ``reuse``, ``adapter`` (one of ``engine.adapters``),
+    ``max_tokens`` and ``stop`` (texts that end an answer) apply to requests that name none, ``stop`` to those
+    without beams and thoughts.
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
     the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
     ``kv_encoding``: how new KV is stored (see ``docs/encodings.md``); what is stored already is read as it
-    is. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes it; empty:
+    is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
+    in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
+    it; empty:
     ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``: filled in
     from the shared section.
     """
@@ -59,6 +63,7 @@ class GeneratorConfig:
     model: str
     engine: EngineConfig = field(default_factory=EngineConfig)
     reuse: AskedMode = ReuseMode.REORDERED
+    adapter: str = ""
     max_tokens: int = 256
     max_tokens_limit: int = 8192
     stop: tuple[str, ...] = ()
@@ -66,6 +71,7 @@ class GeneratorConfig:
     max_questions: int = 64
     kv_store: str = "kv_store"
     kv_encoding: Literal["exact", "int8", "int4"] = "exact"
+    kv_context: KvContext = KvContext.DOCUMENT
     verdict: str = ""
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
@@ -83,6 +89,9 @@ class GeneratorConfig:
             raise ValueError(
                 f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})"
             )
+        if self.adapter and self.adapter not in self.engine.adapters:
+            there = ", ".join(self.engine.adapters) or "none is named there"
+            raise ValueError(f"adapter: {self.adapter!r} is none of engine.adapters ({there})")
         if isinstance(self.reuse, ReuseMode) and self.reuse.deferred and not self.selector.application:
             raise ValueError(
                 "reuse: cacheclip needs a selector; name its application in selector.application"

@@ -4,7 +4,7 @@ events back."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -24,8 +24,8 @@ from shared.generation.forest import Append, Edit, ForestRequest, Grow, Start
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
+from shared.identity import adapter_identity
 from shared.kv_buffers import ENCODINGS
-from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.verdict import Verdict
@@ -56,7 +56,14 @@ class Generator:
         self.tokenizer = tokenizer
         self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
         self._identities = Identities(self.prompts, engine.model.fingerprint)
-        self._modes = Modes(config, engine.model.fingerprint, verdicts, selector is not None)
+        self._modes = Modes(
+            config,
+            engine.model.fingerprint,
+            verdicts,
+            selector is not None,
+            tokenizer.hash if tokenizer else "",
+            {name: adapter_identity(where) for name, where in config.engine.adapters.items()},
+        )
         self._reader = ChunkReader(tokenizer)
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
@@ -114,7 +121,9 @@ class Generator:
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
-        reusing = self._modes.settle(order.reuse, prefix_ids, contexts=_made_under(order.kv_context, chunks))
+        reusing = self._modes.settle(
+            order.reuse, prefix_ids, conditioned=_conditioned(chunks), kv_context=order.kv_context
+        )
         request = GenerateRequest(
             request_id=ctx.request_id,
             prefix_ids=prefix_ids,
@@ -131,6 +140,7 @@ class Generator:
             beams=order.decoding.beams,
             choose=order.decoding.choose,
             links=links,
+            adapter=reusing.adapter,
         )
         return Plan(order, request, reusing)
 
@@ -169,7 +179,8 @@ class Generator:
             order.reuse,
             prefix_ids,
             has_question=False,
-            contexts=_made_under(order.kv_context, chunks),
+            conditioned=_conditioned(chunks),
+            kv_context=order.kv_context,
         )
         request = ForestRequest(
             ctx.request_id,
@@ -179,6 +190,7 @@ class Generator:
             recompute=reusing.recompute,
             ape=reusing.ape,
             links=links,
+            adapter=reusing.adapter,
         )
         edits = (self._settled(command) async for command in commands)
         async with aclosing(self._thread.stream(request, ctx, edits)) as events:
@@ -225,6 +237,12 @@ class Generator:
             prompt=tokenizer.template.origin if tokenizer else "",
         )
 
+    async def refresh(self, ctx: RequestContext) -> None:
+        """Learns whose the selector is now, where that matters to a verdict; whoever does not answer stays
+        as known."""
+        if self._choosing is not None and self._modes.asks_for_auxiliary:
+            await self._choosing.identify(ctx)
+
     def facts(self) -> dict[str, str]:
         """For an operator."""
         spec, stats = self.model.spec, self._engine.stats()
@@ -235,7 +253,10 @@ class Generator:
             "dtype": spec.dtype_name,
             "kv_encoding": self.config.kv_encoding,
             "prompt": self.tokenizer.template.origin if self.tokenizer else "token ids only",
-            "verdict": self._modes.told or "none",
+            "verdict": self._modes.status(
+                self.prompts.default_prefix_ids, self._choosing.auxiliary if self._choosing else ""
+            ),
+            "adapters": self._adapters(),
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),
@@ -245,6 +266,10 @@ class Generator:
 
     def close(self) -> None:
         self._thread.close()
+
+    def _adapters(self) -> str:
+        named, own = ", ".join(sorted(self.config.engine.adapters)), self.config.adapter
+        return f"{named} (default {own})" if own else named or "none"
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
@@ -283,12 +308,6 @@ class Generator:
         return asked
 
 
-def _made_under(told: KvContext | None, chunks: Sequence[Chunk]) -> Collection[KvContext]:
-    """Settings that chunks may have been made under: the one that the caller tells, else all that fit what
-    the chunks show, which is whether some are computed behind others."""
-    if not chunks:
-        return tuple(KvContext)
-    if told is not None:
-        return (told,)
-    chained = any(chunk.parent_id for chunk in chunks)
-    return (KvContext.DOCUMENT, KvContext.HEADER) if chained else (KvContext.NONE,)
+def _conditioned(chunks: Sequence[Chunk]) -> bool | None:
+    """Whether some are computed behind others of their documents; None: there are none."""
+    return any(chunk.parent_id for chunk in chunks) if chunks else None

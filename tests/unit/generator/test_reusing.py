@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -104,25 +105,42 @@ FORBIDS = replace(
 )
 
 
-CHAINED = {KvContext.DOCUMENT, KvContext.HEADER}
-
-
 @pytest.mark.parametrize(
-    ("contexts", "mode", "why"),
+    ("conditioned", "mode", "why"),
     [
-        ({KvContext.DOCUMENT}, ReuseMode.REORDERED, ""),
-        (CHAINED, ReuseMode.REORDERED, ""),
-        (set(KvContext), ReuseMode.REORDERED, ""),  # a request without chunks
-        ({KvContext.HEADER}, ReuseMode.FULL, "another kv_context"),
-        ({KvContext.NONE}, ReuseMode.FULL, "another kv_context"),
+        (True, ReuseMode.REORDERED, ""),
+        (None, ReuseMode.REORDERED, ""),  # a request without chunks
+        (False, ReuseMode.FULL, "another kv_context"),
     ],
 )
-def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_may_have_been_made_under_its_setting(
-    contexts: set[KvContext], mode: ReuseMode, why: str
+def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_are_computed_behind_others(
+    conditioned: bool | None, mode: ReuseMode, why: str
 ) -> None:
-    settled = modes(FORBIDS).settle(Reuse(Auto.AUTO), PREFIX, contexts=contexts)
+    settled = modes(FORBIDS).settle(Reuse(Auto.AUTO), PREFIX, conditioned=conditioned)
     assert settled.mode is mode
     assert (why in settled.note) if why else settled.note == ""
+
+
+@pytest.mark.parametrize("configured", ["document", "header"])
+@pytest.mark.parametrize(
+    ("told", "mode"),
+    [
+        (KvContext.DOCUMENT, ReuseMode.REORDERED),
+        (KvContext.HEADER, ReuseMode.EPIC),
+        (KvContext.NONE, ReuseMode.CACHEBLEND),
+    ],
+)
+def test_of_several_verdicts_that_is_obeyed_which_was_made_for_what_the_chunks_were_made_under(
+    told: KvContext, mode: ReuseMode, configured: str
+) -> None:
+    of_titles = replace(VERDICT, mode=ReuseMode.EPIC, kv_context=KvContext.HEADER)
+    config = load(GeneratorConfig, {"model": "m", "kv_context": configured})
+    for verdicts in permutations((FORBIDS, of_titles, VERDICT)):
+        ours = Modes(config, "m", verdicts, False)
+        # chunks in front of which nothing stands may be of any
+        for conditioned in (True, False):
+            settled = ours.settle(Reuse(Auto.AUTO), PREFIX, conditioned=conditioned, kv_context=told)
+            assert (settled.mode, settled.note) == (mode, "")
 
 
 @pytest.mark.parametrize(
@@ -136,26 +154,96 @@ def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_may_have_been_made_u
 )
 def test_who_recomputes_against_the_verdict_is_told(order: Reuse) -> None:
     ours = modes(FORBIDS, has_selector=True, reuse="query_attention")
-    settled = ours.settle(order, PREFIX, contexts=CHAINED)
+    settled = ours.settle(order, PREFIX, conditioned=True)
     assert settled.mode is (order.mode or ReuseMode.QUERY_ATTENTION)
     assert "recomputes against the model's verdict" in settled.note
     assert "reordered is advised" in settled.note
 
 
 @pytest.mark.parametrize(
-    ("verdict", "order", "contexts"),
+    ("verdict", "order", "conditioned"),
     [
-        (FORBIDS, Reuse(ReuseMode.EPIC), {KvContext.NONE}),
-        (FORBIDS, Reuse(ReuseMode.EPIC), {KvContext.HEADER}),
-        (FORBIDS, Reuse(ReuseMode.EPIC, Recompute(0.0)), CHAINED),
-        (FORBIDS, Reuse(ReuseMode.FULL), CHAINED),
-        (FORBIDS, Reuse(ReuseMode.REORDERED), CHAINED),
-        (replace(FORBIDS, model="other"), Reuse(ReuseMode.EPIC), CHAINED),
-        (VERDICT, Reuse(ReuseMode.EPIC), {KvContext.NONE}),
-        (None, Reuse(ReuseMode.EPIC), CHAINED),
+        (FORBIDS, Reuse(ReuseMode.EPIC), False),
+        (FORBIDS, Reuse(ReuseMode.EPIC, Recompute(0.0)), True),
+        (FORBIDS, Reuse(ReuseMode.FULL), True),
+        (FORBIDS, Reuse(ReuseMode.REORDERED), True),
+        (replace(FORBIDS, model="other"), Reuse(ReuseMode.EPIC), True),
+        (VERDICT, Reuse(ReuseMode.EPIC), False),
+        (None, Reuse(ReuseMode.EPIC), True),
     ],
 )
-def test_who_does_not_is_told_nothing(
-    verdict: Verdict | None, order: Reuse, contexts: set[KvContext]
+def test_who_does_not_is_told_nothing(verdict: Verdict | None, order: Reuse, conditioned: bool) -> None:
+    assert modes(verdict).settle(order, PREFIX, conditioned=conditioned).note == ""
+
+
+SERVING = {"engine": {"adapters": {"qa": "there", "law": "there"}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "used"),
+    [
+        ({}, "", ""),
+        ({}, "qa", "qa"),
+        ({"adapter": "law"}, "", "law"),
+        ({"adapter": "law"}, "qa", "qa"),
+        ({"adapter": "law"}, "none", ""),
+        ({}, "none", ""),
+    ],
+)
+def test_an_adapter_is_the_one_asked_for_or_the_configured_one(
+    settings: dict[str, Any], asked: str, used: str
 ) -> None:
-    assert modes(verdict).settle(order, PREFIX, contexts=contexts).note == ""
+    settled = modes(**SERVING, **settings).settle(Reuse(adapter=asked), PREFIX)
+    assert (settled.adapter, settled.note) == (used, "")
+
+
+def test_who_asks_for_an_adapter_under_full_is_told_that_there_is_none() -> None:
+    served = modes(**SERVING, adapter="law")
+    assert served.settle(Reuse(ReuseMode.FULL, adapter="qa"), PREFIX).note == (
+        "full is computed by the model alone, without adapter qa"
+    )
+    assert served.settle(Reuse(ReuseMode.FULL), PREFIX).note == ""
+    assert served.settle(Reuse(ReuseMode.FULL, adapter="none"), PREFIX).note == ""
+    by_verdict = served.settle(Reuse(Auto.AUTO, adapter="qa"), PREFIX)
+    assert by_verdict.note.startswith("auto is full: the model has no verdict")
+    assert by_verdict.note.endswith("; full is computed by the model alone, without adapter qa")
+    assert by_verdict.adapter == "qa", "the engine still says whether there is such a one"
+
+
+def test_a_verdict_holds_for_requests_with_its_adapter() -> None:
+    of_adapter = replace(VERDICT, mode=ReuseMode.REORDERED, ratio=None, adapter="identity of legal")
+    config = load(
+        GeneratorConfig,
+        {"model": "m", "adapter": "legal", "engine": {"adapters": {"legal": "a", "support": "b"}}},
+    )
+    ours = Modes(
+        config, "m", (of_adapter, VERDICT), False, adapters={"legal": "identity of legal", "support": "x"}
+    )
+
+    def settled(adapter: str = "") -> tuple[ReuseMode, str]:
+        found = ours.settle(Reuse(Auto.AUTO, adapter=adapter), PREFIX)
+        return found.mode, found.note.partition(";")[0]
+
+    assert settled() == settled("legal") == (ReuseMode.REORDERED, "")
+    assert settled("none") == (ReuseMode.CACHEBLEND, "")
+    assert settled("support") == (ReuseMode.FULL, "auto is full: the verdict was made for another adapter")
+
+
+def test_what_has_changed_since_the_verdict_is_told_to_operators() -> None:
+    full = replace(VERDICT, kv_context=KvContext.DOCUMENT, tokenizer="t", form=2)
+    assert Modes(load(GeneratorConfig, {"model": "m"}), "m", (full,), False, "t").status(PREFIX) == (
+        "cacheblend 0.4 (document)"
+    )
+    changed = Modes(
+        load(GeneratorConfig, {"model": "m", "kv_context": "header", "kv_encoding": "int8"}),
+        "m",
+        (full,),
+        False,
+        "u",
+    )
+    assert changed.status(PREFIX) == (
+        "expired: it was made for another tokenizer, encoding, kv_context; run `kvquilt gate`"
+    )
+    assert changed.settle(Reuse(Auto.AUTO), PREFIX, conditioned=True).note == (
+        "auto is full: the verdict was made for another tokenizer, encoding, kv_context"
+    )
