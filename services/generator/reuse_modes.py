@@ -151,9 +151,7 @@ class Modes:
             return None, f"the model has no verdict ({VERDICT_FILE})"
         adapter = self._identity(order.adapter or self._config.adapter)
         served = replace(self._served, prefix=ids_hash(prefix_ids), adapter=adapter)
-        if (
-            conditioned is not None and kv_context is not None
-        ):  # what the chunks were made under, not later ones
+        if conditioned is not None and kv_context is not None:
             served = replace(served, kv_context=kv_context)
             conditioned = kv_context is not KvContext.NONE
         verdict, misfit = choose(self._verdicts, served, conditioned)

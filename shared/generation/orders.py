@@ -46,17 +46,17 @@ class Reuse:
 @dataclass(frozen=True, slots=True)
 class GenerationOrder:
     """Questions over one context: the prefix (None: the model's own; ``()``: none), then the chunks.
-    ``kv_context``: the setting that the chunks were made under, by which a verdict is chosen; None: nobody
-    knows, or they differ. ``explain``: scores and places in the text are told of what is selected."""
+    ``explain``: scores and places in the text are told of what is selected. ``kv_context``: the setting that
+    all chunks were made under, by which a verdict is chosen; None: nobody knows, or they differ."""
 
     chunks: tuple[Piece, ...]
     questions: tuple[Piece, ...]
     prefix: Piece | None = None
     reuse: Reuse = field(default_factory=Reuse)
-    kv_context: KvContext | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decoding: Decoding = field(default_factory=Decoding)
     explain: bool = False
+    kv_context: KvContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
