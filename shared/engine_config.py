@@ -58,7 +58,7 @@ class EngineConfig:
     loader_threads: int = 2
     pipelined: bool = True
     overlap_from_s: float = 0.03
-    adapters: dict[str, str] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def on_gpu(self) -> bool:

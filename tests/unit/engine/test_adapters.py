@@ -544,6 +544,11 @@ class TestRefused:
             EngineConfig(adapters={name: "somewhere"})
 
 
+def test_a_configuration_with_adapters_may_be_a_key() -> None:
+    one, other = EngineConfig(adapters={"qa": "there"}), EngineConfig(adapters={"qa": "elsewhere"})
+    assert len({one, other, EngineConfig(adapters={"qa": "there"})}) == 2
+
+
 def test_adapters_of_the_configuration_are_read(tmp_path: Path) -> None:
     write_adapter(adapter_of("qwen2"), tmp_path / "first")
     engine = engine_of("qwen2", adapters={"law": str(tmp_path / "first")})
