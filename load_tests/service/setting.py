@@ -22,7 +22,8 @@ from load_tests.service.outcome import Outcome
 from load_tests.service.plan import LoadPlan, options_of
 from load_tests.service.run import LoadRun
 from load_tests.service.terminal import Terminal
-from shared.errors import InvalidRequest
+from shared.clients.ingest import IngestClient
+from shared.errors import InvalidRequest, NotFound
 from shared.measuring.rates import measure_rates
 from shared.measuring.shapes import SHAPES
 from shared.request import RequestContext
@@ -145,13 +146,22 @@ async def _over_http(setting: Setting, load: Load) -> AsyncIterator[HttpLoad | N
         yield HttpLoad(client, load)
 
 
+async def _is_there(client: IngestClient, setting: Setting) -> bool:
+    """Whether the collection holds documents."""
+    try:
+        page = await client.list_page(setting.context(), setting.questions.collection, limit=1)
+    except NotFound:
+        return False
+    return bool(page.documents)
+
+
 @asynccontextmanager
 async def _ingested(target: str, setting: Setting, console: Console) -> AsyncIterator[None]:
     """Documents that were there before are somebody's: such a collection is asked as it is, and left as it
     is."""
     collection = setting.questions.collection
     async with ingest_client(target) as client:
-        if (await client.list_page(setting.context(), collection, limit=1)).documents:
+        if await _is_there(client, setting):
             console.print(
                 f"collection {collection} holds documents already: they are asked, nothing is ingested"
             )
