@@ -165,6 +165,5 @@ def adapter(
     with Bar(*columns, console=session.err, transient=True) as bar:
         asked = bar.add_task("asking the teacher")
         trainer = task.trainer(examples, lambda done, of: bar.update(asked, completed=done, total=of), say)
-    last = train_adapter(trainer, say)
-    say(f"held out: {last}; without the adapter: {trainer.before}")
+    train_adapter(trainer, say)
     say(f"serve it: generator.engine.adapters: {{{out.name}: {out}}}, and kvquilt ask … --adapter {out.name}")
