@@ -42,7 +42,7 @@ class GatewayHandlers(HealthServicer):
     ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
         return mapped(self._pipeline.answer(ctx, INQUIRY.of(request)), ANSWERED.to_pb)
 
-    @unary(rag_pb2.StatusResponse)
+    @unary
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
         others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
         services = [await self.healthy(ctx), *others]
