@@ -11,6 +11,8 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
+TokenIds = tuple[int, ...]
+
 
 def ids_hash(token_ids: Sequence[int]) -> str:
     """Hash of a run of token ids: 32 hex digits."""
