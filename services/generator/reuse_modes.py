@@ -11,7 +11,7 @@ from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import Auto, Reuse
 from shared.generation.selection import Grouping, Reading
-from shared.identity import ids_hash
+from shared.identity import TokenIds, ids_hash
 from shared.verdict import VERDICT_FILE, Verdict
 from shared.verdicts import choose, told
 
@@ -49,7 +49,7 @@ class Modes:
     def settle(
         self,
         order: Reuse,
-        prefix_ids: tuple[int, ...],
+        prefix_ids: TokenIds,
         has_question: bool = True,
         conditioned: bool | None = None,
     ) -> Reusing:
@@ -77,7 +77,7 @@ class Modes:
         reusing = self._reusing(mode, order, order.recompute)
         return replace(reusing, note=self._warning(reusing, prefix_ids, conditioned))
 
-    def _warning(self, reusing: Reusing, prefix_ids: tuple[int, ...], conditioned: bool | None) -> str:
+    def _warning(self, reusing: Reusing, prefix_ids: TokenIds, conditioned: bool | None) -> str:
         """Of recomputing against the verdict."""
         verdict, _ = self._verdict(prefix_ids, conditioned)
         mode = reusing.mode
@@ -89,7 +89,7 @@ class Modes:
         )
 
     def _by_verdict(
-        self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None
+        self, order: Reuse, prefix_ids: TokenIds, has_question: bool, conditioned: bool | None
     ) -> Reusing:
         if (order.recompute, order.ape, order.grouping, order.reading) != (Recompute(), Ape(), None, None):
             raise InvalidRequest(
@@ -102,7 +102,7 @@ class Modes:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
         return self._reusing(verdict.mode, order, Recompute(verdict.ratio))
 
-    def _verdict(self, prefix_ids: tuple[int, ...], conditioned: bool | None) -> tuple[Verdict | None, str]:
+    def _verdict(self, prefix_ids: TokenIds, conditioned: bool | None) -> tuple[Verdict | None, str]:
         """The one that holds for such requests, or why there is none."""
         if not self._verdicts:
             return None, f"the model has no verdict ({VERDICT_FILE})"

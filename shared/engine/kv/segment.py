@@ -19,6 +19,7 @@ from shared.engine.kv.arrival import Arrival
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.host_memory import host_tensors
 from shared.engine.model.spec import ModelSpec
+from shared.identity import TokenIds
 
 _GROWTH_TOKENS = 32
 
@@ -208,7 +209,7 @@ class Branch:
     def __init__(
         self,
         spec: ModelSpec,
-        pending: tuple[int, ...],
+        pending: TokenIds,
         offset: int,
         context: tuple[Placement, ...] = (),
         parent: Branch | None = None,
@@ -229,7 +230,7 @@ class Branch:
     def at(
         cls,
         spec: ModelSpec,
-        pending: tuple[int, ...],
+        pending: TokenIds,
         positions: Sequence[int],
         context: tuple[Placement, ...] = (),
     ) -> Branch:
@@ -274,7 +275,7 @@ class Branch:
             child, node = node, node.parent
         return [p for p in (*self.context, *reversed(ancestors)) if p.num_tokens]
 
-    def fork(self, pending: tuple[int, ...] = (), num_seen: int | None = None, capacity: int = 0) -> Branch:
+    def fork(self, pending: TokenIds = (), num_seen: int | None = None, capacity: int = 0) -> Branch:
         """A branch on the first ``num_seen`` computed tokens of this one (None: on all). Nothing is
         copied."""
         start = self.segment.start + (self.segment.length if num_seen is None else num_seen)

@@ -19,9 +19,10 @@ from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
 from shared.engine.kv.encodings import EXACT
-from shared.engine.kv.loader import ComputedChunk, FoundChain, Loader
+from shared.engine.kv.loader import FoundChain, Loader
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Branch, Segment
+from shared.engine.kv.source import ComputedChunk
 from shared.engine.model.spec import ModelSpec
 from shared.generation.asked import Chunk, chain_of
 from shared.identity import ids_hash
