@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import click
 
 from cluster.cli.reuse_options import FOREST_MODES, OneOf
-from cluster.cli.session import Session, run
+from cluster.cli.session import Session
 from shared.errors import ModelMismatch, NotFound
 from shared.generation.asked import SamplingParams
 from shared.generation.orders import AskedMode, ForestOrder, Reuse
@@ -71,7 +72,7 @@ def explore(
             await conversation.show(client.explore(ctx, order, commands))
         return conversation.num_refused
 
-    if run(go()):
+    if asyncio.run(go()):
         sys.exit(2)
 
 
