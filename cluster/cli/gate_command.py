@@ -3,9 +3,8 @@ that mode auto goes by."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -102,6 +101,7 @@ def gate(
     import torch
 
     from cluster.cli.console import print_whole
+    from cluster.cli.model_choice import served_config
     from cluster.gate.bench import Models
     from cluster.gate.evaluation import Evaluation
     from cluster.gate.modes import Comparison, parse_ratios
@@ -110,7 +110,8 @@ def gate(
     from shared.verdicts import keep_verdict
 
     plan = Comparison(ratios=parse_ratios(ratios))
-    config = served_config(session, model, config_path, kv_context)
+    options = {"model": model, "ingestion": kv_context and {"kv_context": kv_context}}
+    config = served_config(config_path, options, session.out)
     path = verdict_path or verdict_file(config)
     if config.generator.kv_encoding != "exact":
         session.err.print(
@@ -131,32 +132,6 @@ def gate(
     session.out.print(
         f"written to {path}; mode auto goes by it once the generator starts anew", soft_wrap=True
     )
-
-
-def served_config(
-    session: Session, model: str | None, config_path: Path | None, kv_context: str | None
-) -> QuiltConfig:
-    """What `kvquilt up` would serve.
-
-    Raises:
-        ConfigError: names the setting.
-    """
-    from cluster.cli.model_choice import choose_model
-    from cluster.config import load_quilt
-    from shared.config import ENV_PREFIX, merge_env, read_yaml
-
-    values: dict[str, Any] = {}
-    if config_path is not None:
-        values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path))
-    values = merge_env(values, os.environ)
-    if model is not None:
-        values["model"] = model
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
-    load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
-    values["model"] = choose_model(str(values.get("model") or ""), environ, session.out)
-    if kv_context is not None:
-        values["ingestion"] = {**(values.get("ingestion") or {}), "kv_context": kv_context}
-    return load_quilt(values, environ)
 
 
 def verdict_file(config: QuiltConfig) -> Path:
