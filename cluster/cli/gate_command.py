@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.cli.session import Session
+from cluster.cli.session import EXISTING_FILE, FILE, Session
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ DEFAULT_QUESTIONS, DEFAULT_TOLERANCE = 300, 0.01
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="The quilt.yaml that the model is served with: its prompt, chunks and selector are judged.",
 )
 @click.option(
@@ -50,18 +50,16 @@ DEFAULT_QUESTIONS, DEFAULT_TOLERANCE = 300, 0.01
 )
 @click.option(
     "--answers",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Keep answers here as they come, and go on from those that are there.",
 )
 @click.option(
     "--verdict",
     "verdict_path",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Where the verdict goes. Default: generator.verdict, else quilt.verdict.json beside the model.",
 )
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Where a report goes."
-)
+@click.option("--json", "json_path", type=FILE, help="Where a report goes.")
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process."
 )

@@ -23,7 +23,7 @@ from cluster.cli.explore_command import explore
 from cluster.cli.gate_command import gate
 from cluster.cli.model_commands import models
 from cluster.cli.retrieval_commands import retrieval
-from cluster.cli.session import Commands, Session
+from cluster.cli.session import EXISTING_FILE, Commands, Session
 from cluster.cli.store_commands import store
 from cluster.cli.sync_command import sync
 
@@ -71,7 +71,7 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="A quilt.yaml; see docs/configuration.md.",
 )
 @click.option("--grpc-port", type=int, help="Default 9000.")

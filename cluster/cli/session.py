@@ -25,6 +25,8 @@ ClientT = TypeVar("ClientT")
 ResultT = TypeVar("ResultT")
 Options = ParamSpec("Options")
 INTERRUPTED = 130
+FILE = click.Path(path_type=Path, dir_okay=False)
+EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 LONG_DEADLINE_MS = 24 * 3_600_000
 
 

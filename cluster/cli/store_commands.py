@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.cli.duration import Duration
-from cluster.cli.session import LONG_DEADLINE_MS, Session, resumable
+from cluster.cli.session import EXISTING_FILE, FILE, LONG_DEADLINE_MS, Session, resumable
 
 if TYPE_CHECKING:
     from shared.clients.kv_store import KvStoreClient
@@ -217,7 +217,7 @@ def pins(session: Session) -> None:
 
 
 @store.command("export")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @click.option("--collection", "-c", required=True)
 @click.pass_obj
 @resumable
@@ -243,7 +243,7 @@ async def export_(session: Session, file: Path, collection: str) -> int:
 
 
 @store.command("import")
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=EXISTING_FILE)
 @click.option(
     "--collection", "-c", default="", help="Under another name. Default: the one it was exported from."
 )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.cli.document_commands import INGEST_DEADLINE_MS
-from cluster.cli.session import Session, resumable
+from cluster.cli.session import EXISTING_FILE, Session, resumable
 from shared.documents import DeletedDocuments, DocumentInfo, SourceDocument, UpsertProgress
 from shared.errors import InvalidRequest, NotFound
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="A quilt.yaml whose `kv_store.objects` says how the S3 server is reached.",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")

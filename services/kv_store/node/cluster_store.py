@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from services.kv_store.fetching.nodes import Nodes, ask, ask_all, merged_page, on_node
+from services.kv_store.fetching.nodes import Call, Nodes, ask, ask_all, merged_page, on_node
 from services.kv_store.node.agent import SERVICE
 from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_ids
 from shared.clients.health import ServiceHealth
@@ -167,8 +167,8 @@ class ClusterStore:
             s.chunk_id: (node, s) for node, stats in answers.items() for s in stats if s.exists
         }, unreachable
 
-    async def _at(self, node_id: str, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> ResultT:
+    async def _at(self, node_id: str, call: Call[ResultT]) -> ResultT:
         return await on_node(self._nodes, node_id or self._nodes.home(), call)
 
-    async def _ask(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> tuple[dict[str, ResultT], int]:
+    async def _ask(self, call: Call[ResultT]) -> tuple[dict[str, ResultT], int]:
         return await ask(self._nodes, self._nodes.ids(), call)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.kv.chunk_reads import ChunkRead, FirstLayer, Loaded, ReadList, is_broken
+from shared.engine.kv.chunk_reads import ChunkRead, Loaded, ReadList, Tell, is_broken
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
@@ -65,7 +65,7 @@ class Loader:
     def load(
         self,
         chunk_lens: Mapping[str, int],
-        tell: Callable[[FirstLayer | Loaded], None],
+        tell: Tell,
         encoding: str = "",
     ) -> None:
         """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk,
@@ -112,9 +112,7 @@ class Loader:
             log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
 
-    def _load(
-        self, chunk_lens: Mapping[str, int], tell: Callable[[FirstLayer | Loaded], None], encoding: str
-    ) -> None:
+    def _load(self, chunk_lens: Mapping[str, int], tell: Tell, encoding: str) -> None:
         stored = self._open(chunk_lens, encoding)
         for key in chunk_lens.keys() - stored.keys():
             tell(Loaded(key, None, broken=False))

@@ -17,7 +17,7 @@ from shared.engine.decoding.forest import chunk_branch
 from shared.engine.inbox import Inbox
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
-from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.chunk_reads import FirstLayer, Loaded, Tell
 from shared.engine.kv.encodings import EXACT
 from shared.engine.kv.loader import FoundChain, Loader
 from shared.engine.kv.residency import Entry, Pool, State
@@ -63,7 +63,7 @@ class SegmentCache:
             if branch is not None:
                 self._pool.compute(job.prefix, branch)
 
-    def acquire_chunks(self, job: ContextJob, tell: Callable[[FirstLayer | Loaded], None]) -> None:
+    def acquire_chunks(self, job: ContextJob, tell: Tell) -> None:
         """References to all chunks of the context; ``tell`` is called, on a loader's thread, for those that
         had to be looked for: with ``Loaded`` once each, before that perhaps with ``FirstLayer``.
 
