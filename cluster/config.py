@@ -110,6 +110,7 @@ def load_quilt(
     suited = model_settings(merged["model"])
     for section in SUITED:
         merged[section] = under(merged[section], {} if section in elsewhere else suited.get(section, {}))
+    merged["generator"] = under(_located_adapters(merged["generator"], Path.cwd()), merged["generator"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
     auxiliary = merged["selector"].get("model") or ""
     merged["selector"]["model"] = auxiliary and (
@@ -121,7 +122,8 @@ def load_quilt(
 
 
 def model_settings(model: str) -> dict[str, dict[str, Any]]:
-    """Sections of the settings that suit the model. An auxiliary model that is named there may lie beside it.
+    """Sections of the settings that suit the model. An auxiliary model and adapters that are named there may
+    lie beside it.
 
     Raises:
         ConfigError: the model's file holds something else.
@@ -138,7 +140,20 @@ def model_settings(model: str) -> dict[str, dict[str, Any]]:
     auxiliary = settings.get("selector", {}).get("model")
     if auxiliary and (beside := Path(model) / str(auxiliary)).is_dir():
         settings["selector"]["model"] = str(beside.resolve())
+    if generator := settings.get("generator"):
+        settings["generator"] = under(_located_adapters(generator, Path(model)), generator)
     return settings
+
+
+def _located_adapters(generator: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings with whole paths of the adapters whose directories lie in ``folder``."""
+    engine = generator.get("engine")
+    adapters = engine.get("adapters") if isinstance(engine, Mapping) else None
+    if not isinstance(adapters, Mapping):
+        return {}
+    places = {name: folder / Path(str(directory)).expanduser() for name, directory in adapters.items()}
+    found = {name: str(place.resolve()) for name, place in places.items() if place.is_dir()}
+    return {"engine": {"adapters": found}}
 
 
 def _shared_values(

@@ -1,4 +1,4 @@
-"""The settings of an engine. Nothing here changes a result beyond rounding.
+"""The settings of an engine. Nothing here changes a result beyond rounding, of requests that name no adapter.
 
 Apart from the engine's package, which brings torch along: whoever only reads settings does without.
 """
@@ -6,10 +6,11 @@ Apart from the engine's package, which brings torch along: whoever only reads se
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.config import check_least
+from shared.generation.orders import NO_ADAPTER
 
 GIB = 1 << 30
 
@@ -39,6 +40,8 @@ class EngineConfig:
     overlap_from_s: it begins if the rest of the reading will take at least this long. Reading from memory
         disturbs a computation on the same processors more than the overlap saves. On a GPU it begins with the
         first layer.
+    adapters: directories of adapters that requests may name, by name, as PEFT saves them (docs/adapters.md).
+        Not with compile.
     """
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
@@ -55,6 +58,7 @@ class EngineConfig:
     loader_threads: int = 2
     pipelined: bool = True
     overlap_from_s: float = 0.03
+    adapters: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def on_gpu(self) -> bool:
@@ -74,6 +78,14 @@ class EngineConfig:
             "resident_bytes",
         )
         check_least(self, 0, "num_threads", "overlap_from_s")
+        for name in self.adapters:
+            if name == NO_ADAPTER or not re.fullmatch(r"[\w.-]+", name):
+                raise ValueError(
+                    f"adapters: {name!r} is no name of an adapter; use letters, digits, '.', '_' and '-', "
+                    f"and not {NO_ADAPTER!r}, by which requests ask for none"
+                )
+        if self.compile and self.adapters:
+            raise ValueError("compile: compiled layers know no adapters; leave out one")
         if self.compile and self.batch_invariant:
             raise ValueError(
                 "compile: compiled sums may depend on the rows beside them; leave it out with batch_invariant"

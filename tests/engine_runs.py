@@ -150,8 +150,11 @@ class Prompts:
     def ids(self, num_tokens: int) -> tuple[int, ...]:
         return tuple(self._random.randrange(3, VOCAB) for _ in range(num_tokens))
 
-    def chunk(self, prefix: tuple[int, ...], token_ids: tuple[int, ...]) -> Chunk:
-        return Chunk(chunk_identity("test", self._fingerprint, prefix, token_ids), token_ids)
+    def chunk(self, prefix: tuple[int, ...], token_ids: tuple[int, ...], parent_id: str = "") -> Chunk:
+        of = ("test", self._fingerprint, prefix, token_ids)
+        return Chunk(
+            chunk_identity(*of, parent_id), token_ids, parent_id, chunk_identity(*of) if parent_id else ""
+        )
 
     def document(self, prefix: tuple[int, ...], lens: Sequence[int]) -> list[Chunk]:
         """Chunks of random ids, each behind all in front of it."""

@@ -81,10 +81,16 @@ def order_of(
     ape: Ape | None = None,
     grouping: Grouping | None = None,
     reading: Reading | None = None,
+    adapter: str = "",
     **options: Any,
 ) -> GenerationOrder:
     how = reuse_of(
-        reuse, recompute=recompute or Recompute(), ape=ape or Ape(), grouping=grouping, reading=reading
+        reuse,
+        recompute=recompute or Recompute(),
+        ape=ape or Ape(),
+        grouping=grouping,
+        reading=reading,
+        adapter=adapter,
     )
     return GenerationOrder(tuple(chunks), tuple(questions), reuse=how, **options)
 

@@ -532,7 +532,9 @@ def _angles_for(model: Any, num_positions: int) -> Iterator[None]:
 
 
 def _kv_of(model: Any, ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values per layer, [1, H, T, D] each."""
+    """Keys and values per layer, [1, H, T, D] each. Of a model with an adapter merged
+    (``tests.lora_adapters``) by the one that stores KV."""
+    model = getattr(model, "stored_by", model)
     cache = DynamicCache()
     model(input_ids=torch.tensor([list(ids)]), past_key_values=cache, use_cache=True)
     return [(layer.keys, layer.values) for layer in cache.layers]

@@ -66,9 +66,10 @@ def timings_table(usage: AnswerUsage) -> Table:
 
 def usage_line(u: Usage) -> str:
     chosen = f", {u.selected_tokens} of them chosen by {u.reuse}" if u.selected_tokens else ""
+    adapter = f"; adapter {u.adapter}" if u.adapter else ""
     return (
         f"{u.prompt_tokens} prompt tokens: {u.reused_tokens} reused, {u.recomputed_tokens} computed{chosen}; "
-        f"{u.generated_tokens} generated"
+        f"{u.generated_tokens} generated{adapter}"
     )
 
 

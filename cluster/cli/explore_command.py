@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from cluster.cli.reuse_options import FOREST_MODES, OneOf
+from cluster.cli.reuse_options import ADAPTER_OPTION, FOREST_MODES, OneOf
 from cluster.cli.session import Session
 from shared.errors import ModelMismatch, NotFound
 from shared.generation.asked import SamplingParams
@@ -22,6 +22,7 @@ DEADLINE_MS = 3_600_000
 @click.argument("topic")
 @click.option("--collection", "-c", required=True, help="The documents to read.")
 @click.option("--reuse", type=OneOf(FOREST_MODES), help="As of `kvquilt ask`.")
+@ADAPTER_OPTION
 @click.option("-k", type=click.IntRange(min=1), help="Chunks in the context.")
 @click.option("--temperature", type=float, default=0.0, help="0: always the most likely token.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds sample equally.")
@@ -32,6 +33,7 @@ def explore(
     topic: str,
     collection: str,
     reuse: AskedMode | None,
+    adapter: str,
     k: int | None,
     temperature: float,
     seed: int,
@@ -68,7 +70,7 @@ def explore(
             session.err.print(f"{COMMANDS}; end with Ctrl-D", style="dim", soft_wrap=True)
         async with session.connect(forest_client) as client:
             commands = conversation.commands(lines_of(sys.stdin))
-            order = ForestOrder(chunks, reuse=Reuse(reuse))
+            order = ForestOrder(chunks, reuse=Reuse(reuse, adapter=adapter))
             await conversation.show(client.explore(ctx, order, commands))
         return conversation.num_refused
 

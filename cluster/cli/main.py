@@ -1,11 +1,11 @@
 """The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `models`, `gate`,
-`store`, `retrieval`, `status`, `down`, `demo`.
+`eval`, `train`, `store`, `retrieval`, `status`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
-``ask_command``, ``explore_command``, ``model_commands``, ``gate_command``, ``store_commands`` and
-``retrieval_commands``.
+``ask_command``, ``explore_command``, ``model_commands``, ``gate_command``, ``eval_command``,
+``train_command``, ``store_commands`` and ``retrieval_commands``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from cluster.cli.ask_command import ask
 from cluster.cli.document_commands import delete, documents, ingest
+from cluster.cli.eval_command import evaluate
 from cluster.cli.explore_command import explore
 from cluster.cli.gate_command import gate
 from cluster.cli.model_commands import models
@@ -26,6 +27,7 @@ from cluster.cli.retrieval_commands import retrieval
 from cluster.cli.session import EXISTING_FILE, Commands, Session
 from cluster.cli.store_commands import store
 from cluster.cli.sync_command import sync
+from cluster.cli.train_command import train
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -160,7 +162,10 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
     run_demo(session.out, json_path, keep)
 
 
-for command in (ingest, sync, ask, explore, documents, delete, models, gate, store, retrieval):
+for command in (
+    *(ingest, sync, ask, explore, documents, delete, models),
+    *(gate, evaluate, train, store, retrieval),
+):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -29,6 +29,13 @@ class OneOf(click.Choice[NamedT]):
         return str(choice)
 
 
+ADAPTER_OPTION = click.option(
+    "--adapter",
+    default="",
+    metavar="NAME",
+    help="What question and answer, and tokens computed anew, go with (docs/adapters.md); none: the model "
+    "alone. Default: as configured.",
+)
 _OPTIONS = (
     click.option(
         "--reuse",
@@ -67,6 +74,7 @@ _OPTIONS = (
         help="Of ape: below 1 its attention is sharper. Default 0.9.",
     ),
     click.option("--ape-scale", type=float, help="Of ape: below 1 chunks get less of it. Default 0.9."),
+    ADAPTER_OPTION,
     click.option(
         "--no-prefix",
         is_flag=True,
@@ -110,4 +118,5 @@ def reuse_of(options: dict[str, Any]) -> Reuse:
         ),
         options["grouping"],
         options["reading"],
+        options["adapter"] or "",
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from queue import SimpleQueue
+from itertools import chain, islice
 
 import torch
 from rich.console import Console
@@ -21,7 +19,7 @@ from cluster.gate.ledger import GradedAnswer, Ledger
 from cluster.gate.modes import Arm, Comparison
 from cluster.gate.tasks import TaskKind, tasks_of
 from cluster.gate.trials import Trial
-from shared.measuring.workers import Worker
+from shared.measuring.workers import Worker, in_parallel
 
 Ask = Callable[[Wanted], list[list[GradedAnswer]]]
 _TOKENS_AT_ONCE = 8192
@@ -58,10 +56,10 @@ class Asking:
             for _ in first[1:]:
                 worker = stack.enter_context(Worker(_bench, self.models, self.plan, self.seed, self.threads))
                 asks.append(_elsewhere(worker))
-            for num_contexts, answers in _in_parallel(asks, _chained(first, batches), self._in_time(began)):
+            for batch, answers in in_parallel(asks, chain(first, batches), self._in_time(began)):
                 for of_one in answers:
                     ledger.add(of_one)
-                progress.advance(bar, num_contexts)
+                progress.advance(bar, len(batch))
         if not self._in_time(began)():
             errors.print("the time is up; the same command goes on from here")
 
@@ -104,38 +102,3 @@ def _bench(models: Models, plan: Comparison, seed: int, threads: int) -> Quality
 
 def _elsewhere(worker: Worker) -> Ask:
     return lambda wanted: worker.call(QualityBench.ask, wanted)
-
-
-def _chained(first: Sequence[Wanted], rest: Iterator[Wanted]) -> Iterator[Wanted]:
-    yield from first
-    yield from rest
-
-
-def _in_parallel(
-    asks: Sequence[Ask], batches: Iterator[Wanted], in_time: Callable[[], bool]
-) -> Iterator[tuple[int, list[list[GradedAnswer]]]]:
-    """Answers as they come, with the number of contexts they are about. Nothing is begun when the time is
-    up; what was begun is finished."""
-    free: SimpleQueue[Ask] = SimpleQueue()
-    for ask in asks:
-        free.put(ask)
-
-    def work(batch: Wanted) -> tuple[int, list[list[GradedAnswer]]]:
-        ask = free.get()
-        try:
-            return len(batch), ask(batch)
-        finally:
-            free.put(ask)
-
-    with ThreadPoolExecutor(len(asks)) as threads:
-        running: set[Future[tuple[int, list[list[GradedAnswer]]]]] = set()
-        more = True
-        while more or running:
-            while more and len(running) < len(asks):
-                batch = next(batches, None) if in_time() else None
-                more = batch is not None
-                if batch is not None:
-                    running.add(threads.submit(work, batch))
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()

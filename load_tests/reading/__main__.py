@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cluster.config import model_settings
+from cluster.evaluation.arms import EvalArm, arms_of, parse_contexts, parse_modes
 from cluster.models.names import SMOLLM2
 from cluster.models.resolution import resolve_model
 from load_tests.benchmark import at_least, exit_code, json_option, new_parser, option
-from load_tests.reading.arms import ReadingArm, arms_of, parse_contexts, parse_modes
 from load_tests.reading.articles import Article, read_articles
 from load_tests.reading.bench import ReadingAnswer, ReadingBench
 from load_tests.reading.contexts import ArticleShape, ReadingContext, draw_contexts
@@ -71,7 +71,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
     prompt = load(PromptConfig, model_settings(model).get("prompt", {}), "prompt.")
     config = load(EngineConfig, {"dtype": args.dtype, "device": args.device}, "--")
     bench = ReadingBench(model, prompt, shape, config, args.max_tokens, args.auxiliary)
-    arms = list(arms_of(args.modes, args.kv_context, args.ratio))
+    arms = list(arms_of(args.modes, args.kv_context, (args.ratio,)))
     settings = {
         "data": args.data.name,
         "seed": args.seed,
@@ -101,7 +101,7 @@ def _ask_all(
     kept: AnswerFile,
     articles: Sequence[Article],
     shape: ArticleShape,
-    arms: Sequence[ReadingArm],
+    arms: Sequence[EvalArm],
     args: argparse.Namespace,
     errors: Console,
 ) -> list[ReadingContext]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from load_tests.reading.arms import FULL, ReadingArm
+from cluster.evaluation.arms import FULL, EvalArm
+from cluster.evaluation.squad import score
 from load_tests.reading.articles import Article
 from load_tests.reading.contexts import ArticleCutter, ArticleShape, ReadingContext
-from load_tests.reading.scoring import score
 from services.ingestion.chunker import TextChunk
 from shared.engine import Engine, EngineConfig, load_model
 from shared.errors import ConfigError, InvalidRequest
 from shared.generation.asked import GenerateRequest, SamplingParams
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import DoneEvent, Event, TokenEvent
+from shared.measuring.paired import divergence
 from shared.prompt import PromptTokenizer
 from shared.prompt_config import PromptConfig
 from shared.selection.auxiliary import load_auxiliary
@@ -92,7 +92,7 @@ class ReadingBench:
         self._engine.shut_down()
 
     def ask(
-        self, context: ReadingContext, article: Article, cut: Sequence[TextChunk], arms: Sequence[ReadingArm]
+        self, context: ReadingContext, article: Article, cut: Sequence[TextChunk], arms: Sequence[EvalArm]
     ) -> Iterator[ReadingAnswer]:
         """``arms``: ``FULL`` among them, with which the others are compared.
 
@@ -136,7 +136,7 @@ class ReadingBench:
         context: ReadingContext,
         article: Article,
         cut: Sequence[TextChunk],
-        arm: ReadingArm,
+        arm: EvalArm,
     ) -> GenerateRequest:
         """``links``: everything that the context's chunks may be computed behind; what is not, is not
         touched."""
@@ -154,7 +154,7 @@ class ReadingBench:
             recompute=recompute,
         )
 
-    def _selected(self, context: ReadingContext, cut: Sequence[TextChunk], arm: ReadingArm) -> Recompute:
+    def _selected(self, context: ReadingContext, cut: Sequence[TextChunk], arm: EvalArm) -> Recompute:
         if self._selector is None or arm.ratio is None:
             raise InvalidRequest(f"--modes: {arm.mode} needs an auxiliary model; name one by --auxiliary")
         around = self.prompts.template.chunk
@@ -171,7 +171,7 @@ class ReadingBench:
             by_question=tuple(tuple(np.flatnonzero(np.concatenate(one.chosen)).tolist()) for one in chosen)
         )
 
-    def _reply(self, request: GenerateRequest, arm: ReadingArm) -> _Reply:
+    def _reply(self, request: GenerateRequest, arm: EvalArm) -> _Reply:
         events = list(self._engine.generate(replace(request, request_id=arm.label)))
         by_question = [_tokens(events, i) for i in range(len(request.questions))]
         ends = self._engine.model.spec.eos_ids
@@ -182,22 +182,6 @@ class ReadingBench:
         done = events[-1]
         assert isinstance(done, DoneEvent)
         return _Reply(tuple(texts), tuple(tokens[0] for tokens in by_question), done)
-
-
-def divergence(reference: Mapping[int, float], ours: Mapping[int, float]) -> float:
-    """KL divergence in nats of two distributions over the tokens of ``reference`` and the rest, which counts
-    as one; both by log-probability."""
-    found, p_rest, q_rest = 0.0, 1.0, 1.0
-    for token_id, logprob in reference.items():
-        p, q = math.exp(logprob), math.exp(ours[token_id])
-        found += p * (logprob - ours[token_id])
-        p_rest, q_rest = p_rest - p, q_rest - q
-    if p_rest > _SMALLEST:
-        found += p_rest * math.log(p_rest / max(q_rest, _SMALLEST))
-    return max(0.0, found)
-
-
-_SMALLEST = 1e-6  # below it a rest is rounding
 
 
 def _tokens(events: Sequence[Event], question: int) -> list[TokenEvent]:

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from load_tests.reading.arms import FULL, ReadingArm
+from cluster.evaluation.arms import FULL, EvalArm
 from load_tests.reading.bench import ReadingAnswer
 from shared.kv_types import KvContext
 from shared.measuring.paired import Clusters, Floats, Interval
@@ -49,7 +49,7 @@ class ReadingFindings:
     num_tokens: float
 
 
-def findings(answers: Sequence[ReadingAnswer], arms: Sequence[ReadingArm]) -> ReadingFindings | None:
+def findings(answers: Sequence[ReadingAnswer], arms: Sequence[EvalArm]) -> ReadingFindings | None:
     """Of contexts that have been asked about in all arms; intervals resample articles. None: there are
     none."""
     by_arm = {arm.label: {(a.context, a.number): a for a in answers if a.mode == arm.label} for arm in arms}
@@ -69,9 +69,9 @@ def findings(answers: Sequence[ReadingAnswer], arms: Sequence[ReadingArm]) -> Re
     )
 
 
-def _row(arm: ReadingArm, asked: dict[str, list[ReadingAnswer]], clusters: Clusters) -> ReadingRow:
+def _row(arm: EvalArm, asked: dict[str, list[ReadingAnswer]], clusters: Clusters) -> ReadingRow:
     ours, full = asked[arm.label], asked[FULL.label]
-    isolated = asked.get(ReadingArm(arm.mode, KvContext.NONE, arm.ratio).label)
+    isolated = asked.get(EvalArm(arm.mode, KvContext.NONE, arm.ratio).label)
     if arm.context in (None, KvContext.NONE):
         isolated = None
     ttft_of = {answer.context: answer.ttft_s for answer in ours}

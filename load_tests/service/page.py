@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-
-from rich.table import Table
 
 from load_tests.benchmark import line
 from load_tests.service.compare import comparison_table, differences
 from load_tests.service.outcome import Outcome
 from load_tests.service.result import STAGES
-from load_tests.service.svg import Axis, Series, bar_chart, line_chart
 from load_tests.service.terminal import quality_line, rates_table, stages_table
-
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
-table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums }
-td, th { padding: .2rem .7rem .2rem 0; text-align: right; white-space: nowrap; border-bottom: 1px solid #8883 }
-td:first-child, th:first-child { text-align: left }
-.plots { display: flex; flex-wrap: wrap; gap: 1rem } svg { max-width: 100%; height: auto }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 } }
-"""  # noqa: E501
+from shared.measuring.html_page import html_list, html_table, write_html
+from shared.measuring.svg import Axis, Series, bar_chart, line_chart
 
 
 def write_page(path: Path, outcome: Outcome) -> None:
@@ -33,23 +22,26 @@ def write_page(path: Path, outcome: Outcome) -> None:
         f"<p>{escape(outcome.level)} at {escape(outcome.target)}: {escape(words)}.<br>",
         f"SLO {escape(outcome.slo)}: {outcome.slo_fraction:.0%} of the requests with {escape(limits)}. ",
         "Every time runs from the instant at which the request was meant to be sent.</p>",
-        _list([*map(line, outcome.measurements()), *map(quality_line, outcome.quality)]),
+        html_list([*map(line, outcome.measurements()), *map(quality_line, outcome.quality)]),
         '<div class="plots">',
         *plots(outcome),
         "</div>",
-        _html_table(rates_table(outcome)),
+        html_table(rates_table(outcome)),
         "<p>Medians of the service's own timings, and where the prompt's KV came from:</p>",
-        _html_table(stages_table(outcome)),
+        html_table(stages_table(outcome)),
     ]
-    _write(path, "Load test", body)
+    write_html(path, "Load test", body)
 
 
 def write_comparison(path: Path, before: Outcome, after: Outcome) -> None:
-    body = ["<h1>Load tests A and B</h1>", _list([f"differs: {text}" for text in differences(before, after)])]
-    body += [_html_table(comparison_table(before, after))]
+    body = [
+        "<h1>Load tests A and B</h1>",
+        html_list([f"differs: {text}" for text in differences(before, after)]),
+    ]
+    body += [html_table(comparison_table(before, after))]
     for name, outcome in (("A", before), ("B", after)):
         body += [f"<h2>{name}</h2>", '<div class="plots">', *plots(outcome), "</div>"]
-    _write(path, "Load tests compared", body)
+    write_html(path, "Load tests compared", body)
 
 
 def plots(outcome: Outcome) -> list[str]:
@@ -113,25 +105,4 @@ def _stages_plot(outcome: Outcome) -> str:
     bars = [(f"{r.reuse} at {r.rate:.3g}/s", [r.stages_ms[stage] for stage in STAGES]) for r in chosen]
     return bar_chart(
         "Stages of a request, medians", "ms", bars, [stage.removesuffix("_ms") for stage in STAGES]
-    )
-
-
-def _html_table(table: Table) -> str:
-    """The terminal's own table, cell by cell."""
-    cells = zip(*(column.cells for column in table.columns), strict=True)
-    head = "".join(f"<th>{escape(str(column.header))}</th>" for column in table.columns)
-    lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in cells)
-    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-
-
-def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def _write(path: Path, title: str, body: Sequence[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    path.write_text(
-        f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n',
-        encoding="utf-8",
     )

@@ -44,8 +44,9 @@ class SelectionConfig:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorConfig:
-    """``model``: a directory or Hugging Face id. ``reuse``, ``max_tokens`` and ``stop`` (texts that end an
-    answer) apply to requests that name none, ``stop`` to those without beams and thoughts.
+    """``model``: a directory or Hugging Face id. ``reuse``, ``adapter`` (one of ``engine.adapters``),
+    ``max_tokens`` and ``stop`` (texts that end an answer) apply to requests that name none, ``stop`` to those
+    without beams and thoughts.
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
@@ -59,6 +60,7 @@ class GeneratorConfig:
     model: str
     engine: EngineConfig = field(default_factory=EngineConfig)
     reuse: AskedMode = ReuseMode.REORDERED
+    adapter: str = ""
     max_tokens: int = 256
     max_tokens_limit: int = 8192
     stop: tuple[str, ...] = ()
@@ -83,6 +85,9 @@ class GeneratorConfig:
             raise ValueError(
                 f"max_tokens: {self.max_tokens} is above max_tokens_limit ({self.max_tokens_limit})"
             )
+        if self.adapter and self.adapter not in self.engine.adapters:
+            there = ", ".join(self.engine.adapters) or "none is named there"
+            raise ValueError(f"adapter: {self.adapter!r} is none of engine.adapters ({there})")
         if isinstance(self.reuse, ReuseMode) and self.reuse.deferred and not self.selector.application:
             raise ValueError(
                 "reuse: cacheclip needs a selector; name its application in selector.application"

@@ -75,7 +75,8 @@ class MarginWriter:
         self._order = order
         # A chunk alone behind the prefix is stored as ``full`` would compute it: nothing is worth computing
         # anew. Behind others a note is a draft: tokens chosen for the answer are computed for that alone.
-        self._reuse = Reuse(ReuseMode.REORDERED) if planned.request.reuse.recomputes else order.reuse
+        drafted = Reuse(ReuseMode.REORDERED, adapter=order.reuse.adapter)
+        self._reuse = drafted if planned.request.reuse.recomputes else order.reuse
         self._margins = margins
         self._question = order.questions[0]
         self._shared_ids, self._yes_id, self._no_id = _first_difference(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from services.generator.config import GeneratorConfig
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
-from shared.generation.orders import Auto, Reuse
+from shared.generation.orders import NO_ADAPTER, Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 from shared.identity import TokenIds, ids_hash
 from shared.verdict import VERDICT_FILE, Verdict
@@ -18,13 +18,15 @@ from shared.verdicts import choose, told
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
-    """A settled ``Reuse``. ``note``: why it is not what was asked for, or what speaks against that."""
+    """A settled ``Reuse``. ``adapter`` empty: the model alone. ``note``: why it is not what was asked for, or
+    what speaks against that."""
 
     mode: ReuseMode
     recompute: Recompute
     ape: Ape
     grouping: Grouping
     reading: Reading
+    adapter: str = ""
     note: str = ""
 
 
@@ -60,6 +62,19 @@ class Modes:
             InvalidRequest: an option that the mode does not go by; names the field.
             FailedPrecondition: ``cacheclip`` without a selector.
         """
+        reusing = self._settled(order, prefix_ids, has_question, conditioned)
+        adapter = order.adapter or self._config.adapter
+        if adapter == NO_ADAPTER:
+            return reusing
+        if order.adapter and not reusing.mode.row.stored:
+            without = f"{reusing.mode.value} is computed by the model alone, without adapter {adapter}"
+            reusing = replace(reusing, note="; ".join(filter(None, (reusing.note, without))))
+        return replace(reusing, adapter=adapter)
+
+    def _settled(
+        self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None
+    ) -> Reusing:
+        """But for the adapter."""
         mode = order.mode or self._config.reuse
         if isinstance(mode, Auto):
             return self._by_verdict(order, prefix_ids, has_question, conditioned)

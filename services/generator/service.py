@@ -131,6 +131,7 @@ class Generator:
             beams=order.decoding.beams,
             choose=order.decoding.choose,
             links=links,
+            adapter=reusing.adapter,
         )
         return Plan(order, request, reusing)
 
@@ -173,6 +174,7 @@ class Generator:
             recompute=reusing.recompute,
             ape=reusing.ape,
             links=links,
+            adapter=reusing.adapter,
         )
         edits = (self._settled(command) async for command in commands)
         async with aclosing(self._thread.stream(request, ctx, edits)) as events:
@@ -230,6 +232,7 @@ class Generator:
             "kv_encoding": self.config.kv_encoding,
             "prompt": self.tokenizer.template.origin if self.tokenizer else "token ids only",
             "verdict": self._modes.told or "none",
+            "adapters": self._adapters(),
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),
@@ -239,6 +242,10 @@ class Generator:
 
     def close(self) -> None:
         self._thread.close()
+
+    def _adapters(self) -> str:
+        named, own = ", ".join(sorted(self.config.engine.adapters)), self.config.adapter
+        return f"{named} (default {own})" if own else named or "none"
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"

@@ -8,7 +8,6 @@ and of other documents.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from services.training.corpus import CorpusDocument, Fact, Worlds
 from services.training.names import Split
 from services.training.reader import Mode, Reader
 from services.training.rendering import to_markdown, to_text
+from shared.measuring.paired import wilson
 
 MODES: tuple[Mode, ...] = ("full", "reordered")
 
@@ -44,14 +44,6 @@ class Share:
             f"{self.right / self.asked:6.1%} ({self.right}/{self.asked}, 95 % interval {low:.1%} "
             f"to {high:.1%})"
         )
-
-
-def wilson(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:
-    """The score interval of a proportion (Wilson, 1927)."""
-    share, spread = right / asked, z * z / asked
-    middle = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / asked + spread / (4 * asked))
-    return middle - half, middle + half
 
 
 def answers(text: str, value: str) -> bool:

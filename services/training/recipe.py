@@ -15,6 +15,8 @@ from services.training.cross_chunk import LEAST_PASSAGES, draw_cross_chunk
 from services.training.names import Split
 from services.training.rows import Batch, Row, RowMaker, collate
 from services.training.tokenizer import Family
+from shared.engine.model.spec import ModelSpec
+from shared.generation.modes import ReuseMode
 from shared.prompt_template import PromptTemplate
 
 TEMPLATE = PromptTemplate(
@@ -36,8 +38,8 @@ generator:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """``spread_full``, ``spread_independent``: the shares of contexts whose evidence is spread over passages,
-    among rows of plain text and among rows of independent chunks."""
+    """``spread_full``, ``spread_reordered``: the shares of contexts whose evidence is spread over passages,
+    among rows of either mode."""
 
     seed: int = 0
     steps: int = 9000
@@ -54,7 +56,7 @@ class TrainingRecipe:
     lr: float = 4e-3
     questions_per_row: int = 12
     spread_full: float = 0.5
-    spread_independent: float = 0.0
+    spread_reordered: float = 0.0
     suitable_settings: str = SUITABLE_SETTINGS
 
     def shape(self, rng: random.Random, step: int) -> ContextShape:
@@ -68,6 +70,7 @@ class TrainingRecipe:
         return 0.25 if step < self.steps * 0.08 else 0.0
 
 
+MODES = (ReuseMode.FULL, ReuseMode.REORDERED)
 PRIMARY = TrainingRecipe()
 AUXILIARY = TrainingRecipe(
     steps=6000,
@@ -81,7 +84,7 @@ AUXILIARY = TrainingRecipe(
     num_kv_heads=3,
     tokens_per_step=2048,
     questions_per_row=8,
-    spread_independent=0.4,
+    spread_reordered=0.4,
     suitable_settings="",
 )
 """Smaller, with a tokenizer of another family, which stock ``transformers`` loads as it is for Llama, but not
@@ -130,21 +133,19 @@ def sample_texts(seed: int, num_documents: int) -> list[str]:
     return texts
 
 
-def draw_batch(recipe: TrainingRecipe, maker: RowMaker, step: int) -> Batch:
-    """The batch of ``step``: half of its contexts as plain text, half as independent chunks."""
+def draw_batch(recipe: TrainingRecipe, maker: RowMaker, spec: ModelSpec, step: int) -> Batch:
+    """The batch of ``step``: half of its contexts as plain text, half as chunks that are reused."""
     rng, worlds = random.Random(f"{recipe.seed} step {step}"), Worlds.load()
     if rng.random() < recipe.repetition_share(step):
-        return collate(_repetitions(rng, worlds, recipe, maker))
+        return collate(_repetitions(rng, worlds, recipe, maker), spec)
     shape = recipe.shape(rng, step)
     rows: list[Row] = []
-    while not rows or (len(rows) + 1) * max(len(row.ids) for row in rows) <= recipe.tokens_per_step:
-        independent = (step + len(rows)) % 2 == 1
-        spread = rng.random() < (recipe.spread_independent if independent else recipe.spread_full)
+    while not rows or (len(rows) + 1) * max(row.num_tokens for row in rows) <= recipe.tokens_per_step:
+        reuse = MODES[(step + len(rows)) % 2]
+        spread = rng.random() < (recipe.spread_reordered if reuse.row.stored else recipe.spread_full)
         draw = draw_cross_chunk if spread and shape.num_passages >= LEAST_PASSAGES else draw_context
-        rows.append(
-            maker.of_context(draw(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row), independent)
-        )
-    return collate(rows)
+        rows.append(maker.of_context(draw(rng, worlds, shape, Split.TRAIN, recipe.questions_per_row), reuse))
+    return collate(rows, spec)
 
 
 def _repetitions(rng: random.Random, worlds: Worlds, recipe: TrainingRecipe, maker: RowMaker) -> list[Row]:

@@ -16,10 +16,13 @@ from services.training.contexts import ContextShape, draw_context
 from services.training.corpus import Worlds
 from services.training.names import Split
 from services.training.optimizers import Optimizers
-from services.training.recipe import TEMPLATE, TrainingRecipe, build_model, draw_batch, sample_texts
+from services.training.recipe import MODES, TEMPLATE, TrainingRecipe, build_model, draw_batch, sample_texts
 from services.training.rows import Batch, RowMaker, collate
 from services.training.tokenizer import train_tokenizer
+from shared.engine.model.loader import take_over
+from shared.engine.model.model import LoadedModel
 from shared.errors import ConfigError
+from shared.generation.modes import ReuseMode
 from shared.prompt import PromptTokenizer
 
 CHECKPOINT = "checkpoint.pt"
@@ -33,6 +36,7 @@ class Trainer:
         )
         self.maker = RowMaker(PromptTokenizer(self.tokenizer, TEMPLATE), self.tokenizer.eos_token_id)
         self.model = build_model(recipe, self.tokenizer.eos_token_id)
+        self.driven = take_over(self.model)
         self.optimizers = Optimizers(self.model, recipe.lr, recipe.steps)
         self.step = 0
 
@@ -82,7 +86,7 @@ class Trainer:
         written.replace(self.out / CHECKPOINT)
 
     def train_step(self) -> float:
-        loss = loss_of(self.model, draw_batch(self.recipe, self.maker, self.step))
+        loss = loss_of(self.driven, draw_batch(self.recipe, self.maker, self.driven.spec, self.step))
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizers.step(self.step)
@@ -90,53 +94,49 @@ class Trainer:
         return loss.item()
 
     def report(self, loss: float, elapsed_s: float) -> str:
-        shares = [
-            exact_share(self.model, self.maker, self.recipe.seed, independent, ContextShape(k, 300))
-            for k in (2, 5)
-            for independent in (False, True)
-        ]
-        small_full, small_reused, full, reused = shares
+        shares = ", ".join(self._shares(num_passages) for num_passages in (2, 5))
         return (
             f"step {self.step:6d}/{self.recipe.steps}  {elapsed_s / 60:5.1f} min  loss {loss:.3f}  "
-            "exact, unseen names: "
-            f"2 passages {small_full:.2f} full {small_reused:.2f} independent, 5 passages {full:.2f} "
-            f"full {reused:.2f} independent"
+            f"exact, unseen names: {shares}"
         )
 
+    def _shares(self, num_passages: int) -> str:
+        shape, seed = ContextShape(num_passages, 300), self.recipe.seed
+        shares = ((mode, exact_share(self.driven, self.maker, seed, mode, shape)) for mode in MODES)
+        return f"{num_passages} passages " + " ".join(f"{share:.2f} {mode}" for mode, share in shares)
 
-def loss_of(model: Any, batch: Batch) -> torch.Tensor:
-    logits_BTV = _logits(model, batch)
-    chosen = batch.weights_BT > 0
-    losses = F.cross_entropy(logits_BTV[chosen].float(), batch.targets_BT[chosen], reduction="none")
-    weights = batch.weights_BT[chosen]
-    return (losses * weights).sum() / weights.sum()
+
+def loss_of(model: LoadedModel, batch: Batch) -> torch.Tensor:
+    losses_P = F.cross_entropy(_logits(model, batch), batch.targets_P, reduction="none")
+    return (losses_P * batch.weights_P).sum() / batch.weights_P.sum()
 
 
 @torch.no_grad()
 def exact_share(
-    model: Any, maker: RowMaker, seed: int, independent: bool, shape: ContextShape, num_rows: int = 24
+    model: LoadedModel,
+    maker: RowMaker,
+    seed: int,
+    reuse: ReuseMode,
+    shape: ContextShape,
+    num_rows: int = 24,
 ) -> float:
     """Share of answers about held-out names of which every token is the model's first choice: a quick
     teacher-forced estimate."""
     rng, worlds = random.Random(f"{seed} held out"), Worlds.load()
     contexts = [draw_context(rng, worlds, shape, Split.HELD_OUT, 6) for _ in range(num_rows)]
-    right = asked = 0
+    right: list[bool] = []
     for first in range(0, num_rows, 6):
-        batch = collate([maker.of_context(context, independent) for context in contexts[first : first + 6]])
-        wrong_BT = (_logits(model, batch).argmax(-1) != batch.targets_BT) & (batch.weights_BT == 1.0)
-        for wrong_T, segments_T, weights_T in zip(wrong_BT, batch.segments_BT, batch.weights_BT, strict=True):
-            for segment in segments_T[weights_T == 1.0].unique():
-                asked += 1
-                right += not wrong_T[segments_T == segment].any()
-    return right / asked
+        rows = [maker.of_context(context, reuse) for context in contexts[first : first + 6]]
+        batch = collate(rows, model.spec)
+        exact_P = _logits(model, batch).argmax(-1) == batch.targets_P
+        right += (bool(exact_P[answer].all()) for answer in batch.answers)
+    return sum(right) / len(right)
 
 
-def _logits(model: Any, batch: Batch) -> torch.Tensor:
+def _logits(model: LoadedModel, batch: Batch) -> torch.Tensor:
+    """Of the batch's predictions."""
     with torch.autocast("cpu", torch.bfloat16):
-        logits_BTV: torch.Tensor = model(
-            batch.ids_BT, position_ids=batch.positions_BT, attention_mask=batch.bias_B1TT, use_cache=False
-        ).logits
-    return logits_BTV
+        return model.logits(model.forward(batch.step).index_select(0, batch.rows_P))
 
 
 def save_model(model: Any, tokenizer: Any, directory: Path, settings: str) -> None:

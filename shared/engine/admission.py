@@ -3,7 +3,7 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
@@ -25,8 +25,11 @@ def check(
     spec: ModelSpec,
     config: EngineConfig,
     has_text: bool,
+    adapters: Collection[str] = (),
 ) -> None:
     """
+    adapters: names of those that there are.
+
     Raises:
         InvalidRequest: names the field.
         ContextTooLong: prompt and answer do not fit the model's positions or its sliding window.
@@ -42,6 +45,7 @@ def check(
         _check_prefill(request, spec)
         return
     check_recompute(request)
+    _check_adapter(request.adapter, adapters)
     if isinstance(request, ForestRequest):
         context = len(request.prefix_ids) + total_len(request.chunks)
         _check_length(context + 1, f"context ({context} tokens) and a branch", spec)
@@ -128,6 +132,12 @@ def check_recompute(request: GenerateRequest | ForestRequest) -> None:
                 f"recompute.tokens: {token} is out of range; the chunks have {num_tokens} tokens, "
                 "counted from 0"
             )
+
+
+def _check_adapter(name: str, adapters: Collection[str]) -> None:
+    if name and name not in adapters:
+        there = f"there are {', '.join(sorted(adapters))}" if adapters else "there are none (engine.adapters)"
+        raise InvalidRequest(f"adapter: there is no {name!r}; {there}, or leave it out")
 
 
 def _check_answers(request: GenerateRequest, has_text: bool) -> None:

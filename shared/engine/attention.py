@@ -21,15 +21,18 @@ from torch import Tensor
 from shared.engine.kv.arrival import Arrival, Patience
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.segment import Branch, Ints, Places, Segment, Tempering
+from shared.engine.model.adapting import AdapterWeights, adapted_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Rows [start, start + num_rows) of the step belong to ``branch``: its next pending tokens."""
+    """Rows [start, start + num_rows) of the step belong to ``branch``: its next pending tokens. ``adapter``:
+    what they go with, if that is not the model alone."""
 
     branch: Branch
     start: int
     num_rows: int
+    adapter: AdapterWeights | None = None
 
     @property
     def rows(self) -> slice:
@@ -104,6 +107,7 @@ class StepPlan:
         self.lanes = lanes
         self.num_rows = sum(lane.num_rows for lane in lanes)
         self.token_ids = [t for lane in lanes for t in lane.branch.pending[: lane.num_rows]]
+        self.adapted = adapted_rows((lane.adapter, lane.rows) for lane in lanes)
         self._attention = backend.plan(lanes)
         self._patience = patience or Patience()
         seen = {id(p.segment): p.segment for lane in lanes for p in lane.branch.seen()}

@@ -10,11 +10,12 @@ may be called from any thread; everything else runs in the one thread that calls
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from shared.engine import admission
+from shared.engine.adapters import served_adapters
 from shared.engine.admission_control import AdmissionControl
 from shared.engine.decoding.text import Decode
 from shared.engine.endings import Endings
@@ -29,6 +30,7 @@ from shared.engine.kv.loader import Loader
 from shared.engine.kv.memory import DeviceMemory, Memory, pool_bytes
 from shared.engine.kv.segment_cache import SegmentCache
 from shared.engine.kv.source import NoSource, SegmentSource
+from shared.engine.model.lora import LoraAdapter
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.passes import PassRunner
 from shared.engine.prefills import Prefills
@@ -37,12 +39,7 @@ from shared.engine.scheduler import Scheduler
 from shared.engine.stats import EngineStats
 from shared.engine.steps import Steps
 from shared.engine_config import EngineConfig
-from shared.errors import (
-    Cancelled,
-    InvalidRequest,
-    Overloaded,
-    Unavailable,
-)
+from shared.errors import Cancelled, InvalidRequest, Overloaded, Unavailable
 from shared.generation.asked import GenerateRequest, PrefillRequest
 from shared.generation.forest import Command, ForestRequest
 from shared.generation.modes import Recompute, ReuseMode
@@ -56,6 +53,7 @@ class Engine:
     """
     decode: token ids to text (special tokens skipped); None serves ids only, without text and stop strings.
     memory: of the model's device; None asks torch.
+    adapters: that requests may name, beside those of ``config``; what is refused: see ``served_adapters``.
     """
 
     def __init__(
@@ -65,15 +63,17 @@ class Engine:
         source: SegmentSource | None = None,
         decode: Decode | None = None,
         memory: Memory | None = None,
+        adapters: Iterable[LoraAdapter] = (),
     ) -> None:
         self.model = model
         self.config = config or EngineConfig()
+        served = served_adapters(model, self.config, adapters)
         memory = memory or DeviceMemory(model.spec.device)
         resident_bytes = pool_bytes(self.config, model.spec.device, memory)
         self._stats = EngineStats()
         if self.config.num_threads:
             torch.set_num_threads(self.config.num_threads)
-        self._host = Host(model.spec, self.config, decode, model.spec.rotation())
+        self._host = Host(model.spec, self.config, decode, model.spec.rotation(), served)
         self._closed = False
         self._inbox = Inbox()
         self._loader = Loader(source or NoSource(), model.spec, self.config.loader_threads)
@@ -115,7 +115,8 @@ class Engine:
             Overloaded: too many requests wait already.
             Unavailable: the engine is closed.
         """
-        admission.check(request, self.model.spec, self.config, has_text=self._host.decode is not None)
+        has_text = self._host.decode is not None
+        admission.check(request, self.model.spec, self.config, has_text, self._host.adapters)
         if self._closed:
             raise Unavailable("the engine is shutting down; retry")
         if self._requests.num_waiting + len(self._inbox) >= self.config.max_waiting:
@@ -240,6 +241,7 @@ class Engine:
             recompute=request.recompute,
             ape=request.ape,
             links=request.links,
+            adapter=request.adapter,
         )
         return ForestJob(asked, sink, host=self._host)
 

@@ -175,7 +175,8 @@ class GenerateRequest:
     answers each: samples, with ``choose`` one of them chosen, or under ``beams`` the best beams.
 
     ``deadline_s`` is an instant of ``time.monotonic()``, or None. ``links``: chunks that others of this
-    request were computed behind; they are not part of the context.
+    request were computed behind; they are not part of the context. ``adapter``: the name of the one that its
+    private rows go with, under a mode that uses stored KV; empty: none.
     """
 
     request_id: str
@@ -190,6 +191,7 @@ class GenerateRequest:
     recompute: Recompute = field(default_factory=Recompute)
     ape: Ape = field(default_factory=Ape)
     links: tuple[Chunk, ...] = ()
+    adapter: str = ""
 
     @property
     def num_branches(self) -> int:

@@ -12,7 +12,7 @@ from shared.generation.pieces import Piece
 @dataclass(frozen=True, slots=True)
 class ForestRequest:
     """A forest over a context (prefix, then chunks in order) that lives until it is closed, cancelled, or
-    late. ``links``: see ``GenerateRequest``."""
+    late. ``links``, ``adapter``: see ``GenerateRequest``."""
 
     request_id: str
     prefix_ids: tuple[int, ...]
@@ -22,6 +22,7 @@ class ForestRequest:
     recompute: Recompute = field(default_factory=Recompute)
     ape: Ape = field(default_factory=Ape)
     links: tuple[Chunk, ...] = ()
+    adapter: str = ""
 
     @property
     def context(self) -> tuple[str, tuple[int, ...], tuple[Chunk, ...]]:

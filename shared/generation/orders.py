@@ -18,6 +18,7 @@ class Auto(enum.StrEnum):
     AUTO = "auto"
 
 
+NO_ADAPTER = "none"
 AskedMode = ReuseMode | Auto
 ASKED_MODES: tuple[AskedMode, ...] = (*ReuseMode, *Auto)
 
@@ -30,13 +31,15 @@ def may_reuse(mode: AskedMode) -> bool:
 @dataclass(frozen=True, slots=True)
 class Reuse:
     """The way in which the context's KV is reused. ``mode``, ``grouping``, ``reading`` None: the service's
-    own; the last two are of mode ``cacheclip``."""
+    own; the last two are of mode ``cacheclip``. ``adapter``: what question and answer, and tokens computed
+    anew, go with; empty: the service's own, ``NO_ADAPTER``: the model alone."""
 
     mode: AskedMode | None = None
     recompute: Recompute = field(default_factory=Recompute)
     ape: Ape = field(default_factory=Ape)
     grouping: Grouping | None = None
     reading: Reading | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ class Usage:
     what stands in front of them in their documents, because it could not be had.
 
     ``picked_tokens``, ``grouped_tokens``: of the selector's model. ``reuse``: the mode that was really used;
-    ``note``: why it is not the one that was asked for. The service knows both, the engine does not."""
+    ``note``: why it is not the one that was asked for. The service knows both, the engine does not.
+    ``adapter``: what private rows went with; empty: with the model alone."""
 
     prompt_tokens: int
     reused_tokens: int
@@ -41,6 +42,7 @@ class Usage:
     reuse: ReuseMode | None = None
     note: str = ""
     isolated_tokens: int = 0
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """Compares two ways of answering the same questions: tests, intervals, and how alike two judgements of the
-same tokens are.
+same tokens, or two distributions of the next one, are.
 
 Shapes: Q questions, C contexts, B bootstrap samples, T tokens.
 """
@@ -7,7 +7,7 @@ Shapes: Q questions, C contexts, B bootstrap samples, T tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 _SMALLEST = (
     1e-9  # of a distribution, so that a token that one side gives nothing does not make all of it infinite
 )
+_FLIPS_AT_ONCE = 1 << 20
+_LEAST_REST = 1e-6  # below it a rest is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,30 @@ def mcnemar(only_first: int, only_second: int) -> float:
     num = only_first + only_second
     tail = sum(math.comb(num, k) for k in range(min(only_first, only_second) + 1))
     return min(1.0, float(2 * tail / 2**num))
+
+
+def flip_test(differences_Q: Floats, num_samples: int = 9999, seed: int = 0) -> float:
+    """Two-sided p of paired scores that may be anything: how likely their mean difference is as large, were
+    the sign of each a coin's (Fisher's randomisation test, the observed signs counted among the samples)."""
+    moved_Q = differences_Q[differences_Q != 0]
+    if not len(moved_Q):
+        return 1.0
+    rng = np.random.Generator(np.random.Philox(seed))
+    observed, as_large, left = abs(float(moved_Q.sum())), 0, num_samples
+    while left:
+        num = min(left, 1 + _FLIPS_AT_ONCE // len(moved_Q))
+        signs_BQ = rng.integers(0, 2, (num, len(moved_Q)), dtype=np.int8) * 2.0 - 1.0
+        as_large += int((np.abs(signs_BQ @ moved_Q) >= observed * (1 - _SMALLEST)).sum())
+        left -= num
+    return (as_large + 1) / (num_samples + 1)
+
+
+def wilson(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:
+    """The score interval of a proportion (Wilson, 1927)."""
+    share, spread = right / asked, z * z / asked
+    middle = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / asked + spread / (4 * asked))
+    return middle - half, middle + half
 
 
 class Clusters:
@@ -78,6 +104,21 @@ def agreement(
     num_best = max(1, int(ratio * len(p_T) + 0.5))
     best, ours = (set(np.argsort(-x_T, kind="stable")[:num_best].tolist()) for x_T in (p_T, q_T))
     return float((p_T * np.log(p_T / q_T)).sum()), len(best & ours) / len(best | ours)
+
+
+def divergence(reference: Mapping[int, float], ours: Mapping[int, float]) -> float:
+    """KL divergence in nats of two distributions over the tokens that both tell of and the rest, which counts
+    as one; both by log-probability."""
+    found, p_rest, q_rest = 0.0, 1.0, 1.0
+    for token_id, logprob in reference.items():
+        if (our_logprob := ours.get(token_id)) is None:
+            continue
+        p, q = math.exp(logprob), math.exp(our_logprob)
+        found += p * (logprob - our_logprob)
+        p_rest, q_rest = p_rest - p, q_rest - q
+    if p_rest > _LEAST_REST:
+        found += p_rest * math.log(p_rest / max(q_rest, _LEAST_REST))
+    return max(0.0, found)
 
 
 def _shares(scores_T: NDArray[np.float32]) -> Floats:

@@ -1,20 +1,23 @@
 """Keeps one of those compared in a process of its own: what it allocates is counted as its own, and it sleeps
-while the other one works."""
+while the other one works; or has several of them work through batches at once."""
 
 from __future__ import annotations
 
 import multiprocessing
 import resource
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
+BatchT = TypeVar("BatchT")
 
 
 class WorkerFailed(RuntimeError):
@@ -62,6 +65,36 @@ class Worker(AbstractContextManager["Worker"]):
         if not ok:
             raise WorkerFailed(value)
         return value
+
+
+def in_parallel(
+    asks: Sequence[Callable[[BatchT], T]], batches: Iterator[BatchT], in_time: Callable[[], bool]
+) -> Iterator[tuple[BatchT, T]]:
+    """Each batch with what one of ``asks`` made of it, as they come; each of these is called by one thread at
+    a time. Nothing is begun when the time is up; what was begun is finished."""
+    free: SimpleQueue[Callable[[BatchT], T]] = SimpleQueue()
+    for ask in asks:
+        free.put(ask)
+
+    def work(batch: BatchT) -> tuple[BatchT, T]:
+        ask = free.get()
+        try:
+            return batch, ask(batch)
+        finally:
+            free.put(ask)
+
+    with ThreadPoolExecutor(len(asks)) as threads:
+        running: set[Future[tuple[BatchT, T]]] = set()
+        more = True
+        while more or running:
+            while more and len(running) < len(asks):
+                batch = next(batches, None) if in_time() else None
+                more = batch is not None
+                if batch is not None:
+                    running.add(threads.submit(work, batch))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
 
 
 def peak_bytes(it: object) -> int:

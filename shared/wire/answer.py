@@ -34,7 +34,7 @@ ANSWERED: OneOfWire[AnswerEvent, rag_pb2.AnswerEvent] = OneOfWire(
 
 
 class _Inquiry(MessageWire[Inquiry, rag_pb2.AnswerRequest]):
-    """``reuse`` is three fields; an unknown ``refusal`` is refused."""
+    """``reuse`` is four fields; an unknown ``refusal`` is refused."""
 
     def fields_of(self, value: Inquiry) -> dict[str, Any]:
         return super().fields_of(value) | reuse_to_pb(value.reuse)

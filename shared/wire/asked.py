@@ -102,7 +102,7 @@ _IDENTITY = re.compile(r"[0-9a-f]{40}")
 
 
 def reuse_to_pb(reuse: Reuse) -> dict[str, Any]:
-    """A request's three fields.
+    """A request's four fields.
 
     Raises:
         InvalidRequest: a token that no message can carry.
@@ -117,7 +117,12 @@ def reuse_to_pb(reuse: Reuse) -> dict[str, Any]:
         reading=READINGS.to_pb(reuse.reading),
         **_RECOMPUTE.fields_of(reuse.recompute),
     )
-    return {"reuse": MODES.to_pb(reuse.mode), "recompute": recompute, "ape": _APE.to_pb(reuse.ape)}
+    return {
+        "reuse": MODES.to_pb(reuse.mode),
+        "recompute": recompute,
+        "ape": _APE.to_pb(reuse.ape),
+        "adapter": reuse.adapter,
+    }
 
 
 def reuse_of(pb: generation_pb2.GenerateRequest | generation_pb2.ForestOpen | rag_pb2.AnswerRequest) -> Reuse:
@@ -127,6 +132,7 @@ def reuse_of(pb: generation_pb2.GenerateRequest | generation_pb2.ForestOpen | ra
         _APE.of(pb.ape),
         GROUPINGS.of(pb.recompute.grouping, "recompute.grouping"),
         READINGS.of(pb.recompute.reading, "recompute.reading"),
+        pb.adapter,
     )
 
 

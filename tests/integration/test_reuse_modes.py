@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from services.generator.service import Generator
 from shared import engine as e
-from shared.errors import ConfigError, FailedPrecondition, InvalidRequest
-from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.engine.model.lora_files import write_adapter
+from shared.errors import ConfigError, FailedPrecondition, InvalidRequest, KvquiltError
+from shared.generation.asked import Chunk, Decoding, GenerateRequest, Margins, SamplingParams
 from shared.generation.forest import Grow, Start
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import ForestOrder
@@ -25,6 +28,7 @@ from shared.identity import chunk_identity, ids_hash
 from shared.kv_types import KvContext
 from shared.verdict import Verdict
 from tests.generation_server import Served, context, order_of, reuse_of, save_byte_tokenizer, serving
+from tests.lora_adapters import random_adapter
 from tests.oracles import VOCAB, tiny_model
 
 Ids = tuple[int, ...]
@@ -335,3 +339,98 @@ async def test_cacheclip_without_a_selector_is_refused_with_the_name_of_the_sett
     async with serving(models / "talking", kv_store="") as served:
         with pytest.raises(FailedPrecondition, match=r"generator\.selector\.application"):
             await generate(served, TEXTS, [QUESTION], reuse="cacheclip")
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """One of ``talking``."""
+    directory = tmp_path_factory.mktemp("adapters") / "qa"
+    write_adapter(random_adapter(tiny_model("qwen2", seed=5, vocab_size=300)), directory)
+    return {"qa": str(directory)}
+
+
+class TestAdapters:
+    """Of ``generator.engine.adapters``, asked for by name."""
+
+    async def test_a_request_goes_with_the_one_it_names(self, models: Path, adapters: dict[str, str]) -> None:
+        async def commands() -> Any:
+            yield Start(0, QUESTION)
+            yield Grow(0, SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True))
+
+        engine = e.Engine(e.load_model(str(models / "talking")), e.EngineConfig(adapters=adapters))
+        async with serving(models / "talking", kv_store="", engine={"adapters": adapters}) as served:
+            assert isinstance(served.generator, Generator)
+            assert served.generator.facts()["adapters"] == "qa"
+            plain, adapted = [await generate(served, TEXTS, [QUESTION], adapter=name) for name in ("", "qa")]
+            full, with_full = [
+                await generate(served, TEXTS, [QUESTION], reuse="full", adapter=name) for name in ("", "qa")
+            ]
+            noted = await generate(
+                served, TEXTS, [QUESTION], adapter="qa", decoding=Decoding(margins=Margins(max_tokens=2))
+            )
+            opened = ForestOrder(TEXTS, reuse=reuse_of("reordered", adapter="qa"))
+            async with aclosing(served.forests.explore(context(), opened, commands())) as stream:
+                explored = [event async for event in stream]
+            with pytest.raises(InvalidRequest, match="adapter: there is no 'law'; there are qa"):
+                await generate(served, TEXTS, [QUESTION], adapter="law")
+            prompts = served.generator.prompts
+            request = GenerateRequest(
+                "r",
+                prompts.default_prefix_ids,
+                tuple(
+                    Chunk(chunk_id, ids)
+                    for chunk_id, ids in zip(end_of(plain).chunk_ids, prompts.chunks(TEXTS), strict=True)
+                ),
+                prompts.questions([QUESTION]),
+                sampling=SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True),
+                adapter="qa",
+            )
+        expected = [event.token_id for event in engine.generate(request) if isinstance(event, TokenEvent)]
+        engine.shut_down()
+        assert [token for _, token in tokens_of(adapted, TokenEvent)] == expected
+        assert expected != [token for _, token in tokens_of(plain, TokenEvent)]
+        assert end_of(adapted).chunk_ids == end_of(plain).chunk_ids
+        assert [end_of(one).usage.adapter for one in (plain, adapted, full, with_full)] == ["", "qa", "", ""]
+        assert tokens_of(with_full, TokenEvent) == tokens_of(full, TokenEvent)
+        assert end_of(with_full).usage.note == "full is computed by the model alone, without adapter qa"
+        assert end_of(noted).usage.adapter == "qa"
+        assert [event.token_id for event in explored if isinstance(event, GrownEvent)] == expected
+        assert isinstance(explored[-1], DoneEvent)
+        assert explored[-1].usage.adapter == "qa"
+
+    async def test_one_may_be_the_default(self, models: Path, adapters: dict[str, str]) -> None:
+        settings: dict[str, Any] = {"adapter": "qa", "engine": {"adapters": adapters}}
+        async with serving(models / "talking", kv_store="", **settings) as served:
+            assert isinstance(served.generator, Generator)
+            assert served.generator.facts()["adapters"] == "qa (default qa)"
+            used = [
+                end_of(await generate(served, TEXTS, [QUESTION], adapter=name)).usage
+                for name in ("", "qa", "none")
+            ]
+            full = end_of(await generate(served, TEXTS, [QUESTION], reuse="full")).usage
+        assert [(usage.adapter, usage.note) for usage in (*used, full)] == [
+            ("qa", ""), ("qa", ""), ("", ""), ("", ""),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("spoil", "said"),
+        [
+            (lambda path: path.joinpath("adapter_config.json").unlink(), "adapter_config.json: is not there"),
+            (lambda path: path.joinpath("adapter_model.safetensors").write_bytes(b"0" * 40), "truncated"),
+            (
+                lambda path: write_adapter(random_adapter(tiny_model("phi3", vocab_size=300)), path),
+                "target_modules: the model has no",
+            ),
+        ],
+    )
+    async def test_one_that_cannot_be_served_is_told_by_health(
+        self, models: Path, adapters: dict[str, str], tmp_path: Path, spoil: Any, said: str
+    ) -> None:
+        shutil.copytree(adapters["qa"], tmp_path / "qa")
+        spoil(tmp_path / "qa")
+        named = {"adapters": {"qa": str(tmp_path / "qa")}}
+        async with serving(models / "talking", kv_store="", engine=named) as served:
+            assert isinstance(served.generator, KvquiltError)
+            with pytest.raises(KvquiltError, match=said) as error:
+                await generate(served, TEXTS, [QUESTION])
+        assert error.value.detail.startswith("adapter 'qa': ")

@@ -13,19 +13,20 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.evaluation.arms import CLOSED, FULL, EvalArm, arms_of, parse_contexts, parse_modes
+from cluster.evaluation.squad import normalized, score
 from load_tests.reading.__main__ import main
-from load_tests.reading.arms import CLOSED, FULL, ReadingArm, arms_of, parse_contexts, parse_modes
 from load_tests.reading.articles import Article, ReadingQuestion, read_articles
-from load_tests.reading.bench import ReadingAnswer, divergence
+from load_tests.reading.bench import ReadingAnswer
 from load_tests.reading.contexts import ArticleCutter, ArticleShape, ReadingContext, draw_contexts
 from load_tests.reading.findings import findings
-from load_tests.reading.scoring import normalized, score
 from services.training.recipe import AUXILIARY, PRIMARY
 from services.training.trainer import Trainer
 from shared.errors import InvalidRequest
 from shared.generation.asked import chain_of
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
+from shared.measuring.paired import divergence
 
 SHAPE = ArticleShape(chunk_tokens=24, context_tokens=4096, k=3, per_context=2)
 OF = ("", "f" * 32, (1, 2))
@@ -214,7 +215,7 @@ def test_the_same_chunks_stand_behind_their_document_their_header_or_nothing(dat
 
 def test_arms_are_named_by_mode_ratio_and_context() -> None:
     modes, contexts = parse_modes("reordered, query_attention"), parse_contexts("none,document")
-    assert [arm.label for arm in arms_of(modes, contexts, 0.2)] == [
+    assert [arm.label for arm in arms_of(modes, contexts, (0.2,))] == [
         CLOSED,
         "full",
         "reordered none",
@@ -228,14 +229,14 @@ def test_arms_are_named_by_mode_ratio_and_context() -> None:
         parse_contexts("title")
 
 
-def answered(arm: ReadingArm, number: int, found: bool, kl: float = 0.0) -> ReadingAnswer:
+def answered(arm: EvalArm, number: int, found: bool, kl: float = 0.0) -> ReadingAnswer:
     return ReadingAnswer(
         arm.label, number, 0, number % 3, "?", str(found), found, found, float(found), kl, 100, 0.5
     )
 
 
 def test_a_row_is_compared_with_full_and_with_the_same_mode_over_isolated_chunks() -> None:
-    arms = [FULL, *(ReadingArm(ReuseMode.REORDERED, c) for c in (KvContext.NONE, KvContext.DOCUMENT))]
+    arms = [FULL, *(EvalArm(ReuseMode.REORDERED, c) for c in (KvContext.NONE, KvContext.DOCUMENT))]
     rights = {"full": 8, "reordered none": 4, "reordered document": 6}
     answers = [answered(arm, n, n < rights[arm.label], 0.1) for arm in arms for n in range(10)]
     found = findings([*answers, answered(FULL, 10, True)], arms)
@@ -253,7 +254,7 @@ def test_a_row_is_compared_with_full_and_with_the_same_mode_over_isolated_chunks
 
 
 def test_there_are_no_findings_before_a_context_was_asked_in_every_mode() -> None:
-    assert findings([answered(FULL, 0, True)], [FULL, ReadingArm(None)]) is None
+    assert findings([answered(FULL, 0, True)], [FULL, EvalArm(None)]) is None
 
 
 # --- a whole run -------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ def test_a_run_asks_in_every_arm_and_a_second_one_asks_nothing(
     assert modes == [
         arm.label
         for arm in arms_of(
-            parse_modes(command[command.index("--modes") + 1]), tuple(reversed(KvContext)), 0.2
+            parse_modes(command[command.index("--modes") + 1]), tuple(reversed(KvContext)), (0.2,)
         )
     ]
     for answer in answers:

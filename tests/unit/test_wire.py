@@ -113,6 +113,7 @@ REUSE = st.builds(
     ape=st.builds(modes.Ape, temperature=st.floats(0.01, 10), scale=st.floats(0.01, 10)),
     grouping=st.none() | st.sampled_from(selection.Grouping),
     reading=st.none() | st.sampled_from(selection.Reading),
+    adapter=TEXT,
 )
 ORDERS = st.builds(
     orders.GenerationOrder,
@@ -155,6 +156,7 @@ USAGE = st.builds(
     **{f.name: NUMBERS for f in dataclasses.fields(told.Usage) if f.name.endswith("_tokens")},
     reuse=st.none() | st.sampled_from(modes.ReuseMode),
     note=TEXT,
+    adapter=TEXT,
 )
 FINISHED = st.sampled_from(told.FinishReason)
 DONE = st.builds(told.DoneEvent, USAGE, TIMINGS, tuples(TEXT))

@@ -54,13 +54,14 @@ class CitedChunk(ContextChunk):
 
 
 class Extension(BaseModel):
-    """``mode``: the one that was used; ``note``: why it is not the one that was asked for. ``sources``: the
-    context, in its order. ``citations``: best first."""
+    """``mode``, ``adapter``: those that were used; ``note``: why they are not what was asked for.
+    ``sources``: the context, in its order. ``citations``: best first."""
 
     request_id: str
     collection: str
     mode: str | None
     ratio: float | None
+    adapter: str | None
     note: str
     refused: bool
     citations: list[CitedChunk]
@@ -176,6 +177,7 @@ class _Heard:
             collection=self.head.collection,
             mode=str(usage.reuse) if usage.reuse else None,
             ratio=self.head.ratio,
+            adapter=usage.adapter or None,
             note=usage.note,
             refused=any(text.finish_reason is FinishReason.REFUSED for text in self.texts),
             citations=[

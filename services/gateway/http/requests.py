@@ -98,6 +98,7 @@ class ChatRequest(_Lenient):
     collection: str | None = None
     mode: str | None = None
     ratio: float | None = None
+    adapter: _Text | None = None
     top_k: int | None = Field(None, ge=1, le=_MAX_NUMBER)
     refusal: str | None = None
     tenant: str | None = None
@@ -148,7 +149,7 @@ class ChatRequest(_Lenient):
         return Inquiry(
             self.collection,
             (question,),
-            reuse=Reuse(_mode(self.mode), Recompute(self.ratio)),
+            reuse=Reuse(_mode(self.mode), Recompute(self.ratio), adapter=self.adapter or ""),
             sampling=self._sampling(),
             retrieval=RetrievalOptions(self.top_k or 0),
             refusal=REFUSALS.of(self.refusal or "", "refusal"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shared.engine.admission import check_recompute
@@ -14,6 +14,7 @@ from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch, Tempering
+from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.engine.modes.token_selection import num_private
@@ -28,12 +29,14 @@ from shared.generation.told import Usage
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The engine, as far as requests over a context know it. ``decode``: see ``Engine``."""
+    """The engine, as far as requests over a context know it. ``decode``: see ``Engine``; ``adapters``: by
+    name."""
 
     spec: ModelSpec
     config: EngineConfig
     decode: Decode | None
     rotation: Rotation
+    adapters: Mapping[str, AdapterWeights] = field(default_factory=dict)
 
     def eos_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset() if params.ignore_eos else self.spec.eos_ids
@@ -196,6 +199,12 @@ class ContextJob(Job):
         self.request = decided
         self.clock.decided = time.monotonic()
 
+    @property
+    def adapter(self) -> AdapterWeights | None:
+        """What its private rows go with. Those of a mode that uses nothing stored are an ordinary prefill and
+        its continuation: the reference, which no adapter changes."""
+        return self.host.adapters.get(self.request.adapter) if self.request.reuse.row.stored else None
+
     # --- branches ------------------------------------------------------------------------------------------
 
     def branches(self) -> list[Branch]:
@@ -229,7 +238,14 @@ class ContextJob(Job):
         chosen = len(selected) if num_blended is None else num_blended
         isolated = sum(len(self.entries[key].token_ids) for key in self.isolated)
         return Usage(
-            prompt, prompt - recomputed, recomputed, self.generated, loaded, chosen, isolated_tokens=isolated
+            prompt,
+            prompt - recomputed,
+            recomputed,
+            self.generated,
+            loaded,
+            chosen,
+            isolated_tokens=isolated,
+            adapter=request.adapter if self.adapter is not None else "",
         )
 
     def _work(self, owner: Grower) -> BranchWork:
@@ -240,6 +256,7 @@ class ContextJob(Job):
             owner.needs_logits,
             owner.draw(),
             owner.own_pass,
+            self.adapter,
         )
 
 

@@ -15,6 +15,7 @@ from shared.engine.decoding.sampling import Draw, Sampled
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch
+from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import GenerateRequest, PrefillRequest
 from shared.generation.told import Event, Timings, Usage
@@ -38,7 +39,8 @@ class Computed:
 class BranchWork:
     """One branch on its way through the steps. ``done`` is told when its pending tokens are computed.
     ``job`` None: it is a segment that any request may place. ``draw``: what continues it once its logits are
-    known, if that is one draw. ``own_pass``: computes the whole branch in a pass of its own."""
+    known, if that is one draw. ``own_pass``: computes the whole branch in a pass of its own.
+    ``adapter``: what its rows go with."""
 
     branch: Branch
     done: Callable[[Computed], None]
@@ -46,6 +48,7 @@ class BranchWork:
     needs_logits: bool = False
     draw: Draw | None = None
     own_pass: OwnPass | None = None
+    adapter: AdapterWeights | None = None
 
     @property
     def num_pending(self) -> int:

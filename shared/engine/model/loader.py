@@ -15,8 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from shared.engine.attention import StepPlan
-from shared.engine.model.model import LoadedModel
+from shared.engine.model.model import LoadedModel, ModelPass
 from shared.engine.model.packing import can_pack
 from shared.engine.model.refusals import check_config
 from shared.engine.model.rope import RopeSpec
@@ -32,8 +31,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _CHANGES_ATTENTION = ("softcap", "s_aux")
 
 
-def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> LoadedModel:
-    """Loads a model directory or hub id and checks that the engine reproduces it.
+def load_model(path: str, *, dtype: str = "auto", device: str = "cpu", pack: bool = True) -> LoadedModel:
+    """Loads a model directory or hub id and checks that the engine reproduces it. ``pack``: see
+    ``wrap_model``.
 
     Raises:
         ConfigError: there is no such device here; names the setting.
@@ -43,7 +43,7 @@ def load_model(path: str, *, dtype: str = "auto", device: str = "cpu") -> Loaded
     check_device(torch.device(device))
     config = read_config(path)
     hf_model = read_weights(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
-    return wrap_model(hf_model.to(device))
+    return wrap_model(hf_model.to(device), pack)
 
 
 def read_weights(path: str, **options: Any) -> Any:
@@ -81,8 +81,23 @@ def check_device(device: torch.device) -> None:
     )
 
 
-def wrap_model(hf_model: Any) -> LoadedModel:
-    """Takes over a built ``transformers`` causal LM (any device and dtype).
+def wrap_model(hf_model: Any, pack: bool = True) -> LoadedModel:
+    """Takes over a built ``transformers`` causal LM (any device and dtype). ``pack``: where this makes its
+    products faster; no gradient flows through packed weights.
+
+    Raises:
+        ModelUnsupported: see ``load_model``.
+    """
+    hf_model.eval().requires_grad_(False)
+    model = take_over(hf_model)
+    if pack and can_pack(model.spec.device, model.spec.dtype):
+        with torch.inference_mode():
+            model.pack()
+    return model
+
+
+def take_over(hf_model: Any) -> LoadedModel:
+    """The same for training: weights stay where they are, and whether they require gradients.
 
     Raises:
         ModelUnsupported: see ``load_model``.
@@ -92,13 +107,9 @@ def wrap_model(hf_model: Any) -> LoadedModel:
     AttentionInterface.register(ATTENTION, _attend)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     hf_model.set_attn_implementation(ATTENTION)
-    hf_model.eval().requires_grad_(False)
-    spec = _spec_of(hf_model)
-    model = LoadedModel(hf_model, spec)
+    model = LoadedModel(hf_model, _spec_of(hf_model))
     with torch.inference_mode():
         _check_model(model)
-        if can_pack(spec.device, spec.dtype):
-            model.pack()
     return model
 
 
@@ -126,7 +137,7 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    kvquilt_step: StepPlan | None = None,
+    kvquilt_step: ModelPass | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The registered attention function: query [1, H, R, D], key and value [1, K, R, D], all unrotated."""
@@ -144,7 +155,9 @@ def _attend(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _run_step(step: StepPlan, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _run_step(
+    step: ModelPass, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> Tensor:
     out_HRD = step.run(module.layer_idx, query[0], key[0], value[0], scale)
     return out_HRD.transpose(0, 1)[None]
 

@@ -13,12 +13,14 @@ import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from shared.engine.attention import StepPlan
+from shared.engine.attention import Attention
+from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
+from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
@@ -30,6 +32,16 @@ from shared.errors import ConfigError
 _SETTINGS_IN_KV = ("eps", "hidden_act", "multiplier", "scaling", "clip", "norm")
 
 
+class ModelPass(Attention, Protocol):
+    """Rows that go through the layers together, by their tokens, and which of them go with adapters:
+    ``StepPlan``, and what trains as that serves."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def adapted(self) -> Sequence[AdaptedRows]: ...
+
+
 class LoadedModel:
     """The model, its spec, and the fingerprint by which stored KV knows it."""
 
@@ -38,6 +50,7 @@ class LoadedModel:
         self.spec = spec
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
+        self._linear_shapes = linear_shapes(self._layers)
         # rotation by nothing, for every layer
         self._unrotated: Angles = self._decoder.rotary_emb(
             torch.zeros(1, dtype=spec.dtype, device=spec.device),
@@ -82,7 +95,16 @@ class LoadedModel:
             torch.compile(layer, dynamic=True) for layer in self._decoder.layers[: self.spec.num_layers]
         ]
 
-    def forward(self, plan: StepPlan) -> Tensor:
+    def place(self, adapter: LoraAdapter) -> AdapterWeights:
+        """The adapter where the model computes.
+
+        Raises:
+            ModelMismatch: it was made for another model.
+        """
+        adapter.check_base(self._linear_shapes, self.fingerprint)
+        return AdapterWeights.of(adapter, self.spec.device, self.spec.dtype)
+
+    def forward(self, plan: ModelPass) -> Tensor:
         """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
         states [R, E]."""
         hidden_RE = self.embed(plan.token_ids)
@@ -96,7 +118,13 @@ class LoadedModel:
         hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
         return hidden_RE
 
-    def run_layer(self, layer: int, hidden_RE: Tensor, plan: StepPlan) -> Tensor:
+    def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
+        if not plan.adapted:
+            return self._run_layer(layer, hidden_RE, plan)
+        with adapting(self._layers[layer], layer, plan.adapted):
+            return self._run_layer(layer, hidden_RE, plan)
+
+    def _run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         hidden = self._layers[layer](
             hidden_RE[None],
             attention_mask=None,

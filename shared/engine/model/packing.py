@@ -8,7 +8,8 @@ to bfloat16 once instead of three times.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -43,6 +44,18 @@ class PackedLinear(torch.nn.Module):
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, factor, self._weight, self._bias, "mul"))
 
 
+class ChangedRows(Protocol):
+    """Rows to whose products something is added. ``rows_P``: these and, behind them, copies of them."""
+
+    @property
+    def rows(self) -> Tensor: ...
+    @property
+    def rows_P(self) -> Tensor: ...
+    def plus(self, path: str, x_PI: Tensor, product_PO: Tensor) -> Tensor:
+        """``product_PO`` of ``x_PI`` with the linear layer's weight, and what is added to it."""
+        ...
+
+
 class PackedGatedMlp(torch.nn.Module):
     """down(silu(gate(x)) · up(x))"""
 
@@ -52,9 +65,19 @@ class PackedGatedMlp(torch.nn.Module):
             PackedLinear(linear) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        packed: Tensor = self._down(self._up.times(x, self._gate(x, "swish")))
-        return packed
+    def forward(self, x: Tensor, changed: Sequence[ChangedRows] = ()) -> Tensor:
+        """``changed`` rows are computed by themselves, so that all others are what they are without."""
+        if changed and sum(len(one.rows) for one in changed) == x[..., 0].numel():
+            out = torch.empty_like(x)
+        else:
+            out = self._down(self._up.times(x, self._gate(x, "swish")))
+        for one in changed:
+            x_PE = x.reshape(-1, x.shape[-1])[one.rows_P]
+            gate_PI = one.plus("mlp.gate_proj", x_PE, self._gate(x_PE))
+            inner_PI = torch.nn.functional.silu(gate_PI) * one.plus("mlp.up_proj", x_PE, self._up(x_PE))
+            changed_PE = one.plus("mlp.down_proj", inner_PI, self._down(inner_PI))
+            out.view(-1, out.shape[-1])[one.rows] = changed_PE[: len(one.rows)]
+        return out
 
 
 def packed_bytes(hf_model: Any) -> int:

@@ -69,6 +69,6 @@ class PassRunner:
         num_rows = 0
         for piece in slices:
             piece.work.branch.segment.reserve(piece.num_rows)
-            lanes.append(Lane(piece.work.branch, num_rows, piece.num_rows))
+            lanes.append(Lane(piece.work.branch, num_rows, piece.num_rows, piece.work.adapter))
             num_rows += piece.num_rows
         return self._model.forward(StepPlan(lanes, self._backend, patience)), lanes

@@ -17,6 +17,7 @@ from torch import Tensor
 from shared.engine.attention import Backend, Lane, StepPlan
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.segment import Branch, Placement, Segment
+from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Rotation
 from shared.engine.modes.token_selection import best, blend_counts
@@ -39,7 +40,8 @@ class Blend:
 
 @dataclass(frozen=True, slots=True)
 class Blender:
-    """``branch`` holds the context's tokens; ``placed`` are its chunks as they are stored."""
+    """``branch`` holds the context's tokens; ``placed`` are its chunks as they are stored; ``adapter``: what
+    all that is computed goes with."""
 
     model: LoadedModel
     backend: Backend
@@ -47,6 +49,7 @@ class Blender:
     branch: Branch
     placed: Sequence[Placement]
     patience: Patience
+    adapter: AdapterWeights | None = None
 
     def run(self, ratio: float | None) -> Blend:
         """Computes the whole of the branch.
@@ -85,7 +88,7 @@ class Blender:
         view = Branch(spec, (), branch.offset, branch.context)
         places = np.append(rows_R.cpu().numpy(), len(branch.pending))
         view.segment = Segment(spec, len(rows_R), places=places)
-        plan = StepPlan([Lane(view, 0, len(rows_R))], self.backend, self.patience)
+        plan = StepPlan([Lane(view, 0, len(rows_R), self.adapter)], self.backend, self.patience)
         hidden_RE = self.model.run_layer(layer, hidden_RE, plan)
         branch.segment.k_LKTD[layer][:, rows_R] = view.segment.k_LKTD[layer]
         branch.segment.v_LKTD[layer][:, rows_R] = view.segment.v_LKTD[layer]

@@ -12,6 +12,7 @@ from shared.engine.jobs.job import OwnPass
 from shared.engine.kv.arrival import Patience
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.segment import Branch, Placement
+from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.engine.modes.blender import Blend, Blender
 from shared.engine.modes.policy import Policy
@@ -23,11 +24,12 @@ from shared.generation.told import SelectedEvent
 @dataclass(slots=True, eq=False)
 class BlendSurvey(Survey):
     """All tokens of the context, of which fewer and fewer are computed from layer to layer. ``placed``: where
-    each chunk is stored; what is computed of it is excluded there, the rest in the branch. ``blend``: what
-    became of it."""
+    each chunk is stored; what is computed of it is excluded there, the rest in the branch. ``adapter``: what
+    it is computed with. ``blend``: what became of it."""
 
     placed: tuple[Placement, ...]
     ratio: float | None
+    adapter: AdapterWeights | None
     blend: Blend | None = None
 
     @property
@@ -36,7 +38,7 @@ class BlendSurvey(Survey):
 
     def _run(self, model: LoadedModel, backend: Backend, patience: Patience) -> None:
         rotation = model.spec.rotation()
-        blender = Blender(model, backend, rotation, self.branch, self.placed, patience)
+        blender = Blender(model, backend, rotation, self.branch, self.placed, patience, self.adapter)
         self.blend = blender.run(self.ratio)
 
     def end(self, job: ContextJob) -> None:
@@ -64,7 +66,7 @@ class Blended(Policy):
         )
         branch = Branch(spec, ids, start, (*base.placements[:num_before], *placed))
         branch.excluded = Excluded.none(spec.num_layers, len(ids), spec.device)
-        job.questions.append(BlendSurvey(branch, placed, job.request.recompute.ratio))
+        job.questions.append(BlendSurvey(branch, placed, job.request.recompute.ratio, job.adapter))
         return branch
 
 

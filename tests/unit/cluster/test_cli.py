@@ -95,7 +95,21 @@ async def shown(
 
 @pytest.mark.parametrize(
     "command",
-    ["", "up", "down", "status", "ingest", "sync", "ask", "explore", "documents", "delete", "models", "demo"],
+    [
+        "",
+        "up",
+        "down",
+        "status",
+        "ingest",
+        "sync",
+        "ask",
+        "explore",
+        "documents",
+        "delete",
+        "models",
+        "eval",
+        "demo",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     code, output = invoke(*filter(None, [command]), "--help")
@@ -327,6 +341,14 @@ async def test_a_note_says_what_an_answer_really_ran_as() -> None:
     assert note in await shown(events, ["Who?"], live=True)
 
 
+async def test_an_answer_says_which_adapter_it_went_with() -> None:
+    events = whole(text(0, "Orla"))
+    events[-2] = AnswerUsage(Usage(50, 40, 10, 2, adapter="qa"), Timings())
+    assert "10 computed; 2 generated; adapter qa" in await shown(events, ["Who?"], live=True)
+    answer = json.loads(show_json(await collect(stream(*events)), ["Who?"]))
+    assert answer["usage"]["adapter"] == "qa"
+
+
 @pytest.mark.parametrize(
     ("args", "reuse"),
     [
@@ -344,6 +366,7 @@ async def test_a_note_says_what_an_answer_really_ran_as() -> None:
             {"reuse": "cacheclip", "grouping": "paper", "reading": "each"},
             Reuse(ReuseMode.CACHECLIP, grouping=Grouping.PAPER, reading=Reading.EACH),
         ),
+        ({"adapter": "qa"}, Reuse(adapter="qa")),
         ({"reuse": "ape", "ape_scale": 0.5, "seed": 4}, Reuse(ReuseMode.APE, ape=Ape(scale=0.5))),
     ],
 )

@@ -94,6 +94,28 @@ def test_what_suits_the_model_applies_until_the_operator_says_otherwise(tmp_path
         load_quilt({"model": str(model)}, {})
 
 
+def test_adapters_may_lie_beside_the_model_that_names_them_or_where_the_stack_is_started(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (model / "qa", tmp_path / "law"):
+        place.mkdir()
+    settings = "generator: {adapter: qa, engine: {adapters: {qa: qa, gone: nowhere}}}\n"
+    (model / "quilt.yaml").write_text(settings, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    values = {"data_dir": str(tmp_path), "model": str(model)}
+    brought = load_quilt(values, {}).generator
+    assert (brought.adapter, brought.engine.adapters) == ("qa", {"qa": str(model / "qa"), "gone": "nowhere"})
+    named = {"law": "law", "far": "/far/away"}
+    own = values | {"generator": {"adapter": "law", "engine": {"adapters": named}}}
+    both = load_quilt(own, {"KVQUILT_GENERATOR__ENGINE__DTYPE": "float32"}).generator
+    assert both.adapter == "law"
+    assert both.engine.adapters == brought.engine.adapters | named | {"law": str(tmp_path / "law")}
+    with pytest.raises(ConfigError, match=r"generator\.adapter: 'tax' is none of engine\.adapters"):
+        load_quilt(values | {"generator": {"adapter": "tax"}}, {})
+    with pytest.raises(ConfigError, match=r"generator\.engine\.adapters: expected a mapping"):
+        load_quilt(values | {"generator": {"engine": {"adapters": "qa"}}}, {})
+
+
 def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(
     tmp_path: Path, model: Path
 ) -> None:

@@ -37,6 +37,7 @@ def test_every_parameter_becomes_what_grpc_calls_it() -> None:
         stop=["\n", "END"],
         mode="cacheclip",
         ratio=0.2,
+        adapter="qa",
         top_k=4,
         refusal="strict",
         ignore_eos=True,
@@ -44,7 +45,7 @@ def test_every_parameter_becomes_what_grpc_calls_it() -> None:
     assert asked.inquiry() == Inquiry(
         "handbook",
         ("Who built the bridge?",),
-        Reuse(ReuseMode.CACHECLIP, Recompute(0.2)),
+        Reuse(ReuseMode.CACHECLIP, Recompute(0.2), adapter="qa"),
         SamplingParams(
             max_tokens=7, temperature=1.0, top_p=0.5, seed=3, n=2, stop=("\n", "END"), ignore_eos=True
         ),

@@ -154,10 +154,10 @@ async def test_what_is_asked_reaches_the_generator() -> None:
         app(generator),
         messages=[{"role": "system", "content": "Be brief."}, USER],
         max_completion_tokens=9,
-        extra_body={"collection": "handbook", "mode": "composite", "top_k": 1},
+        extra_body={"collection": "handbook", "mode": "composite", "adapter": "qa", "top_k": 1},
     )
     (order,) = generator.asked
-    assert order.reuse.mode is ReuseMode.COMPOSITE
+    assert (order.reuse.mode, order.reuse.adapter) == (ReuseMode.COMPOSITE, "qa")
     assert order.sampling.max_tokens == 9
     assert len(order.chunks) == 1
 

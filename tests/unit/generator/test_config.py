@@ -46,6 +46,22 @@ def test_a_model_is_all_that_is_needed_and_plain_values_bring_the_settings_back(
         ({"model": "m", "max_tokens": 9, "max_tokens_limit": 8}, "max_tokens: 9 is above max_tokens_limit"),
         ({"model": "m", "engine": {"dtype": "int4"}}, "engine.dtype: 'int4' is not one of"),
         ({"model": "m", "engine": {"resident_bytes": 0}}, "engine.resident_bytes: must be at least 1"),
+        (
+            {"model": "m", "adapter": "qa"},
+            "adapter: 'qa' is none of engine.adapters (none is named there)",
+        ),
+        (
+            {"model": "m", "adapter": "qa", "engine": {"adapters": {"law": "a", "tax": "b"}}},
+            "adapter: 'qa' is none of engine.adapters (law, tax)",
+        ),
+        (
+            {"model": "m", "engine": {"adapters": {"none": "a"}}},
+            "engine.adapters: 'none' is no name of an adapter",
+        ),
+        (
+            {"model": "m", "engine": {"adapters": {"qa": "a"}, "compile": True}},
+            "engine.compile: compiled layers know no adapters",
+        ),
         ({"model": "m", "engine": {"threads": 2}}, "engine.threads: unknown setting"),
     ],
 )

@@ -151,3 +151,37 @@ def test_who_recomputes_against_the_verdict_is_told(order: Reuse) -> None:
 )
 def test_who_does_not_is_told_nothing(verdict: Verdict | None, order: Reuse, conditioned: bool) -> None:
     assert modes(verdict).settle(order, PREFIX, conditioned=conditioned).note == ""
+
+
+SERVING = {"engine": {"adapters": {"qa": "there", "law": "there"}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "used"),
+    [
+        ({}, "", ""),
+        ({}, "qa", "qa"),
+        ({"adapter": "law"}, "", "law"),
+        ({"adapter": "law"}, "qa", "qa"),
+        ({"adapter": "law"}, "none", ""),
+        ({}, "none", ""),
+    ],
+)
+def test_an_adapter_is_the_one_asked_for_or_the_configured_one(
+    settings: dict[str, Any], asked: str, used: str
+) -> None:
+    settled = modes(**SERVING, **settings).settle(Reuse(adapter=asked), PREFIX)
+    assert (settled.adapter, settled.note) == (used, "")
+
+
+def test_who_asks_for_an_adapter_under_full_is_told_that_there_is_none() -> None:
+    served = modes(**SERVING, adapter="law")
+    assert served.settle(Reuse(ReuseMode.FULL, adapter="qa"), PREFIX).note == (
+        "full is computed by the model alone, without adapter qa"
+    )
+    assert served.settle(Reuse(ReuseMode.FULL), PREFIX).note == ""
+    assert served.settle(Reuse(ReuseMode.FULL, adapter="none"), PREFIX).note == ""
+    by_verdict = served.settle(Reuse(Auto.AUTO, adapter="qa"), PREFIX)
+    assert by_verdict.note.startswith("auto is full: the model has no verdict")
+    assert by_verdict.note.endswith("; full is computed by the model alone, without adapter qa")
+    assert by_verdict.adapter == "qa", "the engine still says whether there is such a one"

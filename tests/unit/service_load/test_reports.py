@@ -18,9 +18,9 @@ from load_tests.service.page import write_page
 from load_tests.service.quality import agreement
 from load_tests.service.result import Count, RateResult, Tokens, rate_result
 from load_tests.service.sample import Sample
-from load_tests.service.svg import Axis
 from load_tests.service.terminal import show
 from shared.errors import InvalidRequest
+from shared.measuring.svg import Axis
 from tests.unit.service_load.simulated import sample
 
 LIMITS = {"ttft": 100.0}

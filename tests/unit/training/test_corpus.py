@@ -12,9 +12,10 @@ import pytest
 from services.training.contexts import Context, ContextShape, TextLayout, cut_passages, draw_context
 from services.training.corpus import CorpusDocument, Worlds
 from services.training.demo_documents import demo_documents, demo_questions
-from services.training.evaluate import answers, wilson
+from services.training.evaluate import answers
 from services.training.names import Split
 from services.training.rendering import RENDERERS
+from shared.measuring.paired import wilson
 
 WORLDS = Worlds.load()
 ASSETS = Path(__file__).parents[3] / "cluster" / "demo_assets"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import random
@@ -20,9 +21,13 @@ from services.training.names import Split
 from services.training.reader import Mode, Reader
 from services.training.recipe import TrainingRecipe, draw_batch
 from services.training.rendering import to_text
-from services.training.rows import RowMaker, collate
+from services.training.rows import CONTEXT_WEIGHT, RowMaker, collate
 from services.training.trainer import Trainer
+from shared.engine.model.loader import take_over
+from shared.engine.model.model import LoadedModel
 from shared.errors import ConfigError
+from shared.generation.modes import ReuseMode
+from tests.oracles import ORACLES
 
 ASSETS = Path(__file__).parents[3] / "cluster" / "demo_assets"
 TINY = TrainingRecipe(
@@ -41,6 +46,11 @@ TINY = TrainingRecipe(
 def shipped() -> Reader:
     torch.set_num_threads(1)
     return Reader.of_directory(str(ASSETS / "model"))
+
+
+@pytest.fixture(scope="module")
+def driven(shipped: Reader) -> LoadedModel:
+    return take_over(copy.deepcopy(shipped.model))
 
 
 def test_a_training_run_can_be_interrupted_without_changing_the_model(tmp_path: Path) -> None:
@@ -65,39 +75,69 @@ def test_a_checkpoint_of_another_seed_is_refused(tmp_path: Path) -> None:
     Trainer(dataclasses.replace(TINY, steps=9), tmp_path).resume()
 
 
+def test_a_saved_model_asks_for_no_attention_of_ours(tmp_path: Path) -> None:
+    Trainer(TINY, tmp_path).save()
+    assert "kvquilt" not in (tmp_path / "config.json").read_text(encoding="utf-8")
+
+
 def test_a_batch_depends_on_seed_and_step_only(tmp_path: Path) -> None:
     trainer = Trainer(TINY, tmp_path)
-    first, again = draw_batch(TINY, trainer.maker, 3), draw_batch(TINY, trainer.maker, 3)
-    other = draw_batch(dataclasses.replace(TINY, seed=1), trainer.maker, 3)
-    assert torch.equal(first.ids_BT, again.ids_BT)
-    assert not torch.equal(first.ids_BT[:, :64], other.ids_BT[:, :64])
+    first, again, other = (
+        draw_batch(recipe, trainer.maker, trainer.driven.spec, 3)
+        for recipe in (TINY, TINY, dataclasses.replace(TINY, seed=1))
+    )
+    assert first.step.token_ids == again.step.token_ids
+    assert torch.equal(first.targets_P, again.targets_P)
+    assert first.step.token_ids[:64] != other.step.token_ids[:64]
 
 
-def test_independent_rows_hide_other_chunks_and_other_questions(shipped: Reader) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_what_a_server_would_compute(shipped: Reader, driven: LoadedModel, mode: Mode) -> None:
+    """Their logits are those with which the stock model, by the server's layout, begins every answer: as a
+    row's answers stand beside each other, so each is as if it were alone."""
     maker = RowMaker(shipped.prompt, shipped.model.config.eos_token_id)
-    context = draw_context(random.Random(1), Worlds.load(), ContextShape(3, 200), Split.TRAIN, 2)
-    batch = collate([maker.of_context(context, independent) for independent in (False, True)])
-    segments_T = batch.segments_BT[0]
-    sees_full, sees_alone = batch.bias_B1TT[:, 0] == 0
+    context = draw_context(random.Random(1), Worlds.load(), ContextShape(4, 200), Split.TRAIN, 4)
+    batch = collate([maker.of_context(context, ReuseMode(mode))], driven.spec)
+    with torch.no_grad():
+        logits_PV = driven.logits(driven.forward(batch.step)[batch.rows_P])
+    chunks = [shipped.prompt.encode_chunk(passage.text) for passage in context.passages]
+    assert len(batch.answers) == len(context.questions) == 4
+    for question, answer in zip(context.questions, batch.answers, strict=True):
+        ids = batch.targets_P[answer].tolist()
+        oracle_GV = ORACLES[mode](
+            shipped.model,
+            shipped.prompt.prefix_ids,
+            chunks,
+            shipped.prompt.encode_question(question.text),
+            ids,
+        )
+        torch.testing.assert_close(logits_PV[answer], oracle_GV, atol=1e-3, rtol=0)
+        assert shipped.prompt.decode(ids) == " " + question.answer
 
-    def last_of(segment: int) -> int:
-        return int((segments_T == segment).nonzero()[-1])
 
-    for query, visible_full, visible_alone in (
-        (last_of(2), {0, 1, 2}, {0, 2}),
-        (last_of(1000), {0, 1, 2, 3, 1000}, {0, 1, 2, 3, 1000}),
-        (last_of(1001), {0, 1, 2, 3, 1001}, {0, 1, 2, 3, 1001}),
-    ):
-        assert set(segments_T[sees_full[query]].tolist()) == visible_full
-        assert set(segments_T[sees_alone[query]].tolist()) == visible_alone
-
-
-def test_rows_supervise_the_answers_in_full(shipped: Reader) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_supervise_answers_in_full_and_every_chunk_a_little(
+    shipped: Reader, driven: LoadedModel, mode: Mode
+) -> None:
     maker = RowMaker(shipped.prompt, shipped.model.config.eos_token_id)
     context = draw_context(random.Random(2), Worlds.load(), ContextShape(2, 200), Split.TRAIN, 3)
-    batch = collate([maker.of_context(context, False)])
-    taught = shipped.prompt.decode(batch.targets_BT[0][batch.weights_BT[0] == 1.0].tolist())
+    batch = collate([maker.of_context(context, ReuseMode(mode))], driven.spec)
+    in_full = batch.weights_P == 1.0
+    taught = shipped.prompt.decode(batch.targets_P[in_full].tolist())
     assert taught == "".join(" " + question.answer for question in context.questions)
+    runs = [shipped.prompt.prefix_ids, *(shipped.prompt.encode_chunk(p.text) for p in context.passages)]
+    assert batch.targets_P[~in_full].tolist() == [token for run in runs for token in run[1:]]
+    assert batch.weights_P[~in_full].unique().tolist() == [pytest.approx(CONTEXT_WEIGHT)]
+
+
+def test_repeated_names_are_predicted_from_the_second_time_on(shipped: Reader, driven: LoadedModel) -> None:
+    maker = RowMaker(shipped.prompt, shipped.model.config.eos_token_id)
+    names = ["Velbrin", "Halford", "Ostell"]
+    batch = collate([maker.of_repetition(random.Random(0), names, 3)], driven.spec)
+    once = sum(len(shipped.prompt.encode(" " + name)) for name in names)
+    assert len(batch.targets_P) == 2 * once
+    assert batch.rows_P.tolist() == list(range(once - 1, 3 * once - 1))
+    assert sorted(shipped.prompt.decode(batch.targets_P[:once].tolist()).split()) == sorted(names)
 
 
 def test_stitching_one_chunk_behind_the_prefix_changes_nothing(shipped: Reader) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shared.errors import InvalidRequest
+from cluster.gate.names import parse_names
 from shared.generation.modes import Chooser, GoesBy, ReuseMode
 from shared.kv_types import KvContext
 
@@ -14,7 +14,7 @@ MODES = tuple(mode for mode in ReuseMode if mode.row.stored and mode.row.chooser
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingArm:
+class EvalArm:
     """``mode`` None: without any chunk. ``context`` None: nothing that is stored is used."""
 
     mode: ReuseMode | None
@@ -33,16 +33,20 @@ class ReadingArm:
         return " ".join(parts)
 
 
-FULL = ReadingArm(ReuseMode.FULL)
-BASELINES = (ReadingArm(None), FULL)
+FULL = EvalArm(ReuseMode.FULL)
+BASELINES = (EvalArm(None), FULL)
 
 
-def arms_of(modes: Sequence[ReuseMode], contexts: Sequence[KvContext], ratio: float) -> Iterator[ReadingArm]:
-    """The baselines, and each of ``modes`` over each kind of KV."""
+def arms_of(
+    modes: Sequence[ReuseMode], contexts: Sequence[KvContext], ratios: Sequence[float]
+) -> Iterator[EvalArm]:
+    """The baselines, and each of ``modes`` over each kind of KV, at each of ``ratios`` where it goes by
+    one."""
     yield from BASELINES
     for context in contexts:
         for mode in modes:
-            yield ReadingArm(mode, context, ratio if mode.row.goes_by is GoesBy.RATIO else None)
+            for ratio in ratios if mode.row.goes_by is GoesBy.RATIO else (None,):
+                yield EvalArm(mode, context, ratio)
 
 
 def parse_modes(names: str) -> tuple[ReuseMode, ...]:
@@ -50,8 +54,7 @@ def parse_modes(names: str) -> tuple[ReuseMode, ...]:
     Raises:
         InvalidRequest: names what reuses nothing by itself.
     """
-    known = {mode.value: mode for mode in MODES}
-    return tuple(known[name] for name in _chosen("--modes", names, known))
+    return parse_names("--modes", names, MODES)
 
 
 def parse_contexts(names: str) -> tuple[KvContext, ...]:
@@ -59,12 +62,4 @@ def parse_contexts(names: str) -> tuple[KvContext, ...]:
     Raises:
         InvalidRequest: names no kind of KV.
     """
-    known = {context.value: context for context in KvContext}
-    return tuple(known[name] for name in _chosen("--kv-context", names, known))
-
-
-def _chosen(option: str, names: str, known: Collection[str]) -> list[str]:
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
-    if unknown := [name for name in chosen if name not in known]:
-        raise InvalidRequest(f"{option}: {unknown[0]!r} is not one of {', '.join(known)}")
-    return chosen
+    return parse_names("--kv-context", names, KvContext)

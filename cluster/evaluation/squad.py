@@ -14,7 +14,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingScore:
+class SquadScore:
     """Of the expected answer that fits best. exact: the answer is it and nothing else. contains: it stands in
     the answer as whole words. f1: of the words that both have."""
 
@@ -27,17 +27,18 @@ def normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def score(text: str, expected: Sequence[str]) -> ReadingScore:
+def score(text: str, expected: Sequence[str]) -> SquadScore:
     ours = normalized(text)
     theirs = [normalized(answer) for answer in expected]
-    return ReadingScore(
+    return SquadScore(
         ours in theirs,
         any(f" {answer} " in f" {ours} " for answer in theirs if answer),
-        max(_f1(ours.split(), answer.split()) for answer in theirs),
+        max(f1(ours.split(), answer.split()) for answer in theirs),
     )
 
 
-def _f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
+def f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall over words, or whatever a text is parted into."""
     shared = (Counter(ours) & Counter(theirs)).total()
     if not shared:
         return float(ours == theirs)  # two empty ones are alike

@@ -1,4 +1,4 @@
-"""Draws small charts as inline SVG: lines over two axes, and stacked bars.
+"""Draws small charts as inline SVG: lines over two axes, stacked bars, and heat maps.
 
 Own code, since a page of four plots needs 200 lines of it: matplotlib would bring 40 MB and fonts, plotly 4
 MB of script per page, and both would have to be in whatever environment a load test runs in.
@@ -15,6 +15,7 @@ COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#77
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 28, 44
 LEGEND_ROW = 16
+_FAINTEST = 0.004  # of a heat map's cells; what is below is not drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,29 @@ def bar_chart(
         drawn.append(_text(middle, HEIGHT - BOTTOM + 16, name, "middle"))
     entries = [(name, part, False) for part, name in enumerate(part_names)]
     return _svg([*drawn, *_legend(entries)], len(entries))
+
+
+def heat_map(title: str, values: Sequence[Sequence[float]], borders: Sequence[float]) -> str:
+    """A square of rows of cells, the darker the larger. ``borders``: lines across it, as shares of its
+    side. The darkest is the 99th percentile, so that a few large ones do not hide the rest."""
+    side, top = WIDTH * 0.6, 24.0
+    ranked = sorted(value for row in values for value in row)
+    most = ranked[int(0.99 * (len(ranked) - 1))] or 1.0
+    cell = side / len(values)
+    parts = [_text(0, 14, title, "start")]
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            if (shade := min(1.0, value / most)) > _FAINTEST:
+                at = f'x="{j * cell:.1f}" y="{top + i * cell:.1f}"'
+                size = f'width="{cell:.2f}" height="{cell:.2f}"'
+                parts.append(f'<rect {at} {size} fill="{COLORS[0]}" fill-opacity="{math.sqrt(shade):.2f}"/>')
+    for border in borders:
+        across = f'x1="0" x2="{side:.1f}" y1="{top + border * side:.1f}" y2="{top + border * side:.1f}"'
+        down = f'y1="{top:.1f}" y2="{top + side:.1f}" x1="{border * side:.1f}" x2="{border * side:.1f}"'
+        parts += [f'<line {line} stroke="#8886" stroke-width="0.7"/>' for line in (across, down)]
+    frame = f'<rect x="0" y="{top}" width="{side:.1f}" height="{side:.1f}" fill="none" stroke="#888"/>'
+    size = f'viewBox="0 0 {side:.0f} {top + side + 4:.0f}" width="{side:.0f}"'
+    return f'<svg {size} role="img" font-size="12" fill="currentColor">{"".join(parts)}{frame}</svg>'
 
 
 def _frame(title: str, x: Axis, y: Axis, x_ticks: bool = True) -> list[str]:

@@ -1,0 +1,1 @@
+"""Reads published evaluation files, each in its authors' format; nothing of them is shipped."""

@@ -1,0 +1,121 @@
+"""Makes of examples the contexts that an adapter is trained on: documents are cut and chained as ingestion
+does it, and some of their chunks retrieved, in any order.
+
+The retriever here goes by words alone: a chunk counts the question's words that it has, rare ones more.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from cluster.training.examples import Example, ExampleDocument
+from services.ingestion.chunker import Chunker, TextChunk
+from services.ingestion.config import IngestionConfig
+from services.ingestion.formats.markdown import parse_markdown
+from services.ingestion.formats.plain import parse_plain
+from services.ingestion.recipe import context_tokens
+from services.training.adapter.lessons import AdapterContext
+from services.training.twin_request import Ids, PlacedChunk
+from shared.kv_types import KvContext
+from shared.prompt import PromptTokenizer
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A chunk of an example. ``block``: which one of the example's it is in."""
+
+    text: str
+    chunk: PlacedChunk
+    block: int
+
+
+class ContextMaker:
+    """``num_chunks``: most chunks of a context; ``num_questions``: most questions about one.
+
+    Raises:
+        ConfigError: ``config`` does not fit the model.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptTokenizer,
+        config: IngestionConfig,
+        num_chunks: int,
+        num_questions: int,
+        seed: int,
+    ) -> None:
+        self._prompts, self._num_chunks, self._num_questions = prompts, num_chunks, num_questions
+        self._seed = seed
+        room = context_tokens(config, len(prompts.prefix_ids))
+        self._chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
+        in_blocks = replace(config, kv_context=KvContext.DOCUMENT)
+        self._block_tokens = context_tokens(in_blocks, len(prompts.prefix_ids)) + config.chunk_tokens
+        self._chained = config.kv_context is KvContext.DOCUMENT
+
+    def contexts(self, examples: Iterable[Example]) -> Iterator[AdapterContext]:
+        """
+        Raises:
+            UnreadableDocument: a single character is longer than a chunk.
+        """
+        for example in examples:
+            cuts = list(self._cuts(example.documents))
+            for first in range(0, len(example.questions), self._num_questions):
+                questions = example.questions[first : first + self._num_questions]
+                rng = random.Random(f"{self._seed} {example.name} {first}")
+                found = _retrieved(questions, [cut.text for cut in cuts], self._num_chunks)
+                rng.shuffle(found)
+                blocks = {cuts[i].block for i in found}
+                yield AdapterContext(
+                    example.name,
+                    tuple(cuts[i].chunk for i in found),
+                    tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),
+                    tuple(map(self._prompts.encode_question, questions)),
+                )
+
+    def _cuts(self, documents: Iterable[ExampleDocument]) -> Iterator[_Cut]:
+        block = 0
+        for document in documents:
+            parse = parse_markdown if document.text.startswith("#") else parse_plain
+            parsed = replace(parse(document.text.encode(), "utf-8"), title=document.title)
+            chain: tuple[Ids, ...] = ()
+            in_block = 0
+            for number, chunk in enumerate(self._chunker.split(parsed)):
+                if chunk.header is not None:
+                    chain = (chunk.header,) if chunk.header else ()
+                if number and self._ends(chunk, in_block):
+                    block, in_block = block + 1, 0
+                yield _Cut(chunk.text, PlacedChunk(chunk.token_ids, chain), block)
+                chain = (*chain, chunk.token_ids)
+                in_block += len(chunk.token_ids)
+            block += 1
+
+    def _ends(self, chunk: TextChunk, in_block: int) -> bool:
+        """Whether a block ends in front of the chunk. Isolated chunks have none: what would be one under
+        ``document`` counts."""
+        if self._chained:
+            return chunk.header is not None
+        return in_block + len(chunk.token_ids) > self._block_tokens
+
+
+def _retrieved(questions: Sequence[str], texts: Sequence[str], count: int) -> list[int]:
+    """Every question's best chunk, then every question's second best, and so on."""
+    words = [set(_WORD.findall(text.lower())) for text in texts]
+    found_in = Counter(word for of_one in words for word in of_one)
+    rankings = []
+    for question in questions:
+        asked = set(_WORD.findall(question.lower()))
+        scores = [
+            sum(math.log(1 + len(texts) / found_in[word]) for word in sorted(asked & of_one))
+            for of_one in words
+        ]
+        rankings.append(sorted(range(len(texts)), key=scores.__getitem__, reverse=True))
+    in_turn = dict.fromkeys(i for rank in zip(*rankings, strict=True) for i in rank)
+    return list(islice(in_turn, count))

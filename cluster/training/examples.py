@@ -1,0 +1,128 @@
+"""Reads documents with questions about them from a file, or invents them.
+
+A file has one JSON object per line: what may stand together in a context, and what is asked about it::
+
+    {"documents": [{"title": "Lease", "text": "# Lease ..."}], "questions": ["Who signed the lease?"]}
+
+Answers are not needed: the model's own are learned. Other fields are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from services.training.contexts import ContextShape, Passage
+from services.training.corpus import Worlds
+from services.training.cross_chunk import draw_cross_chunk
+from services.training.names import Split
+from shared.errors import InvalidRequest
+
+_FORM = '{"documents": [{"title": "…", "text": "…"}], "questions": ["…"]}'
+_APART = 1 / 3  # of invented examples, those in which who names a thing is a document of its own
+_QUESTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleDocument:
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """``name``: where it is from, for messages."""
+
+    name: str
+    documents: tuple[ExampleDocument, ...]
+    questions: tuple[str, ...]
+
+
+def read_examples(path: Path) -> list[Example]:
+    """
+    Raises:
+        InvalidRequest: a line has another form (names file, line and field), or there is none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"--data: {path} cannot be read as text: {error}") from error
+    examples = [_example(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not examples:
+        raise InvalidRequest(f"--data: {path} has no lines; each must be {_FORM}")
+    return examples
+
+
+def invented_examples(seed: int, count: int) -> Iterator[Example]:
+    """About things whose names evaluations never use; evidence lies in one chunk or in two."""
+    worlds = Worlds.load()
+    for number in range(count):
+        rng = random.Random(f"{seed} training {number}")
+        shape = ContextShape(rng.randint(4, 6), rng.randint(160, 300))
+        context = draw_cross_chunk(rng, worlds, shape, Split.TRAIN, _QUESTIONS)
+        apart = rng.random() < _APART
+        yield Example(
+            f"invented context {number}",
+            tuple(_documents(context.passages, apart)),
+            tuple(question.text for question in context.questions),
+        )
+
+
+def _documents(passages: tuple[Passage, ...], apart: bool) -> Iterator[ExampleDocument]:
+    """``apart``: without a title, where it does not name its thing."""
+
+    def source(passage: Passage) -> tuple[str, bool]:
+        return passage.document.title, apart and not passage.names_subject
+
+    for (title, unnamed), of_one in groupby(passages, key=source):
+        yield ExampleDocument("" if unnamed else title, "\n\n".join(passage.text for passage in of_one))
+
+
+def _example(path: Path, number: int, line: str) -> Example:
+    where = f"{path}, line {number}"
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: is no JSON ({error}); a line must be {_FORM}") from None
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"{where}: is no JSON object; a line must be {_FORM}")
+    documents = tuple(
+        _document(where, f"documents[{i}]", value)
+        for i, value in enumerate(_list(where, values, "documents"))
+    )
+    questions = _list(where, values, "questions")
+    for i, question in enumerate(questions):
+        if not isinstance(question, str) or not question.strip():
+            raise _wrong(where, f"questions[{i}]", "expected text", question)
+    return Example(where, documents, tuple(questions))
+
+
+def _document(where: str, field: str, value: Any) -> ExampleDocument:
+    if not isinstance(value, dict):
+        raise _wrong(where, field, "expected an object with text and, if it has one, a title", value)
+    text, title = value.get("text"), value.get("title", "")
+    if not isinstance(text, str) or not text.strip():
+        raise _wrong(where, f"{field}.text", "expected text", text)
+    if not isinstance(title, str):
+        raise _wrong(where, f"{field}.title", "expected text", title)
+    return ExampleDocument(title, text)
+
+
+def _list(where: str, values: Mapping[str, Any], field: str) -> list[Any]:
+    if field not in values:
+        raise InvalidRequest(f"{where}: {field}: is missing; a line must be {_FORM}")
+    value = values[field]
+    if not isinstance(value, list) or not value:
+        raise _wrong(where, field, "expected a list that is not empty", value)
+    return value
+
+
+def _wrong(where: str, field: str, expected: str, got: Any) -> InvalidRequest:
+    shown = json.dumps(got, ensure_ascii=False)
+    shown = shown if len(shown) <= 60 else shown[:60] + "…"
+    return InvalidRequest(f"{where}: {field}: {expected}, got {shown}; a line must be {_FORM}")

@@ -1,0 +1,81 @@
+"""An adapter while it is trained: in float32, whatever the model's type is.
+
+Shapes: I inputs and O outputs of a linear layer, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from services.training.adapter.settings import AdapterSettings
+from shared.engine.model.adapting import AdapterWeights, LowRank
+from shared.engine.model.lora import AdapterFacts, LoraAdapter, LoraPair, Site, linear_shapes
+from shared.engine.model.model import LoadedModel
+from shared.errors import ConfigError
+
+
+class TrainedAdapter:
+    """Begins by changing nothing: A at random by the seed, B zero.
+
+    Raises:
+        ConfigError: the model has no such linear layers.
+    """
+
+    def __init__(self, model: LoadedModel, settings: AdapterSettings) -> None:
+        self._model, self._scale = model, settings.alpha / settings.rank
+        shapes = linear_shapes(model.hf_model.model.layers)
+        _check_targets(settings.targets, {_last(site) for site in shapes})
+        generator = torch.Generator().manual_seed(settings.seed)
+        self._pairs: dict[Site, tuple[Tensor, Tensor]] = {}
+        for site, (num_out, num_in) in sorted(shapes.items()):
+            if not settings.targets or _last(site) in settings.targets:
+                a_rI = (2 * torch.rand(settings.rank, num_in, generator=generator) - 1) / num_in**0.5
+                b_Or = torch.zeros(num_out, settings.rank)
+                device = model.spec.device
+                self._pairs[site] = a_rI.to(device).requires_grad_(), b_Or.to(device).requires_grad_()
+
+    def parameters(self) -> Iterator[Tensor]:
+        for pair in self._pairs.values():
+            yield from pair
+
+    def weights(self) -> AdapterWeights:
+        """As they serve, for gradients to flow through."""
+        dtype, layers = self._model.spec.dtype, dict[int, dict[str, LowRank]]()
+        for site, (a_rI, b_Or) in self._pairs.items():
+            pair = LowRank(a_rI.to(dtype), (b_Or * self._scale).to(dtype))
+            layers.setdefault(site.layer, {})[site.path] = pair
+        return AdapterWeights(layers, self._model.spec.device)
+
+    def adapter(self, name: str, base: str, facts: AdapterFacts) -> LoraAdapter:
+        pairs = {
+            site: LoraPair(a_rI.detach(), b_Or.detach(), self._scale)
+            for site, (a_rI, b_Or) in self._pairs.items()
+        }
+        return LoraAdapter(name, pairs, base, facts)
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            f"{site.layer}.{site.path}.{half}": x
+            for site, pair in self._pairs.items()
+            for half, x in zip("AB", pair, strict=True)
+        }
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+
+def _check_targets(targets: tuple[str, ...], there: set[str]) -> None:
+    for target in targets:
+        if target not in there:
+            raise ConfigError(
+                f"targets: the model has no linear layer {target!r}; it has {', '.join(sorted(there))}"
+            )
+
+
+def _last(site: Site) -> str:
+    return site.path.rpartition(".")[2]

@@ -1,0 +1,153 @@
+"""Applies adapters (``lora``) to the rows of a pass that go with one, several adapters at once.
+
+The products with the base model's weights are those of a pass without adapters: one for all rows. What an
+adapter adds is computed from its own rows alone and added behind, so rows without one keep their bits. Nor do
+the bits that are added depend on anybody else's rows: a branch with several rows is a group of its own, and
+single rows (decoding) go through together in tiles of a fixed number, which copies fill up::
+
+    rows of the pass   [branch a: 5 rows, qa][b, qa][c][d, other][e, qa]
+    groups             qa: a's 5    qa: b, e and 14 copies    other: d and 15 copies
+
+The layer's modules get hooks for this pass, where it has such rows, and else none. Nothing here is in place
+on what gradients need, so what trains can go through it as well. Shapes: R rows of the pass, P rows of a
+group with its copies, I inputs and O outputs of a linear layer, r rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils.hooks import RemovableHandle
+
+from shared.engine.model.lora import LoraAdapter
+from shared.engine.model.packing import PackedGatedMlp
+
+TILE = 16
+"""Single rows of one adapter that go through together."""
+
+
+class LowRank(NamedTuple):
+    """Adds B·A·x; the scale is in B."""
+
+    a_rI: Tensor
+    b_Or: Tensor
+
+    def __call__(self, x_PI: Tensor) -> Tensor:
+        return linear(linear(x_PI, self.a_rI), self.b_Or)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """An adapter where the model computes, in its type. ``layers``: of each decoder layer that it changes, by
+    the linear layer's path."""
+
+    layers: Mapping[int, Mapping[str, LowRank]]
+    device: torch.device
+
+    @classmethod
+    def of(cls, adapter: LoraAdapter, device: torch.device, dtype: torch.dtype) -> AdapterWeights:
+        layers: dict[int, dict[str, LowRank]] = {}
+        for (layer, path), pair in adapter.pairs.items():
+            b_Or = (pair.b_Or.to(device).float() * pair.scale).to(dtype)
+            layers.setdefault(layer, {})[path] = LowRank(pair.a_rI.to(device, dtype), b_Or)
+        return cls(layers, device)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """Rows of a pass that go with one adapter: the first ``num_rows`` of ``rows_P``, the others are copies of
+    them."""
+
+    weights: AdapterWeights
+    rows_P: Tensor
+    num_rows: int
+
+    @property
+    def rows(self) -> Tensor:
+        return self.rows_P[: self.num_rows]
+
+
+def adapted_rows(users: Iterable[tuple[AdapterWeights | None, slice]]) -> tuple[AdaptedRows, ...]:
+    """Groups what branches have in a pass: the adapter of each, and its rows."""
+    groups: list[AdaptedRows] = []
+    single: dict[int, tuple[AdapterWeights, list[int]]] = {}
+    for weights, where in users:
+        if weights is None:
+            continue
+        rows = range(where.start, where.stop)
+        if len(rows) == 1:
+            single.setdefault(id(weights), (weights, []))[1].append(where.start)
+        else:
+            groups.append(_group(weights, rows, len(rows)))
+    for weights, firsts in single.values():
+        groups += (_group(weights, firsts[i : i + TILE], TILE) for i in range(0, len(firsts), TILE))
+    return tuple(groups)
+
+
+def _group(weights: AdapterWeights, rows: Sequence[int], size: int) -> AdaptedRows:
+    copies = [rows[0]] * (size - len(rows))
+    return AdaptedRows(weights, torch.tensor([*rows, *copies], device=weights.device), len(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerRows:
+    """A group in one decoder layer (``packing.ChangedRows``)."""
+
+    group: AdaptedRows
+    by_path: Mapping[str, LowRank]
+
+    @property
+    def rows(self) -> Tensor:
+        return self.group.rows
+
+    @property
+    def rows_P(self) -> Tensor:
+        return self.group.rows_P
+
+    def concerns(self, place: str) -> bool:
+        return any(path == place or path.startswith(f"{place}.") for path in self.by_path)
+
+    def plus(self, path: str, x_PI: Tensor, product_PO: Tensor) -> Tensor:
+        added = self.by_path.get(path)
+        return product_PO if added is None else product_PO + added(x_PI)
+
+
+@contextmanager
+def adapting(module: torch.nn.Module, layer: int, groups: Sequence[AdaptedRows]) -> Iterator[None]:
+    """Inside, the decoder layer adds to the products of these rows what their adapters say."""
+    parts = [_LayerRows(g, g.weights.layers[layer]) for g in groups if layer in g.weights.layers]
+    hooks = [
+        _hook(module, place, [part for part in parts if part.concerns(place)])
+        for place in sorted({_place(module, path) for part in parts for path in part.by_path})
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _place(module: torch.nn.Module, path: str) -> str:
+    """Where a linear layer is computed: by itself, or as part of a packed MLP."""
+    parent = path.rpartition(".")[0]
+    return parent if isinstance(module.get_submodule(parent), PackedGatedMlp) else path
+
+
+def _hook(module: torch.nn.Module, place: str, parts: Sequence[_LayerRows]) -> RemovableHandle:
+    submodule = module.get_submodule(place)
+    if isinstance(submodule, PackedGatedMlp):
+        return submodule.register_forward_pre_hook(lambda _, args: (*args, parts))
+
+    def add(_: torch.nn.Module, args: tuple[Tensor, ...], product: Tensor) -> None:
+        x_RI, product_RO = args[0].reshape(-1, args[0].shape[-1]), product.view(-1, product.shape[-1])
+        for part in parts:
+            added_PO = part.by_path[place](x_RI[part.rows_P])
+            product_RO.index_add_(0, part.rows, added_PO[: len(part.rows)])
+
+    return submodule.register_forward_hook(add)

@@ -1,0 +1,122 @@
+"""`kvquilt eval`: whole runs with the demo model, and wrong input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from cluster.cli.main import main
+from cluster.evaluation.bench import EvalBench
+
+QUICK = ["--model", "demo", "--length", "400", "--cases", "2", "--max-tokens", "6", "--processes", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _threads_stay() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def evaluated(*args: object) -> Result:
+    return CliRunner().invoke(main, ["eval", *map(str, args)], catch_exceptions=False)
+
+
+def answers_in(kept: Path) -> list[dict[str, Any]]:
+    return [answer for line in kept.read_text().splitlines()[1:] for answer in json.loads(line)]
+
+
+def test_a_run_asks_every_task_in_every_mode_and_a_second_one_asks_nothing(tmp_path: Path) -> None:
+    kept, report = tmp_path / "answers.jsonl", tmp_path / "report.json"
+    command = ["--suite", "ruler", *QUICK, "--tasks", "niah_single_1,vt", "--answers", kept, "--json", report]
+    modes = "full,reordered,cacheclip,query_attention"
+    first = evaluated(*command, "--modes", modes)
+    assert first.exit_code == 0, first.output
+    asked = kept.read_bytes()
+    assert evaluated(*command, "--modes", modes).exit_code == 0
+    assert kept.read_bytes() == asked
+    answers = answers_in(kept)
+    arms = ["closed book", "full"]
+    arms += [
+        f"{mode} {c}"
+        for c in ("document", "none")
+        for mode in ("reordered", "cacheclip 20%", "query_attention 20%")
+    ]
+    assert list(dict.fromkeys(answer["mode"] for answer in answers)) == arms
+    assert len(answers) == 2 * 2 * len(arms)
+    for answer in answers:
+        of_it = answer["computed"] / answer["num_tokens"] if answer["num_tokens"] else 0.0
+        if answer["mode"] == "full":
+            assert (answer["kl"], of_it) == (0, 1)
+        elif "20%" in answer["mode"]:
+            assert of_it == pytest.approx(0.2, abs=0.05)
+        else:
+            assert of_it == 0
+        assert answer["tflop"] > 0
+    by_mode = {answer["mode"]: answer["tflop"] for answer in answers if answer["task"] == "vt"}
+    assert by_mode["reordered none"] < by_mode["cacheclip 20% none"] < by_mode["full"]
+    told = json.loads(report.read_text())
+    assert {"kl_vt_reordered_none", "time_niah_single_1_full"} <= {m["name"] for m in told["measurements"]}
+    assert told["details"]["settings"]["suite"] == "ruler"
+    assert "only KL is reported" in first.output  # the demo model reads no needles
+
+    other = evaluated(*command, "--modes", modes, "--seed", "1")
+    assert other.exit_code == 2
+    assert "holds answers with seed 0, not 1" in other.output
+
+
+def test_the_eight_variants_are_asked_by_default(tmp_path: Path) -> None:
+    kept = tmp_path / "answers.jsonl"
+    args = ["--modes", "reordered", "--kv-context", "none", "--answers", kept]
+    assert evaluated("--suite", "cacheclip", *QUICK, *args, "--cases", "1").exit_code == 0
+    answers = answers_in(kept)
+    assert len({answer["task"] for answer in answers}) == 8
+    assert {answer["task"] for answer in answers if answer["cut_short"] is None} == {
+        "niah_single_3", "niah_multikey_3"
+    }  # fmt: skip
+
+
+def test_an_interruption_exits_with_130_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EvalBench, "ask", interrupted)
+    result = evaluated("--suite", "ruler", *QUICK, "--answers", tmp_path / "answers.jsonl")
+    assert result.exit_code == 130
+    assert "the same command goes on from here" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--suite", "rular"], "--suite: 'rular' is not one of ruler, cacheclip"),
+        (["--suite", "ruler", "--tasks", "niah"], "--tasks: 'niah' is not one of niah_single_1"),
+        (["--suite", "cacheclip", "--tasks", "vt"], "--tasks: 'vt' is not one of niah_single_1"),
+        (["--suite", "ruler", "--modes", "fast"], "--modes: 'fast' is not one of reordered"),
+        (["--suite", "ruler", "--ratios", "2"], "--ratios: '2' is not a share of the tokens"),
+        (["--suite", "ruler", "--kv-context", "title"], "--kv-context: 'title' is not one of document"),
+        (["--suite", "ruler", "--length", "4096"], "--length: 4096 tokens exceed the model's 2048 positions"),
+        (["--suite", "ruler", "--length", "100"], "--length: 100 tokens leave no room for needles"),
+    ],
+)
+def test_wrong_input_is_named(args: list[str], says: str) -> None:
+    result = evaluated(*args, "--model", "demo")
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_cacheclip_needs_an_auxiliary_model(tmp_path: Path) -> None:
+    config = tmp_path / "quilt.yaml"
+    config.write_text("model: demo\nselector: {model: ''}\n", encoding="utf-8")
+    result = evaluated("--suite", "ruler", "--config", config)
+    assert result.exit_code == 2
+    assert "--modes: cacheclip needs an auxiliary model" in result.output
+    assert "selector.model" in result.output
