@@ -134,7 +134,7 @@ def evaluate(
     from cluster.evaluation.evaluation import EvalRun
     from cluster.evaluation.metrics import Metric
     from cluster.evaluation.suites import SuiteOrder, parse_suite
-    from cluster.gate.bench import Models
+    from cluster.gate.answering import Models
     from cluster.gate.modes import parse_ratios
     from cluster.gate.names import parse_names
 

@@ -1,11 +1,11 @@
 """The command line: `kvquilt up`, `ingest`, `sync`, `ask`, `documents`, `delete`, `models`, `gate`,
-`eval`, `train`, `store`, `retrieval`, `status`, `down`, `demo`.
+`eval`, `train`, `feedback`, `store`, `retrieval`, `status`, `down`, `demo`.
 
 Commands only translate: options into values, values into what is printed. Errors are one line on standard
 error and an exit code: 2 wrong input, 3 not found, 4 try again, 1 anything else, 130 interrupted. Here are
 the commands that start and stop; the others are in ``document_commands``, ``sync_command``,
 ``ask_command``, ``explore_command``, ``model_commands``, ``gate_command``, ``eval_command``,
-``train_command``, ``store_commands`` and ``retrieval_commands``.
+``train_command``, ``feedback_commands``, ``store_commands`` and ``retrieval_commands``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cluster.cli.ask_command import ask
 from cluster.cli.document_commands import delete, documents, ingest
 from cluster.cli.eval_command import evaluate
 from cluster.cli.explore_command import explore
+from cluster.cli.feedback_commands import feedback
 from cluster.cli.gate_command import gate
 from cluster.cli.model_commands import models
 from cluster.cli.retrieval_commands import retrieval
@@ -164,7 +165,7 @@ def demo(session: Session, json_path: Path, keep: bool) -> None:
 
 for command in (
     *(ingest, sync, ask, explore, documents, delete, models),
-    *(gate, evaluate, train, store, retrieval),
+    *(gate, evaluate, train, feedback, store, retrieval),
 ):
     main.add_command(command)
 

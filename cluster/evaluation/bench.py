@@ -17,7 +17,7 @@ from cluster.evaluation.arithmetic import shape_of
 from cluster.evaluation.arms import FULL, EvalArm
 from cluster.evaluation.cases import EvalCase, EvalTask
 from cluster.evaluation.preparing import CasePreparer, PreparedCase, positions_of, prompts_of
-from cluster.gate.bench import Models
+from cluster.gate.answering import Models
 from cluster.gate.modes import ClipSetting
 from cluster.gate.selections import Selections
 from shared.engine import Engine, EngineConfig, load_model

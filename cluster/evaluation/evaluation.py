@@ -20,7 +20,7 @@ from cluster.evaluation.cases import EvalTask
 from cluster.evaluation.findings import Average, TaskFinding, average, find, measurements
 from cluster.evaluation.remote import Connect, RemoteBench
 from cluster.evaluation.suites import SuiteOrder
-from cluster.gate.bench import Models
+from cluster.gate.answering import Models
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext

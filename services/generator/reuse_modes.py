@@ -3,8 +3,9 @@ verdict says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from services.generator.config import GeneratorConfig
 from shared.errors import FailedPrecondition, InvalidRequest
@@ -12,14 +13,16 @@ from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import NO_ADAPTER, Auto, Reuse
 from shared.generation.selection import Grouping, Reading
 from shared.identity import TokenIds, ids_hash
-from shared.verdict import VERDICT_FILE, Verdict
-from shared.verdicts import choose, told
+from shared.verdict import VERDICT_FILE, MadeWith, Verdict
+from shared.verdicts import choose, status_of
 
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
     """A settled ``Reuse``. ``adapter`` empty: the model alone. ``note``: why it is not what was asked for, or
-    what speaks against that."""
+    what speaks against that. ``auxiliary``: fingerprint of the selector's model that the verdict was made
+    with;
+    empty: any will do."""
 
     mode: ReuseMode
     recompute: Recompute
@@ -28,25 +31,52 @@ class Reusing:
     reading: Reading
     adapter: str = ""
     note: str = ""
+    auxiliary: str = ""
 
 
 class Modes:
     """``model``: fingerprint. ``verdicts``: the newest first. ``has_selector``: whether anybody can choose
-    for ``cacheclip``."""
+    for ``cacheclip``. ``tokenizer``: hash. ``adapters``: by name, their identities."""
 
     def __init__(
-        self, config: GeneratorConfig, model: str, verdicts: Sequence[Verdict], has_selector: bool
+        self,
+        config: GeneratorConfig,
+        model: str,
+        verdicts: Sequence[Verdict],
+        has_selector: bool,
+        tokenizer: str = "",
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._config = config
-        self._model = model
+        self._adapters = adapters
         self._verdicts = tuple(verdicts)
         self._has_selector = has_selector
+        self._served = MadeWith(
+            model,
+            "",
+            config.kv_encoding,
+            config.kv_context,
+            tokenizer,
+            grouping=config.selector.grouping.value,
+            reading=config.selector.reading.value,
+            adapter=self._identity(config.adapter),
+        )
+
+    def _identity(self, adapter: str) -> str:
+        """Empty: the model alone."""
+        return "" if adapter in ("", NO_ADAPTER) else self._adapters.get(adapter, adapter)
+
+    def status(self, prefix_ids: TokenIds, auxiliary: str = "") -> str:
+        """The verdict on the model as it is served, or what has changed since, for an operator.
+        ``auxiliary``: fingerprint of the selector's model, where it is known."""
+        return status_of(
+            self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=auxiliary)
+        )
 
     @property
-    def told(self) -> str:
-        """The verdicts on the model as it is served, for an operator."""
-        served = (self._model, self._config.kv_encoding)
-        return told([v for v in self._verdicts if (v.model, v.encoding) == served])
+    def asks_for_auxiliary(self) -> bool:
+        """A verdict depends on the selector's model."""
+        return any(verdict.auxiliary and verdict.mode.deferred for verdict in self._verdicts)
 
     def settle(
         self,
@@ -72,7 +102,7 @@ class Modes:
         return replace(reusing, adapter=adapter)
 
     def _settled(
-        self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None
+        self, order: Reuse, prefix_ids: TokenIds, has_question: bool, conditioned: bool | None
     ) -> Reusing:
         """But for the adapter."""
         mode = order.mode or self._config.reuse
@@ -90,11 +120,11 @@ class Modes:
                 "name its application in generator.selector.application, or choose another mode"
             )
         reusing = self._reusing(mode, order, order.recompute)
-        return replace(reusing, note=self._warning(reusing, prefix_ids, conditioned))
+        return replace(reusing, note=self._warning(reusing, order, prefix_ids, conditioned))
 
-    def _warning(self, reusing: Reusing, prefix_ids: TokenIds, conditioned: bool | None) -> str:
+    def _warning(self, reusing: Reusing, order: Reuse, prefix_ids: TokenIds, conditioned: bool | None) -> str:
         """Of recomputing against the verdict."""
-        verdict, _ = self._verdict(prefix_ids, conditioned)
+        verdict, _ = self._verdict(order, prefix_ids, conditioned)
         mode = reusing.mode
         if verdict is None or verdict.recompute or not mode.recomputes or reusing.recompute.ratio == 0:
             return ""
@@ -110,19 +140,23 @@ class Modes:
             raise InvalidRequest(
                 "recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode"
             )
-        verdict, why = self._verdict(prefix_ids, conditioned)
+        verdict, why = self._verdict(order, prefix_ids, conditioned)
         if verdict is not None:
             why = self._why_not(verdict.mode, has_question)
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
-        return self._reusing(verdict.mode, order, Recompute(verdict.ratio))
+        auxiliary = verdict.auxiliary if verdict.mode.deferred else ""
+        return replace(self._reusing(verdict.mode, order, Recompute(verdict.ratio)), auxiliary=auxiliary)
 
-    def _verdict(self, prefix_ids: TokenIds, conditioned: bool | None) -> tuple[Verdict | None, str]:
+    def _verdict(
+        self, order: Reuse, prefix_ids: TokenIds, conditioned: bool | None
+    ) -> tuple[Verdict | None, str]:
         """The one that holds for such requests, or why there is none."""
         if not self._verdicts:
             return None, f"the model has no verdict ({VERDICT_FILE})"
-        encoding = self._config.kv_encoding
-        verdict, misfit = choose(self._verdicts, self._model, ids_hash(prefix_ids), encoding, conditioned)
+        adapter = self._identity(order.adapter or self._config.adapter)
+        served = replace(self._served, prefix=ids_hash(prefix_ids), adapter=adapter)
+        verdict, misfit = choose(self._verdicts, served, conditioned)
         return verdict, f"the verdict was made for another {misfit}" if misfit else ""
 
     def _why_not(self, mode: ReuseMode, has_question: bool) -> str:

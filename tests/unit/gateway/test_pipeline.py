@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from protos.kvquilt.v1 import rag_pb2, recompute_pb2
-from services.gateway.config import GatewayConfig, RefusalConfig
+from services.gateway.config import FeedbackConfig, GatewayConfig, RefusalConfig
+from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
@@ -432,7 +433,7 @@ async def test_without_the_prefix_none_is_sent_and_nothing_fetched_in_advance() 
 async def test_the_gateway_names_the_field_of_what_it_does_not_know(
     options: dict[str, Any], says: str
 ) -> None:
-    handlers = GatewayHandlers(pipeline(), {}, 1.0, {})
+    handlers = GatewayHandlers(pipeline(), {}, 1.0, {}, FeedbackKeeper(FeedbackConfig()))
     request = rag_pb2.AnswerRequest(**{"collection": "handbook", "questions": [WHO]} | options)
     with pytest.raises(InvalidRequest) as refusal:
         [_ async for _ in handlers.Answer(request)]

@@ -185,3 +185,42 @@ def test_who_asks_for_an_adapter_under_full_is_told_that_there_is_none() -> None
     assert by_verdict.note.startswith("auto is full: the model has no verdict")
     assert by_verdict.note.endswith("; full is computed by the model alone, without adapter qa")
     assert by_verdict.adapter == "qa", "the engine still says whether there is such a one"
+
+
+def test_a_verdict_holds_for_requests_with_its_adapter() -> None:
+    of_adapter = replace(VERDICT, mode=ReuseMode.REORDERED, ratio=None, adapter="identity of legal")
+    config = load(
+        GeneratorConfig,
+        {"model": "m", "adapter": "legal", "engine": {"adapters": {"legal": "a", "support": "b"}}},
+    )
+    ours = Modes(
+        config, "m", (of_adapter, VERDICT), False, adapters={"legal": "identity of legal", "support": "x"}
+    )
+
+    def settled(adapter: str = "") -> tuple[ReuseMode, str]:
+        found = ours.settle(Reuse(Auto.AUTO, adapter=adapter), PREFIX)
+        return found.mode, found.note.partition(";")[0]
+
+    assert settled() == settled("legal") == (ReuseMode.REORDERED, "")
+    assert settled("none") == (ReuseMode.CACHEBLEND, "")
+    assert settled("support") == (ReuseMode.FULL, "auto is full: the verdict was made for another adapter")
+
+
+def test_what_has_changed_since_the_verdict_is_told_to_operators() -> None:
+    full = replace(VERDICT, kv_context=KvContext.DOCUMENT, tokenizer="t", form=2)
+    assert Modes(load(GeneratorConfig, {"model": "m"}), "m", (full,), False, "t").status(PREFIX) == (
+        "cacheblend 0.4 (document)"
+    )
+    changed = Modes(
+        load(GeneratorConfig, {"model": "m", "kv_context": "header", "kv_encoding": "int8"}),
+        "m",
+        (full,),
+        False,
+        "u",
+    )
+    assert changed.status(PREFIX) == (
+        "expired: it was made for another tokenizer, encoding, kv_context; run `kvquilt gate`"
+    )
+    assert changed.settle(Reuse(Auto.AUTO), PREFIX, conditioned=True).note == (
+        "auto is full: the verdict was made for another tokenizer, encoding, kv_context"
+    )
