@@ -121,7 +121,9 @@ class Generator:
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
-        reusing = self._modes.settle(order.reuse, prefix_ids, conditioned=_conditioned(chunks))
+        reusing = self._modes.settle(
+            order.reuse, prefix_ids, conditioned=_conditioned(chunks), kv_context=order.kv_context
+        )
         request = GenerateRequest(
             request_id=ctx.request_id,
             prefix_ids=prefix_ids,
@@ -174,7 +176,11 @@ class Generator:
         """Tells what happens in a live forest. It is closed when ``commands`` end."""
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         reusing = self._modes.settle(
-            order.reuse, prefix_ids, has_question=False, conditioned=_conditioned(chunks)
+            order.reuse,
+            prefix_ids,
+            has_question=False,
+            conditioned=_conditioned(chunks),
+            kv_context=order.kv_context,
         )
         request = ForestRequest(
             ctx.request_id,
