@@ -36,7 +36,9 @@ _DEFAULT_CASES = 40
     "chunks in their middle. Default: 2048 of ruler and cacheclip; of files what the model can read.",
 )
 @click.option(
-    "--modes", default="full,reordered,cacheclip", show_default=True, help="full and closed book come along."
+    "--modes",
+    help="reordered,query_attention,…; full and closed book come along. Default: reordered, and cacheclip "
+    "where the model has a selector.",
 )
 @click.option("--ratios", default="0.2", show_default=True, help="Of the tokens, to be recomputed: 0.1,0.2")
 @click.option(
@@ -86,7 +88,7 @@ def evaluate(
     tasks: str,
     cases: int,
     length: int | None,
-    modes: str,
+    modes: str | None,
     ratios: str,
     kv_context: str | None,
     model: str | None,
@@ -120,7 +122,6 @@ def evaluate(
     kvquilt eval --suite rgb --data en.json --data en_int.json --data en_fact.json --noise 0,0.4,0.8
     kvquilt eval --suite longbench --data musique.jsonl --data dureader.jsonl --length 8192 --cases 100
     kvquilt eval --suite ctxs --data musique_s.json --modes full,reordered,query_attention
-
     kvquilt eval --suite ruler --via grpc 127.0.0.1:9000 --model demo
 
     docs/evaluation.md says what is asked and how it is scored.
@@ -137,6 +138,7 @@ def evaluate(
     from cluster.gate.answering import Models
     from cluster.gate.modes import parse_ratios
     from cluster.gate.names import parse_names
+    from shared.generation.modes import ReuseMode
 
     order = SuiteOrder(
         parse_suite(suite),
@@ -152,10 +154,13 @@ def evaluate(
         passages,
     )
     order.check()
-    wanted = parse_modes(",".join(name for name in modes.split(",") if name.strip() != "full"))
+    wanted = parse_modes(",".join(name for name in (modes or "").split(",") if name.strip() != "full"))
     shares = parse_ratios(ratios)
     contexts = parse_contexts(kv_context) if kv_context else ()
     config = served_config(config_path, {"model": model}, session.out)
+    if modes is None:
+        clip = (ReuseMode.CACHECLIP,) if config.selector.model else ()
+        wanted = (ReuseMode.REORDERED, *clip)
     contexts = contexts or tuple(dict.fromkeys((config.ingestion.kv_context, KvContext.NONE)))
     torch.set_num_threads(threads)
     evaluation = EvalRun(
