@@ -161,13 +161,14 @@ class _Course:
 
 def _end(at: Mapping[str, Mapping[str, _Course]], num: int) -> int | None:
     """The first context after which ``reordered`` is accepted, or it is worse and of every other way it is
-    known what it is."""
+    known what it is; then it is also known on which groups ``reordered`` is good enough all the same."""
     if not num or not any(at.values()):
         return None
     accepted = {label: np.all([c.accepted_T for c in of.values()], axis=0) for label, of in at.items()}
     worse = {label: np.any([c.worse_T for c in of.values()], axis=0) for label, of in at.items()}
     known = np.all([accepted[label] | worse[label] for label in at if label != FULL.label], axis=0)
-    ends = np.flatnonzero(accepted[REORDERED.label] | (worse[REORDERED.label] & known))
+    by_group = np.all([c.accepted_T | c.worse_T for c in at[REORDERED.label].values()], axis=0)
+    ends = np.flatnonzero(accepted[REORDERED.label] | (worse[REORDERED.label] & known & by_group))
     return int(ends[0]) if len(ends) else None
 
 
