@@ -48,7 +48,7 @@ from shared.generation.told import (
 from shared.kv_types import KvContext
 from shared.patience import patiently
 from shared.request import RequestContext, check_name
-from shared.search import SearchHit
+from shared.search import SearchHit, common_kv_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +234,7 @@ class Pipeline:
             questions=tuple(f"{preface}{question}" for question in questions),
             prefix=() if inquiry.without_prefix else None,
             reuse=dataclasses.replace(inquiry.reuse, mode=self._mode(inquiry)),
+            kv_context=common_kv_context(retrieved.hits),
             sampling=inquiry.sampling,
             decoding=inquiry.decoding,
             explain=inquiry.explain,

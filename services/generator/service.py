@@ -28,6 +28,7 @@ from shared.identity import adapter_identity
 from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
+from shared.streams import cancelled
 from shared.verdict import Verdict
 
 
@@ -121,7 +122,9 @@ class Generator:
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
-        reusing = self._modes.settle(order.reuse, prefix_ids, conditioned=_conditioned(chunks))
+        reusing = self._modes.settle(
+            order.reuse, prefix_ids, conditioned=_conditioned(chunks), kv_context=order.kv_context
+        )
         request = GenerateRequest(
             request_id=ctx.request_id,
             prefix_ids=prefix_ids,
@@ -163,10 +166,7 @@ class Generator:
                     else:
                         yield event
         finally:
-            beside = [task for task in (choosing, reading) if task is not None]
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await cancelled([task for task in (choosing, reading) if task is not None])
 
     async def explore(
         self, ctx: RequestContext, order: ForestOrder, commands: AsyncIterator[Edit]
@@ -174,7 +174,11 @@ class Generator:
         """Tells what happens in a live forest. It is closed when ``commands`` end."""
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         reusing = self._modes.settle(
-            order.reuse, prefix_ids, has_question=False, conditioned=_conditioned(chunks)
+            order.reuse,
+            prefix_ids,
+            has_question=False,
+            conditioned=_conditioned(chunks),
+            kv_context=order.kv_context,
         )
         request = ForestRequest(
             ctx.request_id,

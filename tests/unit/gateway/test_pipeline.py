@@ -101,6 +101,7 @@ async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_ord
             tuple(Tokenized(h.chunk.token_ids, h.chunk.text) for h in HITS),
             (WHO,),
             reuse=Reuse(ReuseMode.COMPOSITE),
+            kv_context=KvContext.DOCUMENT,
             sampling=SamplingParams(max_tokens=7),
         )
     ]
@@ -234,6 +235,23 @@ async def test_chunks_under_another_kv_context_are_answered_over_and_told_with_t
     assert usage.note.startswith(told) if told else not usage.note
     assert usage.note.endswith("`kvquilt ingest --collection handbook --re-encode`") or not told
     assert isinstance(events[-1], AnswerDone)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "told"),
+    [
+        (("header",) * 3, KvContext.HEADER),
+        (("", "none", ""), KvContext.NONE),
+        (("document", "header", "document"), None),
+        (("of a later version",) * 3, None),
+    ],
+)
+async def test_the_generator_is_told_under_which_kv_context_all_chunks_were_computed(
+    contexts: tuple[str, ...], told: KvContext | None
+) -> None:
+    generator = FakeGenerator({WHO: "Orla"})
+    await ask(pipeline(generator, retriever=under(*contexts)), inquiry())
+    assert generator.asked[0].kv_context is told
 
 
 async def test_an_answer_without_stored_kv_is_of_no_context() -> None:

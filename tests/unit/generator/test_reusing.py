@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -118,6 +119,28 @@ def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_are_computed_behind_
     settled = modes(FORBIDS).settle(Reuse(Auto.AUTO), PREFIX, conditioned=conditioned)
     assert settled.mode is mode
     assert (why in settled.note) if why else settled.note == ""
+
+
+@pytest.mark.parametrize("configured", ["document", "header"])
+@pytest.mark.parametrize(
+    ("told", "mode"),
+    [
+        (KvContext.DOCUMENT, ReuseMode.REORDERED),
+        (KvContext.HEADER, ReuseMode.EPIC),
+        (KvContext.NONE, ReuseMode.CACHEBLEND),
+    ],
+)
+def test_of_several_verdicts_that_is_obeyed_which_was_made_for_what_the_chunks_were_made_under(
+    told: KvContext, mode: ReuseMode, configured: str
+) -> None:
+    of_titles = replace(VERDICT, mode=ReuseMode.EPIC, kv_context=KvContext.HEADER)
+    config = load(GeneratorConfig, {"model": "m", "kv_context": configured})
+    for verdicts in permutations((FORBIDS, of_titles, VERDICT)):
+        ours = Modes(config, "m", verdicts, False)
+        # chunks in front of which nothing stands may be of any
+        for conditioned in (True, False):
+            settled = ours.settle(Reuse(Auto.AUTO), PREFIX, conditioned=conditioned, kv_context=told)
+            assert (settled.mode, settled.note) == (mode, "")
 
 
 @pytest.mark.parametrize(
