@@ -28,6 +28,8 @@ from shared.errors import KvquiltError
 APPLICATIONS = ("kv_store", "retrieval", "generator", "selector", "ingestion", "gateway")
 _CALL_THE_OTHERS = ("ingestion", "gateway")
 _OVER_HTTP = "gateway"
+_TELL_KV_CONTEXT = ("gateway", "generator")
+"""They tell what was made under another one."""
 SERVICERS = {
     "kv_store": ("KvStore",),
     "retrieval": ("Retrieval",),
@@ -92,8 +94,8 @@ def application_args(name: str, values: Mapping[str, Any], config: QuiltConfig) 
         section["selector"] = getattr(config, name).selector
         if config.addresses:
             section["addresses"] = config.addresses
-    if name == "gateway" and (values.get("ingestion") or {}).get("kv_context"):
-        section.setdefault("kv_context", config.gateway.kv_context.value)
+    if name in _TELL_KV_CONTEXT and (values.get("ingestion") or {}).get("kv_context"):
+        section.setdefault("kv_context", getattr(config, name).kv_context.value)
     if name == "generator":
         section["selector"] = {
             **section.get("selector", {}),

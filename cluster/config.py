@@ -163,7 +163,12 @@ def _shared_values(
     selector = "selector" if merged["selector"].get("model") or "selector" in addresses else ""
     kv_context = merged["ingestion"].get("kv_context")
     values: dict[str, dict[str, Any]] = {
-        "gateway": {"selector": selector, "addresses": addresses, "http": {"model": served}},
+        "gateway": {
+            "selector": selector,
+            "addresses": addresses,
+            "http": {"model": served},
+            "feedback": {"directory": str(data_dir / "feedback")},
+        },
         "ingestion": {"model": model, "selector": selector, "addresses": addresses},
         "retrieval": {"milvus_uri": str(data_dir / "index.db")},
         "kv_store": {"directory": str(data_dir / "kv")},
@@ -171,7 +176,8 @@ def _shared_values(
         "selector": {"primary": model},
     }
     if kv_context in set(KvContext):  # else its own section says what is wrong
-        values["gateway"]["kv_context"] = kv_context
+        for name in ("gateway", "generator"):
+            values[name]["kv_context"] = kv_context
     if "log" in merged:
         for section in values.values():
             section["deployment"] = {"log": merged["log"]}

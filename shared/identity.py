@@ -10,6 +10,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
+
+TokenIds = tuple[int, ...]
 
 
 def ids_hash(token_ids: Sequence[int]) -> str:
@@ -30,6 +33,12 @@ def chunk_identity(
     if parent_id:
         made_of.append(parent_id.encode())
     return digest(*made_of, size=20, person=b"kvquilt-chunk")
+
+
+def adapter_identity(directory: str) -> str:
+    """Identity of a request-side adapter, by what its files hold: 32 hex digits."""
+    files = (Path(directory) / name for name in ("adapter_config.json", "adapter_model.safetensors"))
+    return digest(*(path.read_bytes() if path.is_file() else b"" for path in files))
 
 
 def digest(*parts: bytes, size: int = 16, person: bytes = b"") -> str:

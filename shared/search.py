@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
 from shared.generation.described import MadeFor
 from shared.generation.pieces import Conditioned, Piece, Tokenized
+from shared.kv_types import KvContext
 
 BUILT_IN_FIELDS = ("document_id", "title")
 
@@ -117,6 +118,13 @@ class SearchHit:
     @property
     def made_for(self) -> MadeFor:
         return MadeFor(self.model_fingerprint, self.prefix_hash, self.template_hash, self.kv_context)
+
+
+def common_kv_context(hits: Iterable[SearchHit]) -> KvContext | None:
+    """The setting that all of these chunks were made under; None: there is none, or one that this version
+    does not know."""
+    names = {hit.kv_context or KvContext.NONE.value for hit in hits}
+    return next((context for context in KvContext if names == {context.value}), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
 """The verdict of an evaluation on the best way to reuse KV with one model, for requests of mode ``auto``.
 
-A verdict is a JSON file, ``quilt.verdict.json`` in the model's directory. It holds for the model, the prefix,
-the encoding of stored KV and what KV is computed behind (``kv_context``) that it was made with, and for no
-other. Torch-free.
+A verdict is a JSON file, ``quilt.verdict.json`` in the model's directory. It holds for what it was made with
+(``MadeWith``: model, tokenizer, prefix, adapter, what KV is computed behind, encoding of stored KV, and for
+``cacheclip`` the auxiliary model, grouping and reading), and for nothing else: a change of any expires it.
+Torch-free.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from shared.config import load
@@ -19,29 +20,58 @@ from shared.kv_types import KvContext
 
 VERDICT_FILE = "quilt.verdict.json"
 BY_RATIO = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO)
+FORM = 2
+"""Of new verdicts. Those of form 1 did not say for which tokenizer, adapter and selector they hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
     """What was asked of one kind of question. ``right``: by mode and ratio the share of right answers, and
-    its interval (95 %)."""
+    its interval (95 %). ``kl``: by mode and ratio the mean divergence of the first tokens' distributions
+    from the reference's, in nats."""
 
     num_questions: int
     num_contexts: int
     right: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    kl: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeWith:
+    """What a verdict depends on.
+
+    model: fingerprint. tokenizer: hash. prefix: hash of the prefix's ids (``shared.identity.ids_hash``).
+    encoding: of stored KV. kv_context: what chunks are computed behind. adapter: identity of the adapter
+    that requests are answered with. auxiliary: fingerprint of the model that chooses for ``cacheclip``;
+    grouping, reading: how. Empty: none; of a verdict of form 1, or of what is served now: not known, and
+    not compared, except that a verdict without an adapter is for requests without one.
+    """
+
+    model: str
+    prefix: str
+    encoding: str
+    kv_context: KvContext | None = None
+    tokenizer: str = ""
+    adapter: str = ""
+    auxiliary: str = ""
+    grouping: str = ""
+    reading: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """
     mode, ratio: how to reuse; ratio None of modes that go by none.
-    tolerance: how much worse than ``full`` an answer may be, as the evaluation measured it (a share of the
-    questions).
-    model: fingerprint. prefix: hash of the prefix's ids (``shared.identity.ids_hash``). encoding: of stored
-    KV. kv_context: what chunks were computed behind.
-    recompute: whether recomputing tokens may be of use; if not, it takes from chunks what they know of their
-    documents, and who asks for it all the same is told so.
+    tolerance: how much worse than the reference an answer may be, as the evaluation measured it (a share of
+    the questions). The reference is ``full`` over the whole blocks of what is retrieved; of form 1
+    ``full``.
+    recompute: whether recomputing tokens may be of use; if not, it takes from chunks what they know of
+    their documents, and who asks for it all the same is told so.
     asked: what it was made of, by kind of question.
+    questions: whose they were, ``generated`` or ``own``. num_contexts: that it took. alpha: the chance that
+    a mode counts as good enough which is not.
+    loss_at_most: of ``mode``, how much worse than the reference it is at most, by group of questions; more
+    than ``tolerance`` where no mode is good enough. The others: see ``MadeWith``.
     """
 
     mode: ReuseMode
@@ -53,6 +83,16 @@ class Verdict:
     kv_context: KvContext = KvContext.NONE
     recompute: bool = True
     asked: dict[str, Tally] = field(default_factory=dict)
+    tokenizer: str = ""
+    adapter: str = ""
+    auxiliary: str = ""
+    grouping: str = ""
+    reading: str = ""
+    questions: str = ""
+    num_contexts: int = 0
+    alpha: float = 0.0
+    loss_at_most: dict[str, float] = field(default_factory=dict)
+    form: int = 1
 
     def __post_init__(self) -> None:
         if self.mode.row.goes_by is GoesBy.TOKENS:
@@ -73,17 +113,30 @@ class Verdict:
         for name in ("model", "prefix", "encoding"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: is empty; it says what the verdict holds for")
+        if not 1 <= self.form <= FORM:
+            raise ValueError(
+                f"form: {self.form} is not known to this version, which reads 1 to {FORM}; run `kvquilt gate`"
+            )
 
     @property
-    def made_for(self) -> tuple[str, str, str, KvContext]:
+    def made_with(self) -> MadeWith:
+        return MadeWith(**{one.name: getattr(self, one.name) for one in fields(MadeWith)})
+
+    @property
+    def made_for(self) -> tuple[str, str, str, KvContext, str]:
         """A model has one verdict for each."""
-        return self.model, self.prefix, self.encoding, self.kv_context
+        return self.model, self.prefix, self.encoding, self.kv_context, self.adapter
 
     @property
     def advice(self) -> str:
         """For an operator."""
         ratio = "" if self.ratio is None else f" at {self.ratio:g}"
-        return f"{self.mode}{ratio}{'' if self.recompute else '; recomputing is advised against'}"
+        beyond = [group for group, loss in self.loss_at_most.items() if loss > self.tolerance]
+        missed = f"; not within {100 * self.tolerance:g} points of the reference on {', '.join(beyond)}"
+        return (
+            f"{self.mode}{ratio}{'' if self.recompute else '; recomputing is advised against'}"
+            f"{missed if beyond else ''}"
+        )
 
     @classmethod
     def read(cls, path: Path) -> Verdict:
@@ -107,15 +160,27 @@ class Verdict:
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
-    def misfit(self, model: str, prefix: str, encoding: str, conditioned: bool | None = None) -> str:
-        """Names what it was not made for; empty if it holds. ``conditioned``: whether chunks are computed
-        behind others, which is all that a request shows of ``kv_context``; None: it has none."""
-        for name, own, served in (
-            ("model", self.model, model),
-            ("prefix", self.prefix, prefix),
-            ("encoding", self.encoding, encoding),
-        ):
-            if own != served:
-                return name
-        made_for_chains = self.kv_context is not KvContext.NONE
-        return "kv_context" if conditioned not in (None, made_for_chains) else ""
+    def misfits(self, served: MadeWith, conditioned: bool | None = None) -> tuple[str, ...]:
+        """Names what it was not made for; empty if it holds. ``conditioned``: whether a request's chunks
+        are computed behind others, which is all that it shows of ``kv_context``; None: it has none."""
+        changed = [
+            name for name in ("model", "tokenizer", "prefix", "encoding") if self._differs(served, name)
+        ]
+        if served.adapter != self.adapter:
+            changed.append("adapter")
+        if conditioned is not None and not self._fits(conditioned, served.kv_context):
+            changed.append("kv_context")
+        if self.mode.deferred:
+            changed += [name for name in ("auxiliary", "grouping", "reading") if self._differs(served, name)]
+        return tuple(changed)
+
+    def _fits(self, conditioned: bool, served: KvContext | None) -> bool:
+        """``served``: the configured one; of chunks that were computed under another one only
+        ``conditioned`` is known."""
+        if conditioned != (self.kv_context is not KvContext.NONE):
+            return False
+        return not conditioned or served in (None, KvContext.NONE, self.kv_context)
+
+    def _differs(self, served: MadeWith, name: str) -> bool:
+        own, theirs = getattr(self, name), getattr(served, name)
+        return bool(own and theirs and own != theirs)

@@ -1,5 +1,5 @@
-"""Reads and keeps the verdicts on one model: a file holds one for each prefix, encoding and setting of
-``kv_context`` that was evaluated.
+"""Reads and keeps the verdicts on one model: a file holds one for each prefix, encoding, adapter and
+setting of ``kv_context`` that was evaluated.
 
 The file is a list of verdicts, the newest first; one verdict alone, as an object, is read as well.
 Torch-free.
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from shared.config import load
 from shared.errors import ConfigError
-from shared.verdict import Verdict
+from shared.kv_types import KvContext
+from shared.verdict import FORM, MadeWith, Verdict
 
 
 def read_verdicts(path: Path) -> tuple[Verdict, ...]:
@@ -39,8 +40,8 @@ def read_verdicts(path: Path) -> tuple[Verdict, ...]:
 
 
 def keep_verdict(path: Path, verdict: Verdict) -> None:
-    """Writes it in place of the one that was made for the same model, prefix, encoding and ``kv_context``,
-    and leaves the others.
+    """Writes it in place of the one that was made for the same model, prefix, encoding, ``kv_context`` and
+    adapter, and leaves the others.
 
     Raises:
         ConfigError: the file holds something else, or cannot be written.
@@ -62,18 +63,42 @@ def keep_verdict(path: Path, verdict: Verdict) -> None:
 
 
 def choose(
-    verdicts: Sequence[Verdict], model: str, prefix: str, encoding: str, conditioned: bool | None = None
+    verdicts: Sequence[Verdict], served: MadeWith, conditioned: bool | None = None
 ) -> tuple[Verdict | None, str]:
-    """The newest that holds, or what the newest was not made for. ``conditioned``: see ``Verdict.misfit``."""
-    misfits = [verdict.misfit(model, prefix, encoding, conditioned) for verdict in verdicts]
+    """The newest that holds, or what the one was not made for that is nearest to it. ``conditioned``: see
+    ``Verdict.misfits``."""
+    misfits: list[tuple[str, ...]] = [verdict.misfits(served, conditioned) for verdict in verdicts]
     fitting = next((v for v, misfit in zip(verdicts, misfits, strict=True) if not misfit), None)
-    return fitting, "" if fitting or not misfits else misfits[0]
+    return fitting, "" if fitting or not misfits else ", ".join(sorted(misfits, key=len)[0])
 
 
 def told(verdicts: Sequence[Verdict]) -> str:
     """For an operator: the mode, with its ratio, for each setting of ``kv_context``; the newest of each."""
     newest = {verdict.kv_context: verdict for verdict in reversed(verdicts)}
-    return ", ".join(
-        f"{verdict.mode}{'' if verdict.ratio is None else f' {verdict.ratio:g}'} ({context})"
-        for context, verdict in sorted(newest.items())
-    )
+    return ", ".join(f"{_mode_of(verdict)} ({context})" for context, verdict in sorted(newest.items()))
+
+
+def status_of(verdicts: Sequence[Verdict], served: MadeWith) -> str:
+    """For an operator: the verdict that mode ``auto`` obeys over KV as it is configured, or why there is
+    none; and those on KV that is computed behind something else."""
+    if not verdicts:
+        return "none"
+    context = served.kv_context or KvContext.NONE
+    holding = [v for v in verdicts if not v.misfits(served, v.kv_context is not KvContext.NONE)]
+    verdict, why = choose(verdicts, served, context is not KvContext.NONE)
+    parts = []
+    if verdict is None:
+        parts.append(f"expired: it was made for another {why}; run `kvquilt gate`")
+    elif verdict.form < FORM:
+        parts.append(
+            f"{_mode_of(verdict)} ({verdict.kv_context}; of an older form, which does not name its tokenizer "
+            "and selector: run `kvquilt gate`)"
+        )
+    else:
+        parts.append(f"{_mode_of(verdict)} ({verdict.kv_context})")
+    others = [v for v in holding if v.kv_context is not (verdict.kv_context if verdict else None)]
+    return ", ".join([*parts, *filter(None, [told(others)])])
+
+
+def _mode_of(verdict: Verdict) -> str:
+    return f"{verdict.mode}{'' if verdict.ratio is None else f' {verdict.ratio:g}'}"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Sequence
 
 import click
 
 from cluster.cli.reuse_options import ADAPTER_OPTION, FOREST_MODES, OneOf
-from cluster.cli.session import Session, run
+from cluster.cli.session import Session
 from shared.errors import ModelMismatch, NotFound
 from shared.generation.asked import SamplingParams
 from shared.generation.orders import AskedMode, ForestOrder, Reuse
-from shared.generation.pieces import Piece
 from shared.request import RequestContext
+from shared.search import SearchHit, common_kv_context
 
 DEADLINE_MS = 3_600_000
 
@@ -63,23 +65,25 @@ def explore(
 
     async def go() -> int:
         ctx = session.context(DEADLINE_MS)
-        chunks = await _context(session, ctx, collection, topic, k or 0)
+        hits = await _context(session, ctx, collection, topic, k or 0)
+        chunks = tuple(hit.chunk.piece for hit in hits)
         conversation = Conversation(session.out, Lines(sampling))
         if sys.stdin.isatty():
             session.err.print(f"{COMMANDS}; end with Ctrl-D", style="dim", soft_wrap=True)
         async with session.connect(forest_client) as client:
             commands = conversation.commands(lines_of(sys.stdin))
-            order = ForestOrder(chunks, reuse=Reuse(reuse, adapter=adapter))
+            how = Reuse(reuse, adapter=adapter)
+            order = ForestOrder(chunks, reuse=how, kv_context=common_kv_context(hits))
             await conversation.show(client.explore(ctx, order, commands))
         return conversation.num_refused
 
-    if run(go()):
+    if asyncio.run(go()):
         sys.exit(2)
 
 
 async def _context(
     session: Session, ctx: RequestContext, collection: str, topic: str, k: int
-) -> tuple[Piece, ...]:
+) -> Sequence[SearchHit]:
     """
     Raises:
         NotFound: nothing matches.
@@ -102,4 +106,4 @@ async def _context(
         )
     for number, hit in enumerate(hits):
         session.out.print(f"[{number + 1}] {hit.document_id}", style="dim", markup=False, soft_wrap=True)
-    return tuple(hit.chunk.piece for hit in hits)
+    return hits

@@ -1,21 +1,66 @@
-"""`kvquilt gate`: judges by invented questions how a model's stored KV may be reused, and writes the verdict
-that mode auto goes by."""
+"""`kvquilt gate`: judges by questions how a model's stored KV may be reused, and writes the verdict that mode
+auto goes by."""
 
 from __future__ import annotations
 
-import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.session import Session
+from cluster.cli.session import EXISTING_FILE, FILE, INTERRUPTED, Session
+from shared.errors import InvalidRequest
+from shared.kv_buffers import ENCODINGS
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:
     from cluster.config import QuiltConfig
 
-DEFAULT_QUESTIONS, DEFAULT_TOLERANCE = 300, 0.01
+DEFAULT_QUESTIONS, DEFAULT_TOLERANCE, DEFAULT_ALPHA = 1500, 0.03, 0.05
+
+
+class NumberOrFile(click.ParamType[int | Path]):
+    """How many questions are invented, or the file that holds one's own."""
+
+    name = "FILE|NUMBER"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Path:
+        if isinstance(value, int) or (isinstance(value, str) and value.lstrip("-").isdigit()):
+            if int(value) < 1:
+                self.fail(f"{value}: must be at least 1, or name a file of questions", param, ctx)
+            return int(value)
+        if not Path(value).is_file():
+            self.fail(
+                f"there is no file {value}; write one question per line as JSON, or give the number of "
+                "questions to invent",
+                param,
+                ctx,
+            )
+        return Path(value)
+
+
+class Several(click.ParamType[tuple[str, ...]]):
+    """Some of ``known``, separated by commas."""
+
+    name = "LIST"
+
+    def __init__(self, *known: str) -> None:
+        self._known = known
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = [name.strip() for name in str(value).split(",") if name.strip()]
+        for name in names:
+            if name not in self._known:
+                listed = ", ".join(repr(one) for one in self._known)
+                self.fail(f"{name!r} is not one of {listed}.", param, ctx)
+        if not names:
+            self.fail("names nothing", param, ctx)
+        return tuple(dict.fromkeys(names))
 
 
 @click.command()
@@ -25,44 +70,76 @@ DEFAULT_QUESTIONS, DEFAULT_TOLERANCE = 300, 0.01
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="The quilt.yaml that the model is served with: its prompt, chunks and selector are judged.",
 )
 @click.option(
-    "--kv-context",
-    type=click.Choice([context.value for context in KvContext]),
-    help="What chunks are computed behind. Default: ingestion.kv_context.",
-)
-@click.option(
     "--questions",
-    type=click.IntRange(min=1),
+    type=NumberOrFile(),
     default=DEFAULT_QUESTIONS,
     show_default=True,
-    help="At least so many whose evidence lies in two chunks; others come with them.",
+    help="Your own, a JSON object per line (question, answers, evidence, documents, unanswerable; "
+    "docs/gate.md), asked over what the running system retrieves; or at least so many that are invented.",
+)
+@click.option(
+    "--collection", "-c", default="", help="Of --questions FILE: the documents. Default: the only one."
+)
+@click.option(
+    "-k", type=click.IntRange(min=1), help="Of --questions FILE: chunks in the context. Default: gateway.k."
+)
+@click.option(
+    "--modes",
+    default="",
+    metavar="LIST",
+    help="Which to judge besides full and reordered. Default: all that recompute a ratio.",
 )
 @click.option("--ratios", default="0.2", show_default=True, help="Of the tokens, to be recomputed: 0.1,0.2")
+@click.option(
+    "--kv-context",
+    "contexts",
+    type=Several(*(context.value for context in KvContext)),
+    help="What chunks are computed behind; several make several verdicts. Default: ingestion.kv_context.",
+)
+@click.option(
+    "--encoding",
+    "encodings",
+    type=Several(*ENCODINGS),
+    help="How KV is stored; several make several verdicts. Default: generator.kv_encoding.",
+)
+@click.option(
+    "--adapter",
+    default="",
+    help="Of generator.engine.adapters, which the requests go with; `none`: the model alone. Default: "
+    "generator.adapter.",
+)
 @click.option("--minutes", type=float, help="Stop asking after this long, and judge by what was asked.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 1),
     default=DEFAULT_TOLERANCE,
     show_default=True,
-    help="How much worse than full a mode may be, its interval considered; a share of the questions.",
+    help="How much worse than full over whole blocks a mode may be; a share of the questions.",
+)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=DEFAULT_ALPHA,
+    show_default=True,
+    help="The chance that a mode is accepted that is worse than that.",
 )
 @click.option(
     "--answers",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep answers here as they come, and go on from those that are there.",
+    type=FILE,
+    help="Keep answers here, of one kv_context and encoding. Default: below the data directory until there "
+    "is a verdict; a gate that was interrupted goes on from them.",
 )
 @click.option(
     "--verdict",
     "verdict_path",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Where the verdict goes. Default: generator.verdict, else quilt.verdict.json beside the model.",
 )
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Where a report goes."
-)
+@click.option("--json", "json_path", type=FILE, help="Where a report goes.")
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process."
 )
@@ -74,11 +151,17 @@ def gate(
     session: Session,
     model: str | None,
     config_path: Path | None,
-    kv_context: str | None,
-    questions: int,
+    questions: int | Path,
+    collection: str,
+    k: int | None,
+    modes: str,
     ratios: str,
+    contexts: tuple[str, ...] | None,
+    encodings: tuple[str, ...] | None,
+    adapter: str,
     minutes: float | None,
     tolerance: float,
+    alpha: float,
     answers: Path | None,
     verdict_path: Path | None,
     json_path: Path | None,
@@ -87,76 +170,61 @@ def gate(
 ) -> None:
     """Judge how a model's stored KV may be reused, and write the verdict that --reuse auto goes by.
 
-    Invented documents are ingested as --kv-context says; every question about them is asked in every mode and
-    compared with full. The verdict is the mode that computes least and surely loses no more than --tolerance;
-    over chunks that know their documents recomputing may be advised against. It holds for this model, prompt
-    and kv_context, beside verdicts on other ones in the same file; `kvquilt models` and `kvquilt status` show
-    them. Nothing needs to run; with the demo model it takes minutes, with others hours: run it with --answers
-    and --minutes, again and again. In a checkout `python -m load_tests.quality` has more knobs.
+    Every question is asked in every mode and compared with the reference, full over the whole blocks of
+    what was retrieved. The verdict is the mode that computes least and surely loses no more than
+    --tolerance; asking stops as soon as that is known, and without enough questions, or if the model cannot
+    read them, there is no verdict. Your own questions (--questions FILE) need a running system that holds
+    the documents; invented ones need nothing. The verdict holds for this model, tokenizer, prompt,
+    kv_context, encoding and selector; `kvquilt models` and `kvquilt status` show it, and what has changed
+    since. With the demo model it takes minutes, with others hours:
+    what was interrupted goes on by the same command.
 
     \b
-    kvquilt gate --model demo
-    kvquilt gate --model smollm2 --questions 60 --answers gate.jsonl --minutes 30
-    kvquilt gate --config quilt.yaml --kv-context none
+    kvquilt gate --questions questions.jsonl -c handbook
+    kvquilt gate --model smollm2 --questions 60 --minutes 30
+    kvquilt gate --config quilt.yaml --kv-context none,document --encoding exact,int8
     """
     import torch
 
-    from cluster.cli.console import print_whole
-    from cluster.gate.bench import Models
-    from cluster.gate.evaluation import Evaluation
-    from cluster.gate.modes import Comparison, parse_ratios
-    from cluster.gate.show import summary_table
-    from shared.measuring.report import write_report
-    from shared.verdicts import keep_verdict
+    from cluster.cli.gating import Gate, plan_of
+    from cluster.cli.model_choice import served_config
 
-    plan = Comparison(ratios=parse_ratios(ratios))
-    config = served_config(session, model, config_path, kv_context)
-    path = verdict_path or verdict_file(config)
-    if config.generator.kv_encoding != "exact":
-        session.err.print(
-            f"generator.kv_encoding is {config.generator.kv_encoding}: exact KV is judged, and the verdict "
-            "holds for that alone",
-            style="yellow",
+    if isinstance(questions, int) and (collection or k):
+        raise InvalidRequest(
+            "-c, -k: belong to --questions FILE; invented questions bring their own documents"
         )
+    options = {"model": model, "ingestion": contexts and {"kv_context": contexts[0]}}
+    config = served_config(config_path, options, session.out)
+    plan = plan_of(modes, ratios, config.generator.selector)
     torch.set_num_threads(threads)
-    models = Models(config.model, config.selector.model, config.ingestion, config.generator.engine.dtype)
-    evaluation = Evaluation(models, plan, questions, minutes=minutes, threads=threads, processes=processes)
-    evaluated = evaluation.run(answers, session.err)
-    print_whole(session.out, summary_table(evaluated.found))
-    if json_path is not None:
-        write_report(json_path, evaluated.measurements(), evaluated.details(), threads=threads)
-    verdict = evaluated.verdict(tolerance)
-    keep_verdict(path, verdict)
-    session.out.print(f"verdict (kv_context {verdict.kv_context}): {verdict.advice}", style="bold")
-    session.out.print(
-        f"written to {path}; mode auto goes by it once the generator starts anew", soft_wrap=True
+    runner = Gate(
+        session,
+        config,
+        plan,
+        verdict_path or verdict_file(config),
+        threads,
+        processes,
+        minutes,
+        tolerance,
+        alpha,
+        answers,
+        adapter,
     )
-
-
-def served_config(
-    session: Session, model: str | None, config_path: Path | None, kv_context: str | None
-) -> QuiltConfig:
-    """What `kvquilt up` would serve.
-
-    Raises:
-        ConfigError: names the setting.
-    """
-    from cluster.cli.model_choice import choose_model
-    from cluster.config import load_quilt
-    from shared.config import ENV_PREFIX, merge_env, read_yaml
-
-    values: dict[str, Any] = {}
-    if config_path is not None:
-        values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path))
-    values = merge_env(values, os.environ)
-    if model is not None:
-        values["model"] = model
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
-    load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
-    values["model"] = choose_model(str(values.get("model") or ""), environ, session.out)
-    if kv_context is not None:
-        values["ingestion"] = {**(values.get("ingestion") or {}), "kv_context": kv_context}
-    return load_quilt(values, environ)
+    ways = [
+        (KvContext(context), encoding)
+        for context in contexts or (config.ingestion.kv_context,)
+        for encoding in encodings or (config.generator.kv_encoding,)
+    ]
+    if answers is not None and len(ways) > 1:
+        raise InvalidRequest(
+            "--answers: holds those of one kv_context and encoding; leave it out, or name one"
+        )
+    found = runner.own_questions(questions, collection, k) if isinstance(questions, Path) else questions
+    try:
+        runner.run(ways, found, json_path)
+    except KeyboardInterrupt:
+        session.err.print("interrupted; the same command goes on where this one stopped")
+        sys.exit(INTERRUPTED)
 
 
 def verdict_file(config: QuiltConfig) -> Path:

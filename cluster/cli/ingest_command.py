@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from cluster.cli.read_ahead import ReadAhead
 from cluster.cli.sources import Readable
 from shared.documents import SOURCE_KEY, SourceDocument, Stage, UpsertProgress
 from shared.errors import UnreadableDocument
@@ -97,14 +98,14 @@ def print_skipped(console: Console, skipped: Mapping[Path | str, str]) -> None:
 async def ingest_files(console: Console, upsert: Upsert, sources: Sequence[Readable]) -> Summary:
     """A few documents per call, so that the service works on several at once and an interruption costs
     little. A file that cannot be read is a failed document, like one that cannot be parsed; the others go
-    on.
+    on. While the service works on some, the next ones are read (``ReadAhead``).
 
     Raises:
         KvquiltError: the service, or where the documents lie, cannot be reached; what was stored stays.
     """
     summary = Summary()
-    groups = _groups(sources, summary)
-    with progress_bar(console) as bar:
+    with ReadAhead(sources) as documents, progress_bar(console) as bar:
+        groups = _groups(documents, summary)
         task = bar.add_task("", total=len(sources), document="")
         while group := await asyncio.to_thread(next, groups, None):
             async with aclosing(upsert(group)) as updates:
@@ -126,14 +127,14 @@ async def follow_all(console: Console, updates: AsyncGenerator[UpsertProgress, N
     return summary
 
 
-def _groups(sources: Sequence[Readable], summary: Summary) -> Iterator[list[SourceDocument]]:
+def _groups(documents: ReadAhead, summary: Summary) -> Iterator[list[SourceDocument]]:
     """Documents by the handful, at most ``GROUP_BYTES`` together unless one alone is larger; unreadable ones
     go to the summary."""
     group: list[SourceDocument] = []
     size = 0
-    for source in sources:
+    for source, read in documents:
         try:
-            content = source.read()
+            content = read.result()
         except UnreadableDocument as error:
             summary.failed[source.document_id] = error.detail
             continue

@@ -40,6 +40,7 @@ _IN_THESE_WORDS = (
 class SourceObject:
     document_id: str
     source: str
+    num_bytes: int
     _key: str
     _prefix: ObjectPrefix
 
@@ -80,7 +81,8 @@ class ObjectPrefix:
                 if reason := unfit(path, found.size_bytes):
                     skipped[SCHEME + found.name] = reason
                 else:
-                    files.append(SourceObject(self.id_prefix + path, self.name, found.name, self))
+                    document_id = self.id_prefix + path
+                    files.append(SourceObject(document_id, self.name, found.size_bytes, found.name, self))
         self._paths = frozenset(paths)
         if not files:
             raise nothing_in(self._where)

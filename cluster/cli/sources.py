@@ -32,6 +32,11 @@ class Readable(Protocol):
     @property
     def source(self) -> str: ...
 
+    @property
+    def num_bytes(self) -> int:
+        """As far as is known before it is read."""
+        ...
+
     def read(self) -> bytes:
         """
         Raises:
@@ -49,6 +54,13 @@ class SourceFile:
     path: Path
     document_id: str
     source: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:  # which reading it tells
+            return 0
 
     def read(self) -> bytes:
         try:

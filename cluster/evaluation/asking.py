@@ -20,7 +20,7 @@ from cluster.evaluation.answers import EvalAnswer
 from cluster.evaluation.arms import EvalArm
 from cluster.evaluation.bench import EvalBench
 from cluster.evaluation.cases import EvalCase, EvalTask
-from cluster.gate.bench import Models
+from cluster.gate.answering import Models
 from shared.kv_types import KvContext
 from shared.measuring.answer_file import AnswerFile
 from shared.measuring.workers import Worker, in_parallel

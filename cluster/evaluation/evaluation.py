@@ -20,7 +20,7 @@ from cluster.evaluation.cases import EvalTask
 from cluster.evaluation.findings import Average, TaskFinding, average, find, measurements
 from cluster.evaluation.remote import Connect, RemoteBench
 from cluster.evaluation.suites import SuiteOrder
-from cluster.gate.bench import Models
+from cluster.gate.answering import Models
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
@@ -87,13 +87,14 @@ class EvalRun:
                 "--modes: cacheclip needs an auxiliary model, and this model has none; name one by "
                 "selector.model in --config, or leave cacheclip out"
             )
+        read = self.order.read()
         bench = self._bench()
         try:
             order = dataclasses.replace(self.order, length=bench.positions)
             arms = tuple(arms_of(self.modes, self.contexts, self.ratios))
             settings = {**order.settings(), **self._settings(arms), **bench.fingerprints}
             answers = AnswerFile(kept, settings)
-            tasks = _made(order, bench, console)
+            tasks = read or _made(order, bench, console)
             with Processes() as processes:
                 told = EvalAsking(partial(arms_for, arms), self.minutes).run(
                     bench,

@@ -32,7 +32,7 @@ def write_page(path: Path, evaluated: EvalResult) -> None:
         body.append(html_table(task_table(finding)))
         if not finding.counts:
             body.append(f"<p>{escape(no_score(finding))}</p>")
-        body.append(_plots([quality_plot(finding)]))
+        body.append(_plots([quality_plot(finding), *_cut_short_plot(finding)]))
     if evaluated.attention is not None:
         body += _attention(evaluated.attention)
     write_html(path, f"Evaluation of {model}", body)
@@ -45,6 +45,14 @@ def quality_plot(finding: TaskFinding) -> str:
         return _against_computed(f"{finding.task}: score", "%", finding.rows, values)
     kl = {row.mode: row.kl.value for row in finding.rows if row.mode != CLOSED}
     return _against_computed(f"{finding.task}: KL to full", "nats", finding.rows, kl)
+
+
+def _cut_short_plot(finding: TaskFinding) -> list[str]:
+    """CacheClip's study of numbers; none where nothing is asked for numbers, or scores say nothing."""
+    values = {row.mode: 100 * row.cut_short for row in finding.rows if row.cut_short is not None}
+    if not values or not finding.counts:
+        return []
+    return [_against_computed(f"{finding.task}: numbers cut short", "%", finding.rows, values)]
 
 
 def _average_plot(average: Average, found: Sequence[TaskFinding]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from cluster.evaluation.arms import EvalArm
 from cluster.evaluation.cases import EvalCase, EvalTask
 from cluster.evaluation.cutting import CaseCutter, CutCase
-from cluster.gate.bench import Models
+from cluster.gate.answering import Models
 from cluster.gate.ingested import Ingested, Ingesting
 from shared.errors import ConfigError, InvalidRequest
 from shared.kv_types import KvContext

@@ -17,7 +17,7 @@ from cluster.evaluation.arithmetic import shape_of
 from cluster.evaluation.arms import FULL, EvalArm
 from cluster.evaluation.cases import EvalCase, EvalTask
 from cluster.evaluation.preparing import CasePreparer, PreparedCase, positions_of, prompts_of
-from cluster.gate.bench import Models
+from cluster.gate.answering import Models
 from shared.clients.generation import GenerationClient
 from shared.errors import ConfigError
 from shared.generation.asked import SamplingParams

@@ -97,15 +97,21 @@ class SuiteOrder:
         if not self.suite.reader:
             self._variants()
 
-    def make(self, cutter: CaseCutter, on_case: Callable[[], object]) -> list[EvalTask]:
-        """``on_case``: called for each that is made.
+    def read(self) -> list[EvalTask]:
+        """Of files; none of a suite that is made on the spot.
 
         Raises:
-            InvalidRequest: an option does not fit the suite; a file is missing or of another format.
+            InvalidRequest: a file is missing or of another format; names line and field.
         """
         reader = self.suite.reader
-        if reader is not None:
-            return self._read(reader)
+        return [] if reader is None else self._read(reader)
+
+    def make(self, cutter: CaseCutter, on_case: Callable[[], object]) -> list[EvalTask]:
+        """On the spot. ``on_case``: called for each that is made.
+
+        Raises:
+            InvalidRequest: nothing fits into the length.
+        """
         maker = RulerMaker(cutter, self.length, self.seed, self._prose(), self.max_tokens)
         return [maker.task(variant, self.cases, on_case) for variant in self._variants()]
 

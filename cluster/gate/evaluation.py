@@ -1,4 +1,4 @@
-"""One evaluation of a model: what is asked, and what came of it."""
+"""Evaluates a model by invented questions: what is asked, and what came of it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 
 from rich.console import Console
 
-from cluster.gate.asking import Asking
-from cluster.gate.bench import Models, QualityBench
-from cluster.gate.findings import Finding, Likeness, evidence, findings, likenesses, measurements, scores
+from cluster.gate.answering import Models
+from cluster.gate.asking import Asking, Way
+from cluster.gate.bench import QualityBench
+from cluster.gate.decision import DEFAULT_ALPHA, Context, decide
+from cluster.gate.evaluated import Evaluated, made_with
+from cluster.gate.findings import likenesses
 from cluster.gate.ledger import LAST_LAYER, Ledger
 from cluster.gate.modes import Comparison
-from cluster.gate.tasks import KINDS, TaskKind
+from cluster.gate.tasks import KINDS, TaskKind, tasks_of
 from cluster.gate.trials import Shapes, Trial, draw_trials
 from cluster.paths import DEMO_MODEL
 from shared.engine.kv.encodings import EXACT
-from shared.errors import InvalidRequest
-from shared.identity import ids_hash
-from shared.kv_types import KvContext
-from shared.measuring.judge import judge
-from shared.measuring.report import Measurement
+from shared.identity import adapter_identity
 from shared.prompt import num_positions
-from shared.verdict import Verdict
 
 _MOST_CONTEXT, _ROOM = 7168, 512
 _AROUND_FILLED = 16  # tokens of a chunk that filling leaves free
@@ -46,61 +46,18 @@ def shapes_of(
         own = models.primary == str(DEMO_MODEL)
         passage_tokens = 0 if own else models.ingestion.chunk_tokens - _AROUND_FILLED
     longest = context_tokens or min(_MOST_CONTEXT, num_positions(models.primary) - _ROOM)
-    return Shapes(
-        passages, chars, documents or ((5, 6) if passage_tokens else (5, 9)), passage_tokens, longest
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """``settings``: what the answers depend on. ``model``, ``prefix``: fingerprint and hash."""
-
-    found: Sequence[Finding]
-    alike: Sequence[Likeness]
-    settings: dict[str, object]
-    model: str
-    prefix: str
-    plan: Comparison
-    kv_context: KvContext
-
-    def measurements(self) -> list[Measurement]:
-        return list(measurements(self.found, self.alike))
-
-    def details(self) -> dict[str, object]:
-        """For a report."""
-        return {
-            "settings": self.settings,
-            "findings": [dataclasses.asdict(finding) for finding in self.found],
-        }
-
-    def verdict(self, tolerance: float) -> Verdict:
-        """Goes by the kinds that count, as a model that cannot read a context says nothing about reuse.
-
-        Raises:
-            InvalidRequest: none counts, or no question has been asked in every mode.
-        """
-        counted = [finding for finding in self.found if finding.counts]
-        if self.found and not counted:
-            raise InvalidRequest(
-                "verdict: no kind of question counts, as the model does not read the contexts: on none do "
-                "whole blocks beat closed book by 20 points"
-            )
-        return judge(
-            scores(counted, self.plan),
-            tolerance,
-            self.model,
-            self.prefix,
-            EXACT,
-            self.kv_context,
-            evidence(counted),
-        )
+    of_documents = documents or ((5, 6) if passage_tokens else (5, 9))
+    chunk_tokens = models.ingestion.chunk_tokens
+    return Shapes(passages, chars, of_documents, passage_tokens, longest, chunk_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """``num_questions``: at least so many with spread evidence over few documents, ``num_many`` over many
     (None: one for every 20 others). ``shapes``: of contexts for these models. ``threads``: of torch, in each
-    of ``processes`` (0: as many as there are cores for). ``minutes`` None: until all is asked."""
+    of ``processes`` (0: as many as there are cores for). ``minutes`` None: until all is asked.
+    ``tolerance``: also until it is known, with the chance of error ``alpha``, which ways lose no more;
+    None: all is asked."""
 
     models: Models
     plan: Comparison
@@ -112,6 +69,8 @@ class Evaluation:
     threads: int = 1
     processes: int = 0
     minutes: float | None = None
+    tolerance: float | None = None
+    alpha: float = DEFAULT_ALPHA
 
     def run(self, kept: Path | None, console: Console) -> Evaluated:
         """Goes on from the answers that are in ``kept``.
@@ -119,40 +78,54 @@ class Evaluation:
         Raises:
             KvquiltError: a model cannot be used; ``kept`` holds answers of other settings; a request failed.
         """
-        plan = self.plan
-        if plan.clips and not self.models.auxiliary:
-            console.print(
-                "no auxiliary model chooses for cacheclip, so it is left out; the controls go by the ratio"
-            )
-            plan = dataclasses.replace(plan, clips=())
+        plan = without_clips(self.plan, self.models, console)
         bench = QualityBench(self.models, plan, self.seed)
         try:
             shapes = self.shapes(self.models)
             settings = self._settings(plan, shapes)
             ledger = Ledger(kept, {**settings, **bench.fingerprints})
             trials = self._trials(bench, shapes)
-            processes = self.processes or max(1, len(os.sched_getaffinity(0)) // self.threads)
-            asking = Asking(self.models, plan, self.seed, self.kinds, processes, self.threads, self.minutes)
+            asking = Asking(
+                partial(QualityBench, self.models, plan, self.seed),
+                partial(self._ways, plan),
+                num_processes(self.processes, self.threads),
+                self.threads,
+                self.minutes,
+                lambda: self._enough(plan, ledger, answered(asking, ledger, trials)),
+            )
             asking.run(bench, ledger, trials, console)
+            order = answered(asking, ledger, trials)
         finally:
             bench.close()
-        wanted = {(trial.many, trial.number) for trial in trials}
+        wanted = {_context(trial) for trial in trials}
         answers = [a for a in ledger.answers if (a.kind.endswith("_many"), a.context) in wanted]
         return Evaluated(
-            findings(answers, plan),
-            likenesses(answers, plan.ratio),
-            settings,
-            bench.fingerprints["primary"],
-            ids_hash(bench.prompts.prefix_ids),
+            answers,
+            order,
             plan,
-            self.models.ingestion.kv_context,
+            made_with(self.models, plan, bench.prompts, bench.fingerprints),
+            settings,
+            likenesses(answers, plan.ratio),
+        )
+
+    def _ways(self, plan: Comparison, trial: Trial) -> list[Way]:
+        kinds = dict.fromkeys(task.kind for task in tasks_of(self.seed, trial, self.kinds))
+        return [(kind, arm) for kind in kinds for arm in plan.arms(kind)]
+
+    def _enough(self, plan: Comparison, ledger: Ledger, order: Sequence[Context]) -> bool:
+        return (
+            self.tolerance is not None
+            and decide(ledger.answers, plan, order, self.tolerance, self.alpha).decided
         )
 
     def _trials(self, bench: QualityBench, shapes: Shapes) -> list[Trial]:
+        """Those of many documents in even distances among the others, so that who stops early has seen
+        both."""
         num_many = self.num_questions // _MANY_PER_FEW if self.num_many is None else self.num_many
-        few = draw_trials(self.seed, self.num_questions, shapes, count=bench.num_tokens)
-        many = draw_trials(self.seed, num_many, shapes, many=True, count=bench.num_tokens)
-        return [*few, *many]
+        few = list(draw_trials(self.seed, self.num_questions, shapes, count=bench.num_tokens))
+        many = list(draw_trials(self.seed, num_many, shapes, many=True, count=bench.num_tokens))
+        placed = [((i + 1) / len(of), trial) for of in (few, many) for i, trial in enumerate(of)]
+        return [trial for _, trial in sorted(placed, key=lambda one: one[0])]
 
     def _settings(self, plan: Comparison, shapes: Shapes) -> dict[str, object]:
         """What answers depend on: those of other settings are not to be mixed with these."""
@@ -166,5 +139,31 @@ class Evaluation:
             "dtype": self.models.dtype,
             "controls_as": plan.clips[0].label if plan.clips else "ratio",
             "agreement_with": LAST_LAYER if self.models.likeness else "",
+            **({} if self.models.encoding == EXACT else {"encoding": self.models.encoding}),
+            **({"adapter": adapter_identity(self.models.adapter)} if self.models.adapter else {}),
+            **({"stop": list(self.models.stop)} if self.models.stop else {}),
             **dataclasses.asdict(shapes),
         }
+
+
+def without_clips(plan: Comparison, models: Models, console: Console) -> Comparison:
+    """``plan`` as it can be asked: nothing that an auxiliary model chooses where there is none."""
+    if not plan.clips or models.auxiliary:
+        return plan
+    console.print("no auxiliary model chooses for cacheclip, so it is left out; the controls go by the ratio")
+    return dataclasses.replace(plan, clips=())
+
+
+def num_processes(wanted: int, threads: int) -> int:
+    """0: as many as there are cores for."""
+    return wanted or max(1, len(os.sched_getaffinity(0)) // threads)
+
+
+def answered(asking: Asking, ledger: Ledger, subjects: Sequence[Trial]) -> list[Context]:
+    """The subjects in front of the first one about which something is still missing, whatever was answered
+    behind it."""
+    return [_context(one) for one in takewhile(lambda one: not asking.missing(ledger, one), subjects)]
+
+
+def _context(trial: Trial) -> Context:
+    return trial.many, trial.number

@@ -14,12 +14,12 @@ from cluster.gate.ledger import FIRST_LAYER, GradedAnswer
 from cluster.gate.modes import CACHECLIP, CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS, Arm, Comparison
 from cluster.gate.tasks import TaskKind
 from shared.generation.modes import ReuseMode
-from shared.measuring.judge import Score
 from shared.measuring.paired import Bools, Clusters, Interval, mcnemar, won_back
 from shared.measuring.report import Measurement
 from shared.verdict import Tally
 
 COUNTS_FROM = 0.2
+UNJUDGED = "own_unjudged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,9 @@ class ModeResult:
     ``full`` gets right beyond ``reordered``.
     p: of the paired test with ``reference``; ahead, behind: questions that only this one, or only the
     reference, answers.
+    kl: mean divergence of the first tokens' distributions from those of ``full`` over the whole blocks, in
+    nats; None:
+    it was not measured.
     """
 
     mode: str
@@ -49,12 +52,13 @@ class ModeResult:
     ahead: int
     behind: int
     p: float
+    kl: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """On one kind of question. ``of_attention``: of what ``query_attention`` wins back, the share that
-    ``cacheclip`` does at the same ratio."""
+    ``cacheclip`` does at the same ratio. ``counts``: the model reads such contexts at all."""
 
     kind: str
     num_questions: int
@@ -62,15 +66,10 @@ class Finding:
     num_tokens: float
     rows: Sequence[ModeResult]
     of_attention: Interval | None
+    counts: bool
 
     def row(self, arm: Arm) -> ModeResult:
         return next(row for row in self.rows if row.mode == arm.label)
-
-    @property
-    def counts(self) -> bool:
-        """The model reads such contexts at all: the whole blocks tell it more than it knows without."""
-        known, read = self.row(CLOSED_BOOK).correct.value, self.row(WHOLE_BLOCKS).correct.value
-        return read - known >= COUNTS_FROM
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +90,15 @@ def findings(answers: Sequence[GradedAnswer], plan: Comparison) -> list[Finding]
     by_kind: dict[str, list[GradedAnswer]] = defaultdict(list)
     for answer in answers:
         by_kind[answer.kind].append(answer)
-    kinds = {f"{kind}{many}": plan.arms(kind) for many in ("", "_many") for kind in TaskKind}
+    invented = [f"{kind}{many}" for many in ("", "_many") for kind in TaskKind]
+    kinds = {
+        kind: plan.arms(kind.removesuffix("_many"))
+        for kind in (*invented, *sorted(set(by_kind) - {*invented}))
+    }
     return [
         _finding(kind, plan, arms, by_mode)
         for kind, arms in kinds.items()
-        if (by_mode := _complete(by_kind[kind], [arm.label for arm in arms]))
+        if (by_mode := complete(by_kind[kind], [arm.label for arm in arms]))
     ]
 
 
@@ -111,23 +114,6 @@ def likenesses(answers: Sequence[GradedAnswer], ratio: float) -> list[Likeness]:
     ]
 
 
-def scores(found: Sequence[Finding], plan: Comparison) -> Iterator[Score]:
-    """Those by which a verdict goes: of ways that requests can ask for."""
-    served = {arm.label: arm for kind in TaskKind for arm in plan.arms(kind) if arm.is_served}
-    for finding in found:
-        for row in finding.rows:
-            if (arm := served.get(row.mode)) is not None:
-                yield Score(
-                    arm.mode.value,
-                    row.correct.value * finding.num_questions,
-                    -row.against_full.low,
-                    arm.ratio or None,
-                    gain_at_least=row.against_reordered.low,
-                    gain_at_most=row.against_reordered.high,
-                    kind=finding.kind,
-                )
-
-
 def evidence(found: Sequence[Finding]) -> dict[str, Tally]:
     """What a verdict was made of, by kind of question."""
     return {
@@ -135,6 +121,7 @@ def evidence(found: Sequence[Finding]) -> dict[str, Tally]:
             finding.num_questions,
             finding.num_contexts,
             {row.mode: (row.correct.value, row.correct.low, row.correct.high) for row in finding.rows},
+            {row.mode: round(row.kl.value, 6) for row in finding.rows if row.kl is not None},
         )
         for finding in found
     }
@@ -150,6 +137,8 @@ def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterato
             yield Measurement(f"against_whole_blocks_{name}", row.against_whole.value, "fraction", n=num)
             yield Measurement(f"won_back_{name}", row.won_back.value, "fraction", n=num)
             yield Measurement(f"selected_{name}", row.selected, "fraction", n=num)
+            if row.kl is not None:
+                yield Measurement(f"kl_to_whole_blocks_{name}", row.kl.value, "nats", n=num)
             yield Measurement(f"p_{name}", row.p, "probability", n=row.ahead + row.behind)
     yardstick = next((one.kl for one in alike if one.reading == FIRST_LAYER), None)
     for one in alike:
@@ -160,8 +149,19 @@ def measurements(found: Sequence[Finding], alike: Sequence[Likeness]) -> Iterato
         )
 
 
-def _complete(answers: Iterable[GradedAnswer], modes: Sequence[str]) -> dict[str, list[GradedAnswer]]:
-    """By mode, in the same order of questions."""
+def counts(kind: str, by_mode: Mapping[str, Sequence[GradedAnswer]]) -> bool:
+    """Whether the model reads such contexts at all: the whole blocks tell it more than it knows without. Of
+    questions without an answer: it says so, where it has read the whole blocks."""
+    if kind == UNJUDGED:
+        return False
+    known, read = (
+        fmean(answer.correct for answer in by_mode[arm.label]) for arm in (CLOSED_BOOK, WHOLE_BLOCKS)
+    )
+    return read >= COUNTS_FROM if "unanswerable" in kind else read - known >= COUNTS_FROM
+
+
+def complete(answers: Iterable[GradedAnswer], modes: Sequence[str]) -> dict[str, list[GradedAnswer]]:
+    """By mode, in the same order of questions; those that were asked in all of ``modes``."""
     by_mode: dict[str, dict[tuple[int, int], GradedAnswer]] = {mode: {} for mode in modes}
     for answer in answers:
         if answer.mode in by_mode:
@@ -185,7 +185,8 @@ def _finding(
         )
     rows = [_row(arm, plan.reference(arm).label, by_mode[arm.label], correct, clusters) for arm in arms]
     num_tokens = fmean(answer.num_tokens for answer in asked)
-    return Finding(kind, len(context_Q), len(set(context_Q.tolist())), num_tokens, rows, of_attention)
+    num_contexts = len(set(context_Q.tolist()))
+    return Finding(kind, len(context_Q), num_contexts, num_tokens, rows, of_attention, counts(kind, by_mode))
 
 
 def _row(
@@ -212,4 +213,7 @@ def _row(
         ahead,
         behind,
         mcnemar(ahead, behind),
+        clusters.interval(lambda kl: kl, np.array([a.kl for a in answers], dtype=np.float64))
+        if all(answer.kl is not None for answer in answers)
+        else None,
     )

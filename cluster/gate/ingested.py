@@ -70,18 +70,31 @@ class Ingesting:
                     "--chunk-tokens: a passage is longer than a chunk; raise it, or lower --chars or "
                     "--passage-tokens"
                 )
-            manifest = Manifest(_TENANT, "", "", source.title, chunks=identified(self._of, cut))
-            pieces = [conditioned(manifest, i) for i in range(len(cut))]
-            found = self._identities.of(_TENANT, self._prompts.prefix_ids, pieces)
+            found = self.chunks_of(self.named(source.title, cut), range(len(cut)))
             chunks |= zip(source.passages, found.chunks, strict=True)
-            texts |= zip(source.passages, source.texts, strict=True)
-            contexts |= {passage: self._context(manifest, i) for i, passage in enumerate(source.passages)}
+            texts |= zip(source.passages, found.texts, strict=True)
+            contexts |= zip(source.passages, found.contexts, strict=True)
             links += found.links
         return Ingested(
             tuple(chunks[i] for i in sorted(chunks)),
             tuple(dict.fromkeys(links)),
-            tuple(self._whole(texts[i]) for i in sorted(texts)),
+            tuple(texts[i] for i in sorted(texts)),
             tuple(contexts[i] for i in sorted(contexts)),
+        )
+
+    def named(self, title: str, cut: Sequence[TextChunk]) -> Manifest:
+        """A document of these chunks."""
+        return Manifest(_TENANT, "", "", title, chunks=identified(self._of, cut))
+
+    def chunks_of(self, manifest: Manifest, indices: Sequence[int]) -> Ingested:
+        """Some chunks of a document, in the order of ``indices``."""
+        pieces = [conditioned(manifest, i) for i in indices]
+        found = self._identities.of(_TENANT, self._prompts.prefix_ids, pieces)
+        return Ingested(
+            found.chunks,
+            found.links,
+            tuple(self._whole(manifest.chunks[i].text) for i in indices),
+            tuple(self._context(manifest, i) for i in indices),
         )
 
     def _context(self, manifest: Manifest, index: int) -> tuple[SelectionLink, ...]:

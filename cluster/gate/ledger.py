@@ -25,6 +25,9 @@ class GradedAnswer:
     it in one piece.
     agreement: (KL divergence in nats, Jaccard index of best tokens) with the attention of the primary's last
     layer: by reading that of the auxiliary, and by ``FIRST_LAYER`` that of the primary's own first layer.
+    kl: mean divergence of the first tokens' distributions from those of ``full`` over the whole blocks, in
+    nats; None:
+    kept by a version that did not measure it.
     """
 
     kind: str
@@ -37,6 +40,7 @@ class GradedAnswer:
     selected: float
     found: float | None = None
     agreement: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    kl: float | None = None
 
 
 class Ledger:

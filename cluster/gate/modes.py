@@ -11,11 +11,19 @@ from cluster.gate.names import parse_names
 from cluster.gate.tasks import TaskKind
 from shared.engine.modes.token_selection import DEFAULT_RATIO
 from shared.errors import InvalidRequest
-from shared.generation.modes import GoesBy, ReuseMode
+from shared.generation.modes import GoesBy, Offsets, ReuseMode
 from shared.generation.selection import Grouping, Reading
 
 CACHECLIP = "cacheclip"
 CONTROLS = tuple(mode for mode in ReuseMode if mode.row.goes_by is GoesBy.RATIO and not mode.deferred)
+OTHERS = tuple(
+    mode
+    for mode in ReuseMode
+    if mode.row.stored
+    and not mode.recomputes
+    and (mode.row.weighed or mode.row.offsets is not Offsets.CUMULATIVE)
+)
+MODES = (ReuseMode.REORDERED, *OTHERS, *CONTROLS, ReuseMode.CACHECLIP)
 UNNAMED_RATIO = 0.05  # asked besides where recomputing has most to destroy
 
 
@@ -63,11 +71,6 @@ class Arm:
         """By question, each with tokens of its own."""
         return bool(self.ratio)
 
-    @property
-    def is_served(self) -> bool:
-        """Requests can ask for it, so that a verdict may name it."""
-        return self.over is Over.PLACED and self.clip in (None, ClipSetting())
-
 
 FULL, REORDERED = Arm(ReuseMode.FULL), Arm(ReuseMode.REORDERED, 0.0)
 WHOLE_BLOCKS, CLOSED_BOOK = (
@@ -78,23 +81,34 @@ WHOLE_BLOCKS, CLOSED_BOOK = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is compared with what."""
+    """What is compared with what. ``others``: modes besides ``reordered`` that recompute nothing."""
 
     controls: tuple[ReuseMode, ...] = CONTROLS
     clips: tuple[ClipSetting, ...] = (ClipSetting(),)
     ratios: tuple[float, ...] = (0.1, 0.2, 0.4)
+    others: tuple[ReuseMode, ...] = ()
 
     @property
     def ratio(self) -> float:
         """The one that stands for all where there can be only one."""
         return DEFAULT_RATIO if DEFAULT_RATIO in self.ratios or not self.ratios else self.ratios[0]
 
-    def arms(self, kind: TaskKind) -> tuple[Arm, ...]:
+    def arms(self, kind: str) -> tuple[Arm, ...]:
         return tuple(self._arms(kind))
 
-    def _arms(self, kind: TaskKind) -> Iterator[Arm]:
+    @property
+    def candidates(self) -> tuple[Arm, ...]:
+        """What a verdict may name, except ``full``: ways that requests can ask for, about questions of
+        every kind. Of the forms of ``cacheclip`` the first."""
+        served = (None, *self.clips[:1])
+        return tuple(
+            arm for arm in self.arms("") if arm.over is Over.PLACED and arm.clip in served and arm != FULL
+        )
+
+    def _arms(self, kind: str) -> Iterator[Arm]:
         yield from (CLOSED_BOOK, WHOLE_BLOCKS, FULL, REORDERED)
-        more = {UNNAMED_RATIO} if kind is TaskKind.UNNAMED and self.ratios else set()
+        yield from (Arm(mode) for mode in self.others)
+        more = {UNNAMED_RATIO} if kind == TaskKind.UNNAMED and self.ratios else set()
         for ratio in sorted({*self.ratios, *more}):
             yield from (Arm(mode, ratio) for mode in self.controls)
             yield from (Arm(ReuseMode.CACHECLIP, ratio, clip) for clip in self.clips)

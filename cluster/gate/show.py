@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from cluster.gate.decision import GateDecision, GateOutcome
 from cluster.gate.findings import COUNTS_FROM, Finding, Likeness
 from cluster.gate.ledger import FIRST_LAYER
 from cluster.gate.modes import CLOSED_BOOK, FULL, REORDERED, WHOLE_BLOCKS
@@ -20,6 +21,15 @@ _ABOUT = {
     "in_front": "No title, and the chunk that names the thing is missing",
     "cross_document": "Evidence in two documents",
     "single": "Evidence in one chunk",
+    "unanswerable": "What was retrieved does not tell",
+    "own": "Questions with answers or evidence",
+    "own_unanswerable": "Questions that the documents do not answer",
+    "own_unjudged": "Questions that carry neither answer nor evidence",
+}
+_OUTCOMES = {
+    GateOutcome.ACCEPTED: "good enough",
+    GateOutcome.WORSE: "worse",
+    GateOutcome.OPEN: "open: more questions would tell",
 }
 
 
@@ -64,6 +74,38 @@ def summary_table(found: Sequence[Finding]) -> Table:
     return table
 
 
+def decision_table(decision: GateDecision) -> Table:
+    """A row for each way that was judged and each group of questions."""
+    table = Table("mode", "questions", box=None, pad_edge=False, header_style="dim")
+    for name in ("contexts", "minus whole blocks", "worse by at most", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for one in decision.judged:
+        table.add_row(
+            one.mode,
+            one.group.replace("_", " "),
+            str(one.num_contexts),
+            f"{100 * one.difference:+.1f}",
+            f"{100 * one.loss_at_most:.1f}",
+            _OUTCOMES[one.outcome],
+        )
+    return table
+
+
+def kl_table(found: Sequence[Finding]) -> Table:
+    """How far the first tokens' distributions are from the reference's, in nats: a row for each way, a column
+    for each kind of question."""
+    table = Table("KL to whole blocks", box=None, pad_edge=False, header_style="dim")
+    for finding in found:
+        table.add_column(f"{finding.kind} ({finding.num_questions})", justify="right")
+    divergences = [
+        {row.mode: f"{row.kl.value:.3f}" for row in finding.rows if row.kl is not None} for finding in found
+    ]
+    for mode in dict.fromkeys(mode for of_kind in divergences for mode in of_kind):
+        if mode != WHOLE_BLOCKS.label:
+            table.add_row(mode, *(of_kind.get(mode, "") for of_kind in divergences))
+    return table
+
+
 def _table(finding: Finding) -> Table:
     kind, many, _ = finding.kind.partition("_many")
     title = (
@@ -79,6 +121,7 @@ def _table(finding: Finding) -> Table:
         "won back",
         "recomputed",
         "value found",
+        "KL",
         "only it / only other",
         "p",
     )
@@ -93,6 +136,7 @@ def _table(finding: Finding) -> Table:
             _percent(row.won_back) if row.ratio and _reuse_costs(finding) else "",
             f"{row.selected:.1%}" if row.ratio is not None or row.mode == FULL.label else "",
             f"{row.found:.0%}" if row.ratio is not None or row.mode == FULL.label else "",
+            "" if row.kl is None or row.mode == WHOLE_BLOCKS.label else f"{row.kl.value:.3f}",
             "" if row.mode == row.reference else f"{row.ahead} / {row.behind} {row.reference}",
             "" if row.mode == row.reference else f"{row.p:.2g}",
         )

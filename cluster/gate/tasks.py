@@ -13,6 +13,8 @@ kind                      ingested     retrieved
 ``cross_document``        apart        all passages, in order: who names the thing is a document of its own,
                                        so that no chunk can know from its own document
 ``single``                titled       all passages, shuffled, asked about what a naming passage states
+``unanswerable``          titled       all passages of other documents than the one that tells, shuffled: the
+                                       right answer is that they do not say
 ========================  ===========  =====================================================================
 """
 
@@ -47,6 +49,7 @@ class TaskKind(enum.StrEnum):
     IN_FRONT = "in_front"
     CROSS_DOCUMENT = "cross_document"
     SINGLE = "single"
+    UNANSWERABLE = "unanswerable"
 
     @property
     def layout(self) -> DocumentLayout:
@@ -54,7 +57,7 @@ class TaskKind(enum.StrEnum):
 
     @property
     def is_seldom(self) -> bool:
-        return self in (TaskKind.DOCUMENT_ORDER, TaskKind.PARTIAL, TaskKind.IN_FRONT)
+        return self in (TaskKind.DOCUMENT_ORDER, TaskKind.PARTIAL, TaskKind.IN_FRONT, TaskKind.UNANSWERABLE)
 
 
 _LAYOUTS = {TaskKind.IN_FRONT: DocumentLayout.UNTITLED, TaskKind.CROSS_DOCUMENT: DocumentLayout.APART}
@@ -122,6 +125,7 @@ def _tasks(rng: random.Random, trial: Trial) -> Iterator[Task]:
         yield Task(TaskKind.PARTIAL, tuple(i for i in shuffled if i in some), about)
         yield Task(TaskKind.UNNAMED, unnamed, about)
         yield Task(TaskKind.IN_FRONT, unnamed, about)
+        yield Task(TaskKind.UNANSWERABLE, tuple(i for i in shuffled if i not in document), about)
 
 
 def _documents(trial: Trial) -> list[tuple[int, ...]]:

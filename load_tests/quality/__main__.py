@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 
 from cluster.config import model_settings
-from cluster.gate.bench import Models
+from cluster.gate.answering import Models
+from cluster.gate.decision import DEFAULT_ALPHA, DEFAULT_TOLERANCE
 from cluster.gate.evaluation import Evaluation, shapes_of
 from cluster.gate.modes import CONTROLS, Comparison, parse_clips, parse_controls, parse_ratios
 from cluster.gate.show import show
@@ -45,9 +46,10 @@ in front nobody can tell which is meant. All names are unseen in training.
   in_front         the same, of documents without a title: only the chunks in front say it
   cross_document   the naming chunk is a document of its own, so no chunk's own document can help
   single           questions about what a naming chunk states itself
+  unanswerable     the document that tells was not retrieved; right is who says so
 
-The same names with _many: contexts of five and more documents. document_order, partial and in_front are asked
-about every fourth context of few documents.
+The same names with _many: contexts of five and more documents. document_order, partial, in_front
+and unanswerable are asked about every fourth context of few documents.
 
 Every question is asked with closed book, over the whole blocks of the retrieved chunks in order
 (whole_blocks, the upper mark), and in every mode at every ratio: MODE_RATIO, in percent. reordered_0 is
@@ -68,8 +70,8 @@ closed book by 20 points.
                                                                         to 7,168
   python -m load_tests.quality --answers build/quality.jsonl --verdict build/quilt.verdict.json
                                                                         what mode auto is to do: the mode that
-                                                                        computes least and, its interval
-                                                                        considered, is worse by --tolerance at
+                                                                        computes least and surely is worse
+                                                                        than whole blocks by --tolerance at
                                                                         most; over conditioned KV never one
                                                                         that recomputes, unless that wins
                                                                         somewhere and destroys nowhere
@@ -122,7 +124,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
     if args.json is not None:
         write_report(args.json, evaluated.measurements(), evaluated.details(), threads=args.threads)
     if args.verdict is not None:
-        verdict = evaluated.verdict(args.tolerance)
+        verdict = evaluated.verdict(args.tolerance, args.alpha)
         keep_verdict(args.verdict, verdict)
         console.print(f"verdict: {verdict.advice}, in {args.verdict}", soft_wrap=True)
 
@@ -195,7 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verdict", type=Path, help="write here what requests of mode auto are to do with this model"
     )
-    option(parser, "--tolerance", 0.01, "how much worse than full that may be")
+    option(parser, "--tolerance", DEFAULT_TOLERANCE, "how much worse than whole blocks that may be")
+    option(parser, "--alpha", DEFAULT_ALPHA, "the chance that a mode counts as good enough which is not")
     json_option(parser)
     return parser
 

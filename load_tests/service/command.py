@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -62,7 +62,10 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
 
     plan, setting = plan_of(args), Setting.of_options(args)
     with contextlib.ExitStack() as stack:
-        target = args.target or stack.enter_context(demo_cluster(args.shape, console))
+        target = args.target
+        if not target:
+            demo = stack.enter_context(demo_cluster(args.shape, console))
+            target, setting = demo.target, replace(setting, http=args.http or demo.http)
         outcome = asyncio.run(run_against(target, setting, plan, console, args.slo))
     facts: dict[str, float] = {}
     if args.shape:  # only now: the services would compete for the processors
@@ -124,6 +127,13 @@ def _parser() -> argparse.ArgumentParser:
 def _target_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--target", default="", metavar="HOST:PORT", help="a running system; default: start the demo cluster"
+    )
+    group.add_argument(
+        "--http",
+        default="",
+        metavar="URL",
+        help="answer: the target's HTTP address (`kvquilt status`), for first tokens over HTTP beside gRPC; "
+        "default: the demo cluster's own, of another target it is not measured",
     )
     option(group, "--tenant", "load-test", "whose documents and chunks these are")
     group.add_argument(
@@ -197,7 +207,3 @@ def _count(
     group: argparse._ArgumentGroup, name: str, default: int, help: str, dest: str, least: int = 1
 ) -> None:
     option(group, name, default, help, type=at_least(least), dest=dest, metavar="N")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

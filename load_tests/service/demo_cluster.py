@@ -17,12 +17,13 @@ from rich.console import Console
 from cluster.cli.startup import start_progress
 from cluster.local import launcher
 from cluster.local.demo_session import demo_config
+from cluster.local.state import StackState
 from shared.errors import KvquiltError
 
 
 @contextmanager
-def demo_cluster(shape: str | None, console: Console) -> Iterator[str]:
-    """Its ``host:port``. ``shape``: of a model with random weights in place of the demo model.
+def demo_cluster(shape: str | None, console: Console) -> Iterator[StackState]:
+    """Where it is reached, and more. ``shape``: of a model with random weights in place of the demo model.
 
     Raises:
         KvquiltError: a service failed to start.
@@ -40,7 +41,7 @@ def demo_cluster(shape: str | None, console: Console) -> Iterator[str]:
             _remove(scratch, console)
             raise
         try:
-            yield state.target
+            yield state
         finally:
             _remove(scratch, console)
 

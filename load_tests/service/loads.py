@@ -133,24 +133,24 @@ class QuestionLoad:
     """``Rag.Answer``, with one or several questions per request."""
 
     def __init__(self, client: RagClient, plan: QuestionPlan, new_context: NewContext) -> None:
+        self.plan = plan
+        self.new_context = new_context
         self._client = client
-        self._plan = plan
-        self._new_context = new_context
         self._weights = zipf_weights(len(plan.questions), plan.zipf)
 
     def questions(self, number: int) -> list[str]:
-        draw = random.Random(f"{self._plan.seed} question {number}")
-        return draw.choices(self._plan.questions, self._weights, k=self._plan.num_questions)
+        draw = random.Random(f"{self.plan.seed} question {number}")
+        return draw.choices(self.plan.questions, self._weights, k=self.plan.num_questions)
 
     async def ask(self, number: int, reuse: AskedMode, on_token: OnToken) -> Reply:
         inquiry = Inquiry(
-            self._plan.collection,
+            self.plan.collection,
             tuple(self.questions(number)),
             Reuse(reuse),
-            SamplingParams(max_tokens=self._plan.num_generated or None),
-            RetrievalOptions(k=self._plan.k),
+            SamplingParams(max_tokens=self.plan.num_generated or None),
+            RetrievalOptions(k=self.plan.k),
         )
-        return await _reply(self._client.answer(self._new_context(), inquiry), on_token)
+        return await _reply(self._client.answer(self.new_context(), inquiry), on_token)
 
 
 async def _reply(stream: AsyncGenerator[GenerationEvent | AnswerEvent, None], on_token: OnToken) -> Reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,6 +27,22 @@ class Unloaded:
 
 
 @dataclass(frozen=True, slots=True)
+class BothWays:
+    """First tokens of the same requests over gRPC and over HTTP, in ms, pair by pair."""
+
+    reuse: str
+    grpc_ttft_ms: tuple[float, ...]
+    http_ttft_ms: tuple[float, ...]
+
+    def measurements(self) -> list[Measurement]:
+        pairs = zip(self.http_ttft_ms, self.grpc_ttft_ms, strict=True)
+        return [
+            measured("ttft_http", self.http_ttft_ms, "ms", baseline=self.grpc_ttft_ms),
+            measured("http_overhead_ms", [http - grpc for http, grpc in pairs], "ms"),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """``load``: what was asked, in words. ``limits_ms``: the SLO in milliseconds, by metric. ``rate_limits``:
     requests per second that this machine's arithmetic allows at most, by reuse mode, where the model's shape
@@ -41,6 +58,7 @@ class Outcome:
     rates: tuple[RateResult, ...]
     quality: tuple[Agreement, ...] = ()
     token_overhead_ms: tuple[float, ...] = ()
+    both_ways: BothWays | None = None
     rate_limits: dict[str, float] | None = None
 
     def of(self, reuse: str) -> list[RateResult]:
@@ -66,7 +84,7 @@ class Outcome:
         found = [*self._goodputs(), *self._unloaded()]
         if self.token_overhead_ms:
             found.append(measured("token_overhead_ms", self.token_overhead_ms, "ms", better="lower"))
-        return found
+        return found + (self.both_ways.measurements() if self.both_ways else [])
 
     def _goodputs(self) -> list[Measurement]:
         full = self.goodput("full") if "full" in self.modes else None
@@ -104,10 +122,13 @@ class Outcome:
         name = "gateway_overhead_ms" if self.level == "generate" else "answer_overhead_ms"
         # Of the fastest mode: the more the engine does, the more of its own scatter a difference of two times
         # carries.
-        quickest = min(self.unloaded, key=lambda u: statistics.median(u.ttft_ms), default=None)
-        if quickest is not None:
-            found.append(measured(name, quickest.overhead_ms, "ms", better="lower"))
+        if self.unloaded:
+            found.append(measured(name, quickest(self.unloaded).overhead_ms, "ms", better="lower"))
         return found
+
+
+def quickest(unloaded: Sequence[Unloaded]) -> Unloaded:
+    return min(unloaded, key=lambda u: statistics.median(u.ttft_ms))
 
 
 def write_outcome(path: Path, outcome: Outcome, **machine_facts: float) -> None:

@@ -1,8 +1,8 @@
 """Measures what the service adds to the engine's own time: to a first token, and to every token of several
-streams.
+streams; and what HTTP adds to gRPC.
 
-Both compare what the client saw with what the engine says it needed for the very same requests, so that the
-engine's speed, and whatever else the machine does to it, cancels out.
+The first two compare what the client saw with what the engine says it needed for the very same requests, so
+that the engine's speed, and whatever else the machine does to it, cancels out.
 """
 
 from __future__ import annotations
@@ -37,6 +37,20 @@ async def added_per_token_ms(ask: Ask, numbers: Sequence[int]) -> float:
     replies = [sample.reply for sample in samples if sample.reply is not None]
     num_tokens = sum(reply.usage.generated_tokens for reply in replies)
     return (wall_ms - max(reply.timings.total_s for reply in replies) * MS) / num_tokens
+
+
+async def both_ways(grpc: Ask, http: Ask, numbers: Sequence[int]) -> list[tuple[Sample, Sample]]:
+    """Each request over gRPC and over HTTP, one at a time; which comes first alternates.
+
+    Raises:
+        KvquiltError: one failed.
+    """
+    pairs = []
+    for turn, number in enumerate(numbers):
+        first, second = (http, grpc) if turn % 2 else (grpc, http)
+        one, other = await _timed(first, number), await _timed(second, number)
+        pairs.append((other, one) if turn % 2 else (one, other))
+    return pairs
 
 
 async def _timed(ask: Ask, number: int) -> Sample:

@@ -27,6 +27,7 @@ class LoadPlan:
     warmup: the first share of every rate's arrivals is sent and not counted.
     num_unloaded: requests one at a time, before any load, per mode.
     num_quality: requests that are repeated with ``full``.
+    http_rounds: how often what is asked without load is asked over HTTP and over gRPC.
     num_streams: at once, for the overhead per token; 0 leaves it out.
     precision: a search ends when the next higher rate known to fail is at most so many times the result.
     """
@@ -40,6 +41,7 @@ class LoadPlan:
     warmup: float = 0.1
     num_unloaded: int = 5
     num_quality: int = 4
+    http_rounds: int = 4
     num_streams: int = 8
     stream_rounds: int = 3
     max_in_flight: int = 512

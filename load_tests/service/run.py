@@ -1,5 +1,5 @@
-"""Runs once against a prepared target: warm up, unloaded, overhead per token, every mode at every rate,
-quality."""
+"""Runs once against a prepared target: warm up, unloaded, over HTTP, overhead per token, every mode at every
+rate, quality."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Protocol
 from load_tests.service.arrivals import poisson
 from load_tests.service.driver import Ask, Driver, OnToken, Progress
 from load_tests.service.loads import Load
-from load_tests.service.outcome import Unloaded
-from load_tests.service.overhead import added_per_token_ms, one_by_one
+from load_tests.service.outcome import BothWays, Unloaded, quickest
+from load_tests.service.overhead import added_per_token_ms, both_ways, one_by_one
 from load_tests.service.plan import LoadPlan
 from load_tests.service.quality import Agreement, agreement
 from load_tests.service.result import Count, RateResult, overhead_ms, rate_result
@@ -40,15 +40,18 @@ class LoadFindings:
     token_overhead_ms: tuple[float, ...]
     rates: tuple[RateResult, ...]
     quality: tuple[Agreement, ...]
+    both_ways: BothWays | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """Requests outside the load have negative numbers, so that nothing of them repeats in it."""
+    """Requests outside the load have negative numbers, so that nothing of them repeats in it. ``over_http``:
+    the same load over HTTP, to be compared with it; None: it is not compared."""
 
     load: Load
     plan: LoadPlan
     watcher: LoadObserver
+    over_http: Load | None = None
 
     async def findings(self) -> LoadFindings:
         """
@@ -63,6 +66,7 @@ class LoadRun:
             num_warming = plan.num_unloaded if may_reuse(mode) else WARMING
             await one_by_one(self._ask(mode), range(-num_warming, 0))
         unloaded = [await self._unloaded(mode) for mode in plan.unloaded_modes]
+        over_both = await self._both_ways(quickest(unloaded).reuse)
         per_token = await self._token_overhead()
         limits_ms = plan.slo.limits_ms(_medians(unloaded[0]))
         rates: list[RateResult] = []
@@ -71,7 +75,8 @@ class LoadRun:
                 rates += await _Mode(self._ask(mode), mode, plan, limits_ms, self.watcher).measure(
                     _medians(alone)["total"]
                 )
-        return LoadFindings(limits_ms, tuple(unloaded), per_token, tuple(rates), await self._quality())
+        quality = await self._quality()
+        return LoadFindings(limits_ms, tuple(unloaded), per_token, tuple(rates), quality, over_both)
 
     async def _unloaded(self, mode: AskedMode) -> Unloaded:
         self.watcher.doing(f"{mode}, one request at a time")
@@ -81,6 +86,20 @@ class LoadRun:
             for name in METRICS
         }
         return Unloaded(mode, overhead_ms=tuple(map(overhead_ms, samples)), **times)
+
+    async def _both_ways(self, reuse: str) -> BothWays | None:
+        """Of what was asked before, so that all KV is resident."""
+        if self.over_http is None:
+            return None
+        self.watcher.doing(f"{reuse} over HTTP and gRPC, one request at a time")
+        mode = next(mode for mode in self.plan.unloaded_modes if mode == reuse)
+        grpc, http = self._ask(mode), self._ask(mode, self.over_http)
+        await one_by_one(http, range(-WARMING, 0))
+        numbers = [*range(-self.plan.num_unloaded, 0)] * self.plan.http_rounds
+        pairs = await both_ways(grpc, http, numbers)
+        ttfts = [(one.metric_ms("ttft"), other.metric_ms("ttft")) for one, other in pairs]
+        told = [(grpc, http) for grpc, http in ttfts if grpc is not None and http is not None]
+        return BothWays(reuse, tuple(grpc for grpc, _ in told), tuple(http for _, http in told))
 
     async def _token_overhead(self) -> tuple[float, ...]:
         plan = self.plan
@@ -103,9 +122,11 @@ class LoadRun:
             [agreement(mode, await one_by_one(self._ask(mode), numbers), references) for mode in others]
         )
 
-    def _ask(self, mode: AskedMode) -> Ask:
+    def _ask(self, mode: AskedMode, load: Load | None = None) -> Ask:
+        load = load or self.load
+
         async def ask(number: int, on_token: OnToken) -> Reply:
-            return await self.load.ask(number, mode, on_token)
+            return await load.ask(number, mode, on_token)
 
         return ask
 

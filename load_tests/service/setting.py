@@ -16,6 +16,7 @@ from cluster.cli.ingest_command import ingest_files
 from cluster.cli.remote import generation_client, ingest_client, rag_client
 from cluster.cli.sources import find_sources
 from cluster.paths import DEMO_ASSETS
+from load_tests.service.http_load import HttpLoad, http_client
 from load_tests.service.loads import Load, QuestionLoad, QuestionPlan, TokenLoad, TokenPlan
 from load_tests.service.outcome import Outcome
 from load_tests.service.plan import LoadPlan, options_of
@@ -33,13 +34,15 @@ PREPARATION_MS = 3_600_000
 @dataclass(frozen=True, slots=True)
 class Setting:
     """``level`` auto: answer where the model has a tokenizer; ``tokens`` are asked at level generate,
-    ``questions`` at level answer. ``documents`` None: the demo's."""
+    ``questions`` at level answer. ``documents`` None: the demo's. ``http``: the target's HTTP address, to be
+    compared at level answer; empty: it is not."""
 
     tokens: TokenPlan
     questions: QuestionPlan
     level: str = "auto"
     tenant: str = "load-test"
     documents: Path | None = None
+    http: str = ""
 
     @classmethod
     def of_options(cls, args: argparse.Namespace) -> Setting:
@@ -57,7 +60,9 @@ class Setting:
         tokens = TokenPlan(**options_of(TokenPlan, args) | {"k": k, "vocab": vocab})
         level = "generate" if args.shape and args.level == "auto" else args.level
         questions = QuestionPlan(**options_of(QuestionPlan, args))
-        return cls(tokens, questions, level, args.tenant, args.documents)
+        if args.http and (level == "generate" or questions.num_questions > 1):
+            raise InvalidRequest("--http: is for level answer and one question per request; leave it out")
+        return cls(tokens, questions, level, args.tenant, args.documents, args.http)
 
     def context(self, deadline_ms: int = DEADLINE_MS) -> RequestContext:
         return RequestContext.create(tenant=self.tenant, deadline_ms=deadline_ms)
@@ -69,9 +74,9 @@ async def run_against(target: str, setting: Setting, plan: LoadPlan, console: Co
         KvquiltError: the target cannot be reached, cannot be prepared, or failed without load.
     """
     level = await _level(target, setting)
-    async with _prepared(target, level, setting, console) as (load, words):
+    async with _prepared(target, level, setting, console) as (load, words), _over_http(setting, load) as http:
         with console.status("") as status:
-            findings = await LoadRun(load, plan, Terminal(console, status)).findings()
+            findings = await LoadRun(load, plan, Terminal(console, status), http).findings()
     return Outcome(
         target=target,
         level=level,
@@ -83,6 +88,7 @@ async def run_against(target: str, setting: Setting, plan: LoadPlan, console: Co
         rates=findings.rates,
         quality=findings.quality,
         token_overhead_ms=findings.token_overhead_ms,
+        both_ways=findings.both_ways,
     )
 
 
@@ -127,6 +133,16 @@ async def _prepared(
     words = asdict(plan) | {"questions": len(plan.questions)}
     async with rag_client(target) as rag, _ingested(target, setting, console):
         yield QuestionLoad(rag, plan, setting.context), {name: str(value) for name, value in words.items()}
+
+
+@asynccontextmanager
+async def _over_http(setting: Setting, load: Load) -> AsyncIterator[HttpLoad | None]:
+    """The same load over HTTP, where it can be asked so."""
+    if not setting.http or not isinstance(load, QuestionLoad) or load.plan.num_questions > 1:
+        yield None
+        return
+    async with http_client(setting.http) as client:
+        yield HttpLoad(client, load)
 
 
 @asynccontextmanager

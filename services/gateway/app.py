@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from services.gateway.config import GatewayConfig
+from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
 from services.gateway.http.routes import http_app
 from services.gateway.pipeline import Pipeline
@@ -31,15 +32,17 @@ class Gateway(GatewayHandlers):
         transports = {name: transport_to(name, config.addresses) for name in others}
         store = config.kv_store
         fetcher = KvStoreClient(transport_to(store, config.addresses)) if store else None
+        feedback = FeedbackKeeper(config.feedback)
         pipeline = Pipeline(
             RetrievalClient(transports["retrieval"]),
             GenerationClient(transports["generator"]),
             config,
             Prefetching(fetcher),
+            feedback,
         )
         self._http = http_app(pipeline, config.http)
         health = {name: ServiceClient(transport) for name, transport in transports.items()}
-        super().__init__(pipeline, health, config.status_timeout_s, config.addresses)
+        super().__init__(pipeline, health, config.status_timeout_s, config.addresses, feedback)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve's name for what answers HTTP, beside the RPCs and in the same event loop."""

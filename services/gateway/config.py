@@ -52,6 +52,25 @@ class HttpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedbackConfig:
+    """
+    directory: where ratings are kept, a file for each tenant; empty: they are refused. Filled in from
+    `data_dir`.
+    remembered: how many answers a replica remembers, so that they can be rated.
+    most_ratings: of a tenant; the oldest go first.
+    max_comment_chars: of a comment.
+    """
+
+    directory: str = ""
+    remembered: int = 1000
+    most_ratings: int = 10_000
+    max_comment_chars: int = 4000
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "remembered", "most_ratings", "max_comment_chars")
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """
     k: chunks in a context when the request names none; max_k: most it may name.
@@ -59,6 +78,7 @@ class GatewayConfig:
     reuse: where the request names none.
     refusal: of questions that the documents hold too little evidence for.
     http: of the requests of OpenAI's clients (docs/http.md).
+    feedback: what users say of answers (docs/gate.md).
     rrf_constant: of reciprocal-rank fusion of several questions' rankings; larger values weigh the top of
     the rankings less.
     status_timeout_s: how long a service may take to say that it is well.
@@ -77,6 +97,7 @@ class GatewayConfig:
     reuse: AskedMode = ReuseMode.REORDERED
     refusal: RefusalConfig = field(default_factory=RefusalConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
+    feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
     rrf_constant: int = 60
     status_timeout_s: float = 3.0
     kv_context: KvContext = KvContext.DOCUMENT

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
 from protos.kvquilt.v1 import rag_pb2
+from services.gateway.feedback import FeedbackKeeper
 from services.gateway.pipeline import Pipeline
 from services.gateway.ports import HealthSource
 from services.gateway.status import system_status
@@ -13,6 +15,7 @@ from shared.request import RequestContext
 from shared.rpc import HealthServicer, server_stream, unary
 from shared.streams import mapped
 from shared.wire.answer import ANSWERED, INQUIRY
+from shared.wire.feedback import FEEDBACK, RATED
 
 
 class GatewayHandlers(HealthServicer):
@@ -30,8 +33,10 @@ class GatewayHandlers(HealthServicer):
         others: Mapping[str, HealthSource],
         status_timeout_s: float,
         addresses: Mapping[str, str],
+        feedback: FeedbackKeeper,
     ) -> None:
         self._pipeline = pipeline
+        self._feedback = feedback
         self._others = others
         self._status_timeout_s = status_timeout_s
         self._addresses = addresses
@@ -42,7 +47,21 @@ class GatewayHandlers(HealthServicer):
     ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
         return mapped(self._pipeline.answer(ctx, INQUIRY.of(request)), ANSWERED.to_pb)
 
-    @unary(rag_pb2.StatusResponse)
+    @unary
+    async def Feedback(
+        self, request: rag_pb2.FeedbackRequest, ctx: RequestContext
+    ) -> rag_pb2.FeedbackResponse:
+        await asyncio.to_thread(self._feedback.rate, ctx.tenant, FEEDBACK.of(request))
+        return rag_pb2.FeedbackResponse()
+
+    @server_stream
+    async def ListFeedback(
+        self, request: rag_pb2.ListFeedbackRequest, ctx: RequestContext
+    ) -> AsyncGenerator[rag_pb2.RatedAnswer, None]:
+        for rated in await asyncio.to_thread(self._feedback.ratings, ctx.tenant, request.collection):
+            yield RATED.to_pb(rated)
+
+    @unary
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
         others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
         services = [await self.healthy(ctx), *others]

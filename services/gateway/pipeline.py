@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from services.gateway.citations import cite
 from services.gateway.config import GatewayConfig
+from services.gateway.feedback import FeedbackKeeper, GivenAnswer
 from services.gateway.fusion import fuse
 from services.gateway.ports import GeneratorPort, Retriever
 from services.gateway.prefetch import Prefetching
@@ -47,7 +48,7 @@ from shared.generation.told import (
 from shared.kv_types import KvContext
 from shared.patience import patiently
 from shared.request import RequestContext, check_name
-from shared.search import SearchHit
+from shared.search import SearchHit, common_kv_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,14 @@ class Pipeline:
         generator: GeneratorPort,
         config: GatewayConfig,
         prefetching: Prefetching,
+        feedback: FeedbackKeeper | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._retriever = retriever
         self._generator = generator
         self._config = config
         self._prefetching = prefetching
+        self._feedback = feedback
         self._clock = clock
 
     async def answer(self, ctx: RequestContext, inquiry: Inquiry) -> AsyncGenerator[AnswerEvent, None]:
@@ -93,6 +96,7 @@ class Pipeline:
         for i in found.refused:
             yield AnswerText(i, 0, self._config.refusal.text, FinishReason.REFUSED)
         first_token_s = 0.0
+        said: dict[int, str] = dict.fromkeys(found.refused, self._config.refusal.text)
         texts: defaultdict[tuple[int, int], str] = defaultdict(str)
         async with aclosing(self._generate(ctx, inquiry, found)) as events:
             async for event in events:
@@ -102,7 +106,9 @@ class Pipeline:
                         texts[event.question, event.sample] += event.text
                         yield event
                     case BranchDoneEvent():
-                        yield _text(event, texts.pop((event.question, event.sample), ""), inquiry, found)
+                        text = _text(event, texts.pop((event.question, event.sample), ""), inquiry, found)
+                        said.setdefault(event.question, text.text)
+                        yield text
                     case SelectedEvent() | ChosenEvent() | MarginTokenEvent() | MarginEvent():
                         yield event
                     case DoneEvent():
@@ -117,7 +123,20 @@ class Pipeline:
                             dataclasses.replace(event.usage, note=note),
                             dataclasses.replace(event.timings, **measured),
                         )
+                        self._remember(ctx, inquiry, retrieved, said, event.usage)
                         yield AnswerDone(ctx.request_id)
+
+    def _remember(
+        self, ctx: RequestContext, inquiry: Inquiry, retrieved: Retrieved, said: dict[int, str], usage: Usage
+    ) -> None:
+        """So that the answer can be rated; of several samples the one that was whole first."""
+        if self._feedback is not None:
+            texts = tuple(said.get(i, "") for i in range(len(inquiry.questions)))
+            reuse = usage.reuse.value if usage.reuse else ""
+            given = GivenAnswer(
+                inquiry.collection, inquiry.questions, texts, retrieved.hits, reuse, usage.selected_tokens
+            )
+            self._feedback.remember(ctx.tenant, ctx.request_id, given)
 
     def _check(self, inquiry: Inquiry) -> None:
         if not inquiry.collection:
@@ -215,6 +234,7 @@ class Pipeline:
             questions=tuple(f"{preface}{question}" for question in questions),
             prefix=() if inquiry.without_prefix else None,
             reuse=dataclasses.replace(inquiry.reuse, mode=self._mode(inquiry)),
+            kv_context=common_kv_context(retrieved.hits),
             sampling=inquiry.sampling,
             decoding=inquiry.decoding,
             explain=inquiry.explain,

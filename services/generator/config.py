@@ -11,6 +11,7 @@ from shared.engine_config import EngineConfig
 from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
+from shared.kv_types import KvContext
 from shared.prompt_config import PromptConfig
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
@@ -52,7 +53,9 @@ class GeneratorConfig:
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
     the application that keeps KV; empty: none, everything is computed here and forgotten with the process.
     ``kv_encoding``: how new KV is stored (see ``docs/encodings.md``); what is stored already is read as it
-    is. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes it; empty:
+    is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
+    in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
+    it; empty:
     ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``: filled in
     from the shared section.
     """
@@ -68,6 +71,7 @@ class GeneratorConfig:
     max_questions: int = 64
     kv_store: str = "kv_store"
     kv_encoding: Literal["exact", "int8", "int4"] = "exact"
+    kv_context: KvContext = KvContext.DOCUMENT
     verdict: str = ""
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)

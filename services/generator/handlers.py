@@ -52,7 +52,7 @@ class GenerationServicer(LoadedServicer[Generator]):
             async for event in events:
                 yield EXPLORED.to_pb(event)
 
-    @unary(generation_pb2.DescribeModelResponse)
+    @unary
     async def DescribeModel(
         self, request: generation_pb2.DescribeModelRequest, ctx: RequestContext
     ) -> generation_pb2.DescribeModelResponse:
@@ -61,6 +61,7 @@ class GenerationServicer(LoadedServicer[Generator]):
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:
         if not self._service.alive:
             raise Unavailable("the engine has stopped and is being replaced")
+        await self._service.refresh(ctx)
         return ServiceHealth(self.application, ready=True, facts=self._service.facts())
 
     def check_health(self) -> None:

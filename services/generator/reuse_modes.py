@@ -3,23 +3,30 @@ verdict says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from services.generator.config import GeneratorConfig
 from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import NO_ADAPTER, Auto, Reuse
 from shared.generation.selection import Grouping, Reading
-from shared.identity import ids_hash
-from shared.verdict import VERDICT_FILE, Verdict
-from shared.verdicts import choose, told
+from shared.identity import TokenIds, ids_hash
+from shared.kv_types import KvContext
+from shared.verdict import VERDICT_FILE, MadeWith, Verdict
+from shared.verdicts import choose, status_of
+
+_Found = tuple[Verdict | None, str]
+"""The verdict that holds, or None and what speaks against those that there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reusing:
     """A settled ``Reuse``. ``adapter`` empty: the model alone. ``note``: why it is not what was asked for, or
-    what speaks against that."""
+    what speaks against that. ``auxiliary``: fingerprint of the selector's model that the verdict was made
+    with;
+    empty: any will do."""
 
     mode: ReuseMode
     recompute: Recompute
@@ -28,41 +35,70 @@ class Reusing:
     reading: Reading
     adapter: str = ""
     note: str = ""
+    auxiliary: str = ""
 
 
 class Modes:
     """``model``: fingerprint. ``verdicts``: the newest first. ``has_selector``: whether anybody can choose
-    for ``cacheclip``."""
+    for ``cacheclip``. ``tokenizer``: hash. ``adapters``: by name, their identities."""
 
     def __init__(
-        self, config: GeneratorConfig, model: str, verdicts: Sequence[Verdict], has_selector: bool
+        self,
+        config: GeneratorConfig,
+        model: str,
+        verdicts: Sequence[Verdict],
+        has_selector: bool,
+        tokenizer: str = "",
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._config = config
-        self._model = model
+        self._adapters = adapters
         self._verdicts = tuple(verdicts)
         self._has_selector = has_selector
+        self._served = MadeWith(
+            model,
+            "",
+            config.kv_encoding,
+            config.kv_context,
+            tokenizer,
+            grouping=config.selector.grouping.value,
+            reading=config.selector.reading.value,
+            adapter=self._identity(config.adapter),
+        )
+
+    def _identity(self, adapter: str) -> str:
+        """Empty: the model alone."""
+        return "" if adapter in ("", NO_ADAPTER) else self._adapters.get(adapter, adapter)
+
+    def status(self, prefix_ids: TokenIds, auxiliary: str = "") -> str:
+        """The verdict on the model as it is served, or what has changed since, for an operator.
+        ``auxiliary``: fingerprint of the selector's model, where it is known."""
+        return status_of(
+            self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=auxiliary)
+        )
 
     @property
-    def told(self) -> str:
-        """The verdicts on the model as it is served, for an operator."""
-        served = (self._model, self._config.kv_encoding)
-        return told([v for v in self._verdicts if (v.model, v.encoding) == served])
+    def asks_for_auxiliary(self) -> bool:
+        """A verdict depends on the selector's model."""
+        return any(verdict.auxiliary and verdict.mode.deferred for verdict in self._verdicts)
 
     def settle(
         self,
         order: Reuse,
-        prefix_ids: tuple[int, ...],
+        prefix_ids: TokenIds,
         has_question: bool = True,
         conditioned: bool | None = None,
+        kv_context: KvContext | None = None,
     ) -> Reusing:
         """``conditioned``: whether chunks of the request are computed behind others of their documents; None:
-        it has none.
+        it has none. ``kv_context``: the setting that all of them were made under; None: nobody told.
 
         Raises:
             InvalidRequest: an option that the mode does not go by; names the field.
             FailedPrecondition: ``cacheclip`` without a selector.
         """
-        reusing = self._settled(order, prefix_ids, has_question, conditioned)
+        found = self._verdict(order, prefix_ids, conditioned, kv_context)
+        reusing = self._settled(order, has_question, found)
         adapter = order.adapter or self._config.adapter
         if adapter == NO_ADAPTER:
             return reusing
@@ -71,13 +107,11 @@ class Modes:
             reusing = replace(reusing, note="; ".join(filter(None, (reusing.note, without))))
         return replace(reusing, adapter=adapter)
 
-    def _settled(
-        self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None
-    ) -> Reusing:
+    def _settled(self, order: Reuse, has_question: bool, found: _Found) -> Reusing:
         """But for the adapter."""
         mode = order.mode or self._config.reuse
         if isinstance(mode, Auto):
-            return self._by_verdict(order, prefix_ids, has_question, conditioned)
+            return self._by_verdict(order, has_question, found)
         if not mode.deferred:
             for name, value in (("grouping", order.grouping), ("reading", order.reading)):
                 if value is not None:
@@ -90,39 +124,37 @@ class Modes:
                 "name its application in generator.selector.application, or choose another mode"
             )
         reusing = self._reusing(mode, order, order.recompute)
-        return replace(reusing, note=self._warning(reusing, prefix_ids, conditioned))
+        return replace(reusing, note=_warning(reusing, found[0]))
 
-    def _warning(self, reusing: Reusing, prefix_ids: tuple[int, ...], conditioned: bool | None) -> str:
-        """Of recomputing against the verdict."""
-        verdict, _ = self._verdict(prefix_ids, conditioned)
-        mode = reusing.mode
-        if verdict is None or verdict.recompute or not mode.recomputes or reusing.recompute.ratio == 0:
-            return ""
-        return (
-            f"{mode.value} recomputes against the model's verdict: a recomputed token loses what its chunk "
-            f"knows of its document; {verdict.mode.value} is advised"
-        )
-
-    def _by_verdict(
-        self, order: Reuse, prefix_ids: tuple[int, ...], has_question: bool, conditioned: bool | None
-    ) -> Reusing:
+    def _by_verdict(self, order: Reuse, has_question: bool, found: _Found) -> Reusing:
         if (order.recompute, order.ape, order.grouping, order.reading) != (Recompute(), Ape(), None, None):
             raise InvalidRequest(
                 "recompute, ape: mode auto goes by the model's verdict; leave them out, or name a mode"
             )
-        verdict, why = self._verdict(prefix_ids, conditioned)
+        verdict, why = found
         if verdict is not None:
             why = self._why_not(verdict.mode, has_question)
         if verdict is None or why:
             return replace(self._reusing(ReuseMode.FULL, order, Recompute()), note=f"auto is full: {why}")
-        return self._reusing(verdict.mode, order, Recompute(verdict.ratio))
+        auxiliary = verdict.auxiliary if verdict.mode.deferred else ""
+        return replace(self._reusing(verdict.mode, order, Recompute(verdict.ratio)), auxiliary=auxiliary)
 
-    def _verdict(self, prefix_ids: tuple[int, ...], conditioned: bool | None) -> tuple[Verdict | None, str]:
+    def _verdict(
+        self,
+        order: Reuse,
+        prefix_ids: TokenIds,
+        conditioned: bool | None,
+        kv_context: KvContext | None,
+    ) -> _Found:
         """The one that holds for such requests, or why there is none."""
         if not self._verdicts:
             return None, f"the model has no verdict ({VERDICT_FILE})"
-        encoding = self._config.kv_encoding
-        verdict, misfit = choose(self._verdicts, self._model, ids_hash(prefix_ids), encoding, conditioned)
+        adapter = self._identity(order.adapter or self._config.adapter)
+        served = replace(self._served, prefix=ids_hash(prefix_ids), adapter=adapter)
+        if conditioned is not None and kv_context is not None:
+            served = replace(served, kv_context=kv_context)
+            conditioned = kv_context is not KvContext.NONE
+        verdict, misfit = choose(self._verdicts, served, conditioned)
         return verdict, f"the verdict was made for another {misfit}" if misfit else ""
 
     def _why_not(self, mode: ReuseMode, has_question: bool) -> str:
@@ -143,3 +175,14 @@ class Modes:
         return Reusing(
             mode, recompute, order.ape, order.grouping or selector.grouping, order.reading or selector.reading
         )
+
+
+def _warning(reusing: Reusing, verdict: Verdict | None) -> str:
+    """Of recomputing against the verdict."""
+    mode = reusing.mode
+    if verdict is None or verdict.recompute or not mode.recomputes or reusing.recompute.ratio == 0:
+        return ""
+    return (
+        f"{mode.value} recomputes against the model's verdict: a recomputed token loses what its chunk "
+        f"knows of its document; {verdict.mode.value} is advised"
+    )

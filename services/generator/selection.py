@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
@@ -21,17 +21,26 @@ from shared.generation.asked import Chunk, chain_of, total_len
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.orders import GenerationOrder
 from shared.generation.pieces import Conditioned, Piece
-from shared.generation.selection import SelectedTokens, SelectionChunk, SelectionLink, SelectionOrder
+from shared.generation.selection import (
+    AuxiliaryDescription,
+    SelectedTokens,
+    SelectionChunk,
+    SelectionLink,
+    SelectionOrder,
+)
 from shared.request import RequestContext
 from shared.verdict import BY_RATIO
 
 log = logging.getLogger(__name__)
+_KNOWN_FOR_S, _IDENTIFY_S = 10.0, 1.0
 
 
 class SelectionPort(Protocol):
     """The part of ``shared.clients.selection.SelectionClient`` that is used here."""
 
     async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]: ...
+
+    async def describe(self, ctx: RequestContext) -> AuxiliaryDescription: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +60,32 @@ class _NotAskedError(Exception):
 
 
 class Choosing:
-    def __init__(self, selector: SelectionPort, config: SelectionConfig, reader: ChunkReader) -> None:
+    """``auxiliary``: fingerprint of the selector's model, as it was told last; empty: not yet."""
+
+    def __init__(
+        self,
+        selector: SelectionPort,
+        config: SelectionConfig,
+        reader: ChunkReader,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._selector = selector
         self._config = config
         self._reader = reader
+        self._clock = clock
+        self.auxiliary = ""
+        self._known_at = -_KNOWN_FOR_S
+
+    async def identify(self, ctx: RequestContext) -> str:
+        """Asks whose model chooses, now and then. Without an answer it is the one that was told last."""
+        if self._clock() - self._known_at >= _KNOWN_FOR_S:
+            try:
+                async with asyncio.timeout(min(_IDENTIFY_S, ctx.remaining_s)):
+                    self.auxiliary = (await self._selector.describe(ctx)).fingerprint
+                self._known_at = self._clock()
+            except (KvquiltError, TimeoutError) as error:
+                log.info("the selector does not say what it is: %s", error)
+        return self.auxiliary
 
     async def choose(
         self,
@@ -66,6 +97,10 @@ class Choosing:
         """``chunks``: what those of ``order`` became. Raises nothing but cancellation."""
         begun = time.monotonic()
         patience_s = min(self._config.timeout_s, self._config.deadline_share * ctx.remaining_s)
+        known = await self.identify(ctx) if reusing.auxiliary else ""
+        if known and known != reusing.auxiliary:
+            note = "auto is full: the verdict was made for another auxiliary"
+            return Decision(ReuseMode.FULL, Recompute(), time.monotonic() - begun, note=note)
         try:
             async with asyncio.timeout(patience_s):
                 selected = await self._ask(

@@ -24,9 +24,11 @@ from shared.generation.forest import Append, Edit, ForestRequest, Grow, Start
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
+from shared.identity import adapter_identity
 from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
+from shared.streams import cancelled
 from shared.verdict import Verdict
 
 
@@ -55,7 +57,14 @@ class Generator:
         self.tokenizer = tokenizer
         self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
         self._identities = Identities(self.prompts, engine.model.fingerprint)
-        self._modes = Modes(config, engine.model.fingerprint, verdicts, selector is not None)
+        self._modes = Modes(
+            config,
+            engine.model.fingerprint,
+            verdicts,
+            selector is not None,
+            tokenizer.hash if tokenizer else "",
+            {name: adapter_identity(where) for name, where in config.engine.adapters.items()},
+        )
         self._reader = ChunkReader(tokenizer)
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
@@ -113,7 +122,9 @@ class Generator:
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         questions = self.prompts.questions(order.questions)
         prompt_len = len(prefix_ids) + total_len(chunks) + max(map(len, questions))
-        reusing = self._modes.settle(order.reuse, prefix_ids, conditioned=_conditioned(chunks))
+        reusing = self._modes.settle(
+            order.reuse, prefix_ids, conditioned=_conditioned(chunks), kv_context=order.kv_context
+        )
         request = GenerateRequest(
             request_id=ctx.request_id,
             prefix_ids=prefix_ids,
@@ -155,10 +166,7 @@ class Generator:
                     else:
                         yield event
         finally:
-            beside = [task for task in (choosing, reading) if task is not None]
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await cancelled([task for task in (choosing, reading) if task is not None])
 
     async def explore(
         self, ctx: RequestContext, order: ForestOrder, commands: AsyncIterator[Edit]
@@ -166,7 +174,11 @@ class Generator:
         """Tells what happens in a live forest. It is closed when ``commands`` end."""
         prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
         reusing = self._modes.settle(
-            order.reuse, prefix_ids, has_question=False, conditioned=_conditioned(chunks)
+            order.reuse,
+            prefix_ids,
+            has_question=False,
+            conditioned=_conditioned(chunks),
+            kv_context=order.kv_context,
         )
         request = ForestRequest(
             ctx.request_id,
@@ -223,6 +235,12 @@ class Generator:
             prompt=tokenizer.template.origin if tokenizer else "",
         )
 
+    async def refresh(self, ctx: RequestContext) -> None:
+        """Learns whose the selector is now, where that matters to a verdict; whoever does not answer stays
+        as known."""
+        if self._choosing is not None and self._modes.asks_for_auxiliary:
+            await self._choosing.identify(ctx)
+
     def facts(self) -> dict[str, str]:
         """For an operator."""
         spec, stats = self.model.spec, self._engine.stats()
@@ -233,7 +251,9 @@ class Generator:
             "dtype": spec.dtype_name,
             "kv_encoding": self.config.kv_encoding,
             "prompt": self.tokenizer.template.origin if self.tokenizer else "token ids only",
-            "verdict": self._modes.told or "none",
+            "verdict": self._modes.status(
+                self.prompts.default_prefix_ids, self._choosing.auxiliary if self._choosing else ""
+            ),
             "adapters": self._adapters(),
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),

@@ -10,6 +10,7 @@ from shared.generation.asked import Decoding, SamplingParams
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.pieces import Piece
 from shared.generation.selection import Grouping, Reading
+from shared.kv_types import KvContext
 
 
 class Auto(enum.StrEnum):
@@ -45,7 +46,8 @@ class Reuse:
 @dataclass(frozen=True, slots=True)
 class GenerationOrder:
     """Questions over one context: the prefix (None: the model's own; ``()``: none), then the chunks.
-    ``explain``: scores and places in the text are told of what is selected."""
+    ``explain``: scores and places in the text are told of what is selected. ``kv_context``: the setting that
+    all chunks were made under, by which a verdict is chosen; None: nobody knows, or they differ."""
 
     chunks: tuple[Piece, ...]
     questions: tuple[Piece, ...]
@@ -54,6 +56,7 @@ class GenerationOrder:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     decoding: Decoding = field(default_factory=Decoding)
     explain: bool = False
+    kv_context: KvContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +66,4 @@ class ForestOrder:
     chunks: tuple[Piece, ...]
     prefix: Piece | None = None
     reuse: Reuse = field(default_factory=Reuse)
+    kv_context: KvContext | None = None

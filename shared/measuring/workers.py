@@ -4,7 +4,9 @@ while the other one works; or has several of them work through batches at once."
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -25,7 +27,8 @@ class WorkerFailed(RuntimeError):
 
 
 class Worker(AbstractContextManager["Worker"]):
-    """Calls methods of what ``build`` makes, in a process of its own.
+    """Calls methods of what ``build`` makes, in a process of its own, which ends with this one however that
+    ends.
 
     Raises:
         WorkerFailed: building it failed there.
@@ -105,7 +108,16 @@ def peak_bytes(it: object) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody, and what was called may take minutes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _serve(pipe: Connection, build: Callable[..., object], args: Any, kwargs: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         it = build(*args, **kwargs)
         pipe.send((True, None))

@@ -13,7 +13,7 @@ from shared.generation.asked import Beams, Choice, ChoiceRule, Decoding, Margins
 from shared.generation.modes import Ape, Recompute
 from shared.generation.orders import ForestOrder, GenerationOrder, Reuse
 from shared.generation.pieces import Conditioned, Piece, PlainPiece, Tokenized, ids_of, text_of
-from shared.wire.enums import GROUPINGS, MARGINS_AFTER, MODES, READINGS, RULES, STOPPINGS
+from shared.wire.enums import GROUPINGS, KV_CONTEXTS, MARGINS_AFTER, MODES, READINGS, RULES, STOPPINGS
 from shared.wire.message import Conversion, MessageWire
 
 
@@ -144,6 +144,7 @@ def order_to_pb(order: GenerationOrder) -> generation_pb2.GenerateRequest:
         sampling=SAMPLING.to_pb(order.sampling),
         decoding=DECODING.to_pb(order.decoding),
         explain=order.explain,
+        kv_context=KV_CONTEXTS.to_pb(order.kv_context),
         **reuse_to_pb(order.reuse),
     )
 
@@ -154,6 +155,7 @@ def order_of(pb: generation_pb2.GenerateRequest) -> GenerationOrder:
         questions=pieces_of(pb.questions, "questions"),
         prefix=prefix_of(pb),
         reuse=reuse_of(pb),
+        kv_context=KV_CONTEXTS.of(pb.kv_context, "kv_context"),
         sampling=SAMPLING.of(pb.sampling),
         decoding=DECODING.of(pb.decoding),
         explain=pb.explain,
@@ -164,9 +166,11 @@ def forest_to_pb(order: ForestOrder) -> generation_pb2.ForestOpen:
     return generation_pb2.ForestOpen(
         prefix=prefix_to_pb(order.prefix),
         chunks=map(piece_to_pb, order.chunks),
+        kv_context=KV_CONTEXTS.to_pb(order.kv_context),
         **reuse_to_pb(order.reuse),
     )
 
 
 def forest_of(pb: generation_pb2.ForestOpen) -> ForestOrder:
-    return ForestOrder(chunks_of(pb.chunks), prefix_of(pb), reuse_of(pb))
+    kv_context = KV_CONTEXTS.of(pb.kv_context, "kv_context")
+    return ForestOrder(chunks_of(pb.chunks), prefix_of(pb), reuse_of(pb), kv_context)

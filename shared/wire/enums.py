@@ -17,6 +17,7 @@ from shared.generation.modes import ReuseMode
 from shared.generation.orders import ASKED_MODES, AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.generation.told import FinishReason
+from shared.kv_types import KvContext
 from shared.search import FilterOp, SearchMode
 
 MemberT = TypeVar("MemberT", bound=enum.Enum)
@@ -77,6 +78,7 @@ FINISH_REASONS = EnumWire(
     FinishReason.UNKNOWN,
 )
 REFUSALS = NameWire(Refusal)
+KV_CONTEXTS = NameWire(KvContext)
 STOPPINGS = EnumWire(common_pb2.EarlyStopping, EarlyStopping, None)
 RULES = EnumWire(common_pb2.ChoiceRule, ChoiceRule, None)
 MARGINS_AFTER = EnumWire(common_pb2.MarginsAfter, MarginsAfter, None)

@@ -198,3 +198,30 @@ def test_an_unknown_collection_is_one_line_and_exit_code_three(stack: Stack) -> 
     shown = stack.cli("ask", "x", "-c", "nowhere")
     assert shown.returncode == 3
     assert len(shown.stderr.strip().splitlines()) == 1
+
+
+def test_a_rated_answer_becomes_a_question_of_the_gate(stack: Stack, tmp_path: Path) -> None:
+    """Asked, rated, exported, and judged over what the running system retrieves."""
+    questions, verdict = tmp_path / "questions.jsonl", tmp_path / "verdict.json"
+    for question in (QUESTION, "Who is the mayor of Almwick?"):
+        answer = json.loads(stack.cli("ask", question, "-c", COLLECTION, "-k", K, "--json").stdout)
+        rated = stack.cli("feedback", "rate", answer["request_id"], "good", "--comment", "Right.")
+        assert rated.returncode == 0, rated.stderr
+    unknown = stack.cli("feedback", "rate", "nobody", "bad")
+    assert (unknown.returncode, "no answer 'nobody' is remembered here" in unknown.stderr) == (3, True)
+    exported = stack.cli("feedback", "export", "-c", COLLECTION, "-o", str(questions))
+    assert exported.returncode == 0, exported.stderr
+    lines = [json.loads(line) for line in questions.read_text().splitlines()]
+    assert [line["question"] for line in lines] == [QUESTION, "Who is the mayor of Almwick?"]
+    assert all(line["evidence"] and line["feedback"]["reuse"] == "reordered" for line in lines)
+    assert all(len(line["feedback"]["chunk_ids"]) == int(K) for line in lines)
+    command = ("gate", "--model", "demo", "--questions", str(questions), "-c", COLLECTION, "-k", K)
+    options = ("--modes", "reordered", "--processes", "1", "--verdict", str(verdict))
+    judged = stack.cli(*command, *options)
+    assert judged.returncode == 2
+    assert "too few to tell" in judged.stderr
+    judged = stack.cli(*command, *options, "--tolerance", "1", "--alpha", "0.5")
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    assert "own questions; margin 100 points" in judged.stdout
+    (made,) = json.loads(verdict.read_text())
+    assert (made["mode"], made["questions"], made["kv_context"]) == ("reordered", "own", "document")

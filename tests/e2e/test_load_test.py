@@ -35,6 +35,7 @@ def test_it_asks_the_whole_pipeline_and_leaves_a_report(stack: Stack, tmp_path: 
                 "--questions",
                 str(tmp_path / "questions.txt"),
             ),
+            *("--http", stack.state.http),
             *("--json", str(tmp_path / "report.json"), "--html", str(tmp_path / "report.html")),
         ],
         cwd=PROJECT_ROOT,
@@ -46,7 +47,7 @@ def test_it_asks_the_whole_pipeline_and_leaves_a_report(stack: Stack, tmp_path: 
     )
     assert run.returncode == 0, run.stdout + run.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert {"goodput_full", "goodput_reordered", "token_overhead_ms"} <= {
+    assert {"goodput_full", "goodput_reordered", "ttft_http", "http_overhead_ms", "token_overhead_ms"} <= {
         m["name"] for m in report["measurements"]
     }
     assert [rate["statuses"] for rate in report["details"]["rates"]] == [{"OK": 6}] * 2

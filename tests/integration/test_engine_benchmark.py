@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from cluster.paths import PROJECT_ROOT
 from load_tests.benchmark import line
 from load_tests.engine import __main__ as command
 from load_tests.engine.batches import BatchEngine
@@ -63,6 +67,28 @@ def test_what_fails_in_a_worker_is_told() -> None:
         Worker(Counter, -1)
     with Worker(Counter, 1) as worker, pytest.raises(WorkerFailed, match="ended with 7"):
         worker.call(Counter.die)
+
+
+_BUSY_WORKER = """
+import multiprocessing, time
+from shared.measuring.workers import Worker
+with Worker(int, 600) as worker:
+    print(multiprocessing.active_children()[0].pid, flush=True)
+    worker.call(time.sleep)
+"""
+
+
+def test_a_worker_ends_with_the_process_that_started_it() -> None:
+    command = [sys.executable, "-c", _BUSY_WORKER]
+    with subprocess.Popen(command, cwd=PROJECT_ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.terminate()
+    try:
+        ended, _, _ = select.select([worker], [], [], 60)
+        assert ended, "it sleeps on"
+    finally:
+        os.close(worker)
 
 
 def test_kernels_are_recorded_with_their_shapes_and_timed_alone() -> None:

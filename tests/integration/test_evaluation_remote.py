@@ -17,7 +17,7 @@ from cluster.evaluation.arms import arms_of
 from cluster.evaluation.bench import EvalBench
 from cluster.evaluation.remote import RemoteBench
 from cluster.evaluation.suites import Suite, SuiteOrder
-from cluster.gate.bench import Models
+from cluster.gate.answering import Models
 from cluster.paths import DEMO_MODEL
 from services.ingestion.config import IngestionConfig
 from shared.clients.generation import GenerationClient

@@ -280,14 +280,18 @@ class TestAuto:
         async with serving(models / "talking", kv_store="", verdict=str(path)) as served:
             auto = end_of(await generate(served, chained, [QUESTION], reuse="auto")).usage
             alone = end_of(await generate(served, TEXTS, [QUESTION], reuse="auto")).usage
+            of_titles = end_of(
+                await generate(served, chained, [QUESTION], reuse="auto", kv_context=KvContext.HEADER)
+            ).usage
             anew = end_of(
                 await generate(served, chained, [QUESTION], reuse="epic", recompute=Recompute(0.3))
             ).usage
         assert (auto.reuse, auto.note) == ("reordered", "")
-        assert (alone.reuse, alone.note) == (
-            "full",
-            "auto is full: the verdict was made for another kv_context",
-        )
+        for usage in (alone, of_titles):
+            assert (usage.reuse, usage.note) == (
+                "full",
+                "auto is full: the verdict was made for another kv_context",
+            )
         assert anew.reuse == "epic"
         assert anew.selected_tokens
         assert anew.note.startswith("epic recomputes against the model's verdict")

@@ -12,7 +12,7 @@ import pytest
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
-from shared.verdict import Tally, Verdict
+from shared.verdict import MadeWith, Tally, Verdict
 
 VERDICT = Verdict(ReuseMode.CACHECLIP, 0.01, "f" * 32, "0" * 32, "exact", 0.2)
 
@@ -25,18 +25,18 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 def test_it_holds_for_its_model_prefix_and_encoding_and_names_what_differs() -> None:
     own: dict[str, Any] = {"model": VERDICT.model, "prefix": VERDICT.prefix, "encoding": VERDICT.encoding}
-    assert VERDICT.misfit(**own) == ""
+    assert VERDICT.misfits(MadeWith(**own)) == ()
     for name in own:
-        assert VERDICT.misfit(**own | {name: "another"}) == name
+        assert VERDICT.misfits(MadeWith(**own | {name: "another"})) == (name,)
 
 
 def test_it_holds_for_what_its_kv_was_computed_behind(tmp_path: Path) -> None:
-    own = (VERDICT.model, VERDICT.prefix, VERDICT.encoding)
+    own = MadeWith(VERDICT.model, VERDICT.prefix, VERDICT.encoding)
     for context in KvContext:
         verdict = replace(VERDICT, kv_context=context)
         fits = context is not KvContext.NONE
-        assert verdict.misfit(*own, conditioned=fits) == verdict.misfit(*own) == ""
-        assert verdict.misfit(*own, conditioned=not fits) == "kv_context"
+        assert verdict.misfits(own, conditioned=fits) == verdict.misfits(own) == ()
+        assert verdict.misfits(own, conditioned=not fits) == ("kv_context",)
 
 
 def test_a_verdict_of_an_earlier_version_is_of_kv_that_is_alone(tmp_path: Path) -> None:

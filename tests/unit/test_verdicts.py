@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
-from shared.verdict import Verdict
-from shared.verdicts import choose, keep_verdict, read_verdicts, told
+from shared.verdict import FORM, MadeWith, Verdict
+from shared.verdicts import choose, keep_verdict, read_verdicts, status_of, told
 
 VERDICT = Verdict(ReuseMode.REORDERED, 0.01, "f" * 32, "0" * 32, "exact", kv_context=KvContext.DOCUMENT)
 ISOLATED = replace(VERDICT, mode=ReuseMode.FULL, kv_context=KvContext.NONE)
@@ -38,13 +39,77 @@ def test_one_alone_as_it_was_written_before_is_read_and_kept(tmp_path: Path) -> 
 
 
 def test_the_one_that_holds_is_chosen_or_what_the_newest_was_not_made_for_is_named() -> None:
-    of = (VERDICT.model, VERDICT.prefix, VERDICT.encoding)
+    served = MadeWith(VERDICT.model, VERDICT.prefix, VERDICT.encoding)
     both = (VERDICT, ISOLATED)
-    assert choose(both, *of, conditioned=True) == (VERDICT, "")
-    assert choose(both, *of, conditioned=False) == (ISOLATED, "")
-    assert choose((VERDICT,), *of, conditioned=False) == (None, "kv_context")
-    assert choose(both, "another", *of[1:], conditioned=True) == (None, "model")
-    assert choose((), *of) == (None, "")
+    assert choose(both, served, conditioned=True) == (VERDICT, "")
+    assert choose(both, served, conditioned=False) == (ISOLATED, "")
+    assert choose((VERDICT,), served, conditioned=False) == (None, "kv_context")
+    assert choose(both, replace(served, model="another"), conditioned=True) == (None, "model")
+    assert choose((), served) == (None, "")
+
+
+FULLY = replace(
+    VERDICT,
+    mode=ReuseMode.CACHECLIP,
+    ratio=0.2,
+    tokenizer="t" * 32,
+    auxiliary="a" * 32,
+    grouping="budget",
+    reading="stitched",
+    form=FORM,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other"},
+        {"tokenizer": "other"},
+        {"prefix": "other"},
+        {"adapter": "other"},
+        {"kv_context": KvContext.HEADER},
+        {"encoding": "int8"},
+        {"auxiliary": "other"},
+        {"grouping": "paper"},
+        {"reading": "each"},
+    ],
+)
+def test_a_change_of_anything_that_it_depends_on_expires_it_and_is_named(change: dict[str, Any]) -> None:
+    served = FULLY.made_with
+    assert choose([FULLY], served, conditioned=True) == (FULLY, "")
+    assert status_of([FULLY], served) == "cacheclip 0.2 (document)"
+    (name,) = change
+    changed = replace(served, **change)
+    assert choose([FULLY], changed, conditioned=True) == (None, name)
+    assert status_of([FULLY], changed) == f"expired: it was made for another {name}; run `kvquilt gate`"
+
+
+def test_what_only_cacheclip_depends_on_expires_no_other_verdict() -> None:
+    verdict = replace(FULLY, mode=ReuseMode.REORDERED, ratio=None)
+    served = replace(verdict.made_with, auxiliary="other", grouping="paper")
+    assert choose([verdict], served, conditioned=True) == (verdict, "")
+
+
+def test_all_that_has_changed_is_named() -> None:
+    served = replace(FULLY.made_with, tokenizer="other", encoding="int8")
+    assert choose([FULLY], served, conditioned=True) == (None, "tokenizer, encoding")
+
+
+def test_one_of_an_older_form_holds_for_what_it_names_and_status_says_so() -> None:
+    served = replace(FULLY.made_with)
+    assert choose([VERDICT], served, conditioned=True) == (VERDICT, "")
+    assert status_of([VERDICT], served) == (
+        "reordered (document; of an older form, which does not name its tokenizer and selector: run "
+        "`kvquilt gate`)"
+    )
+    assert status_of([], served) == "none"
+    assert status_of([FULLY, replace(ISOLATED, form=FORM)], served) == "cacheclip 0.2 (document), full (none)"
+
+
+def test_one_of_a_later_form_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "v.json").write_text(json.dumps([asdict(VERDICT) | {"form": FORM + 1}]), encoding="utf-8")
+    with pytest.raises(ConfigError, match="form: 3 is not known to this version"):
+        read_verdicts(tmp_path / "v.json")
 
 
 def test_an_operator_is_told_the_newest_for_each_setting() -> None:

@@ -115,6 +115,7 @@ REUSE = st.builds(
     reading=st.none() | st.sampled_from(selection.Reading),
     adapter=TEXT,
 )
+KV_CONTEXTS = st.none() | st.sampled_from(kv_types.KvContext)
 ORDERS = st.builds(
     orders.GenerationOrder,
     chunks=tuples(CHUNKS),
@@ -124,8 +125,11 @@ ORDERS = st.builds(
     sampling=SAMPLING,
     decoding=DECODING,
     explain=st.booleans(),
+    kv_context=KV_CONTEXTS,
 )
-FORESTS = st.builds(orders.ForestOrder, chunks=tuples(CHUNKS), prefix=PREFIXES, reuse=REUSE)
+FORESTS = st.builds(
+    orders.ForestOrder, chunks=tuples(CHUNKS), prefix=PREFIXES, reuse=REUSE, kv_context=KV_CONTEXTS
+)
 LENGTHS = st.none() | NUMBERS
 EDITS = (
     st.builds(forest.Start, NUMBERS, PIECES)
@@ -462,6 +466,7 @@ def test_what_is_left_out_is_the_services_own_or_the_usual() -> None:
             "decoding.beams.early_stopping: 9 is not known",
         ),
         ({"questions": [generation_pb2.Piece()]}, "questions[0]: neither text nor token_ids"),
+        ({"kv_context": "page"}, "kv_context: 'page' is not one of document, header, none"),
     ],
 )
 def test_what_cannot_be_read_is_named(fields: dict[str, Any], says: str) -> None:

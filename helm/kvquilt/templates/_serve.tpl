@@ -32,6 +32,12 @@ The Serve configuration, as cluster/compose.py makes it from a quilt.yaml; a tes
 {{- with $addresses }}{{ $_ := set (get $decided $name) "addresses" (deepCopy .) }}{{ end -}}
 {{- end -}}
 {{- $_ := set $generator "selector" (dict "application" $application) -}}
+{{- with dig "ingestion" "kv_context" "" $quilt -}}
+{{- $context := . -}}
+{{- range $name := list "gateway" "generator" -}}
+{{- $_ := set (get $decided $name) "kv_context" (dig $name "kv_context" $context $quilt) -}}
+{{- end -}}
+{{- end -}}
 {{- range list "kv_store" "retrieval" "ingestion" "gateway" "selector" -}}
 {{- $_ := set $decided . (mergeOverwrite (default dict (get $decided .)) (deepCopy $onServices)) -}}
 {{- end -}}

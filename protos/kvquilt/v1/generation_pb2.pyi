@@ -57,7 +57,7 @@ class PrefillResponse(_message.Message):
     def __init__(self, index: _Optional[int] = ..., chunk_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., existed: _Optional[bool] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding", "recompute", "ape", "explain", "adapter")
+    __slots__ = ("meta", "prefix", "chunks", "questions", "reuse", "sampling", "decoding", "recompute", "ape", "explain", "adapter", "kv_context")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class GenerateRequest(_message.Message):
     APE_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[Piece]
@@ -80,7 +81,8 @@ class GenerateRequest(_message.Message):
     ape: _recompute_pb2.Ape
     explain: bool
     adapter: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ..., adapter: _Optional[str] = ...) -> None: ...
+    kv_context: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., questions: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., decoding: _Optional[_Union[_common_pb2.Decoding, _Mapping]] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., explain: _Optional[bool] = ..., adapter: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("token", "branch_done", "done", "chosen", "margin_token", "margin", "selected")
@@ -163,7 +165,7 @@ class ExploreRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[ForestOpen, _Mapping]] = ..., start: _Optional[_Union[ForestStart, _Mapping]] = ..., fork: _Optional[_Union[ForestFork, _Mapping]] = ..., rewind: _Optional[_Union[ForestRewind, _Mapping]] = ..., prune: _Optional[_Union[ForestPrune, _Mapping]] = ..., append: _Optional[_Union[ForestAppend, _Mapping]] = ..., grow: _Optional[_Union[ForestGrow, _Mapping]] = ..., merge: _Optional[_Union[ForestMerge, _Mapping]] = ...) -> None: ...
 
 class ForestOpen(_message.Message):
-    __slots__ = ("meta", "prefix", "chunks", "reuse", "recompute", "ape", "adapter")
+    __slots__ = ("meta", "prefix", "chunks", "reuse", "recompute", "ape", "adapter", "kv_context")
     META_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +173,7 @@ class ForestOpen(_message.Message):
     RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     APE_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    KV_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     meta: _common_pb2.RequestMeta
     prefix: Piece
     chunks: _containers.RepeatedCompositeFieldContainer[Piece]
@@ -178,7 +181,8 @@ class ForestOpen(_message.Message):
     recompute: _recompute_pb2.Recompute
     ape: _recompute_pb2.Ape
     adapter: str
-    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
+    kv_context: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., prefix: _Optional[_Union[Piece, _Mapping]] = ..., chunks: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., reuse: _Optional[str] = ..., recompute: _Optional[_Union[_recompute_pb2.Recompute, _Mapping]] = ..., ape: _Optional[_Union[_recompute_pb2.Ape, _Mapping]] = ..., adapter: _Optional[str] = ..., kv_context: _Optional[str] = ...) -> None: ...
 
 class ForestStart(_message.Message):
     __slots__ = ("branch", "piece")

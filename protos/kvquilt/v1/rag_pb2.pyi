@@ -3,12 +3,22 @@ from protos.kvquilt.v1 import generation_pb2 as _generation_pb2
 from protos.kvquilt.v1 import recompute_pb2 as _recompute_pb2
 from protos.kvquilt.v1 import retrieval_pb2 as _retrieval_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Rating(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RATING_UNSPECIFIED: _ClassVar[Rating]
+    RATING_GOOD: _ClassVar[Rating]
+    RATING_BAD: _ClassVar[Rating]
+RATING_UNSPECIFIED: Rating
+RATING_GOOD: Rating
+RATING_BAD: Rating
 
 class RetrievalOptions(_message.Message):
     __slots__ = ("k", "mode", "filters")
@@ -133,6 +143,60 @@ class AnswerDone(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class FeedbackRequest(_message.Message):
+    __slots__ = ("meta", "request_id", "rating", "comment", "question")
+    META_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RATING_FIELD_NUMBER: _ClassVar[int]
+    COMMENT_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    request_id: str
+    rating: Rating
+    comment: str
+    question: int
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., request_id: _Optional[str] = ..., rating: _Optional[_Union[Rating, str]] = ..., comment: _Optional[str] = ..., question: _Optional[int] = ...) -> None: ...
+
+class FeedbackResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListFeedbackRequest(_message.Message):
+    __slots__ = ("meta", "collection")
+    META_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    meta: _common_pb2.RequestMeta
+    collection: str
+    def __init__(self, meta: _Optional[_Union[_common_pb2.RequestMeta, _Mapping]] = ..., collection: _Optional[str] = ...) -> None: ...
+
+class RatedAnswer(_message.Message):
+    __slots__ = ("request_id", "question", "rating", "comment", "collection", "asked", "answer", "reuse", "ratio", "chunk_ids", "document_ids", "rated_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    RATING_FIELD_NUMBER: _ClassVar[int]
+    COMMENT_FIELD_NUMBER: _ClassVar[int]
+    COLLECTION_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    RATED_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    question: int
+    rating: Rating
+    comment: str
+    collection: str
+    asked: str
+    answer: str
+    reuse: str
+    ratio: float
+    chunk_ids: _containers.RepeatedScalarFieldContainer[str]
+    document_ids: _containers.RepeatedScalarFieldContainer[str]
+    rated_s: float
+    def __init__(self, request_id: _Optional[str] = ..., question: _Optional[int] = ..., rating: _Optional[_Union[Rating, str]] = ..., comment: _Optional[str] = ..., collection: _Optional[str] = ..., asked: _Optional[str] = ..., answer: _Optional[str] = ..., reuse: _Optional[str] = ..., ratio: _Optional[float] = ..., chunk_ids: _Optional[_Iterable[str]] = ..., document_ids: _Optional[_Iterable[str]] = ..., rated_s: _Optional[float] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("meta",)

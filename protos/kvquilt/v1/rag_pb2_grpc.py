@@ -41,6 +41,16 @@ class RagStub:
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerRequest.SerializeToString,
                 response_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.FromString,
                 _registered_method=True)
+        self.Feedback = channel.unary_unary(
+                '/kvquilt.v1.Rag/Feedback',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.FeedbackRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.FeedbackResponse.FromString,
+                _registered_method=True)
+        self.ListFeedback = channel.unary_stream(
+                '/kvquilt.v1.Rag/ListFeedback',
+                request_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.ListFeedbackRequest.SerializeToString,
+                response_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.RatedAnswer.FromString,
+                _registered_method=True)
         self.Health = channel.unary_unary(
                 '/kvquilt.v1.Rag/Health',
                 request_serializer=protos_dot_kvquilt_dot_v1_dot_common__pb2.HealthRequest.SerializeToString,
@@ -59,6 +69,21 @@ class RagServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Feedback(self, request, context):
+        """Rates an answer that was given lately: kept with the mode and the chunks that it was given by. Durable when this returns. Rating the
+        same question of the same answer again replaces what was said before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFeedback(self, request, context):
+        """The caller's tenant's ratings, the oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Health(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -72,6 +97,16 @@ def add_RagServicer_to_server(servicer, server):
                     servicer.Answer,
                     request_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerRequest.FromString,
                     response_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.SerializeToString,
+            ),
+            'Feedback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Feedback,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.FeedbackRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.FeedbackResponse.SerializeToString,
+            ),
+            'ListFeedback': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListFeedback,
+                    request_deserializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.ListFeedbackRequest.FromString,
+                    response_serializer=protos_dot_kvquilt_dot_v1_dot_rag__pb2.RatedAnswer.SerializeToString,
             ),
             'Health': grpc.unary_unary_rpc_method_handler(
                     servicer.Health,
@@ -107,6 +142,60 @@ class Rag:
             '/kvquilt.v1.Rag/Answer',
             protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerRequest.SerializeToString,
             protos_dot_kvquilt_dot_v1_dot_rag__pb2.AnswerEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feedback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvquilt.v1.Rag/Feedback',
+            protos_dot_kvquilt_dot_v1_dot_rag__pb2.FeedbackRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_rag__pb2.FeedbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFeedback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvquilt.v1.Rag/ListFeedback',
+            protos_dot_kvquilt_dot_v1_dot_rag__pb2.ListFeedbackRequest.SerializeToString,
+            protos_dot_kvquilt_dot_v1_dot_rag__pb2.RatedAnswer.FromString,
             options,
             channel_credentials,
             insecure,

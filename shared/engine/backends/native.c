@@ -10,6 +10,7 @@
 
 #define BLOCK_KEYS 64 /* as in tables.py */
 #define MAX_HEAD_DIM 512 /* as in native.py */
+#define MAX_ABOVE 8.0f   /* weights of at most 2^8: as exact as smaller ones, and a row's base is raised once or twice */
 
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 

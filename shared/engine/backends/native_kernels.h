@@ -36,6 +36,13 @@ INLINE Ints NAME(lane)(void) {
     return (Ints){0, 1, 2, 3, 4, 5, 6, 7};
 #endif
 }
+INLINE int NAME(any_above)(Floats x, float limit) {
+#if PAIRS
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+#else
+    return _mm256_movemask_ps((__m256)(x > limit)) != 0;
+#endif
+}
 INLINE float NAME(largest)(Floats x) {
     for (int step = LANES / 2; step; step /= 2) x = NAME(larger)(x, __builtin_shuffle(x, NAME(lane)() ^ step));
     return x[0];
@@ -150,15 +157,15 @@ INLINE void NAME(append_as)(const Step *s, int layer, Rows k, Rows v, int row, i
            s->head_dim * (dtype == FLOAT32 ? 4 : 2));
 }
 
-/* C = A·B + ``before`` · C for STACK rows and ``columns`` vectors. */
+/* C = A·B, or with ``adds`` C += A·B, for STACK rows and ``columns`` vectors. */
 INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
-                          const float *before, const int columns, const int pairs) {
+                          const int adds, const int columns, const int pairs) {
     Floats sums[STACK][COLUMNS];
 #pragma GCC unroll 8
     for (int r = 0; r < STACK; r++)
 #pragma GCC unroll 8
         for (int n = 0; n < columns; n++)
-            sums[r][n] = before ? before[r] * NAME(load)(c + r * row_c + n * LANES) : NAME(splat)(0);
+            sums[r][n] = adds ? NAME(load)(c + r * row_c + n * LANES) : NAME(splat)(0);
     for (int i = 0; i < depth; i++) {
         Floats across[COLUMNS];
 #pragma GCC unroll 8
@@ -183,11 +190,11 @@ INLINE void NAME(product)(const float *a, int64_t row_a, const float *b, int64_t
 }
 
 INLINE void NAME(products)(const float *a, int64_t row_a, const float *b, int64_t row_b, int depth, float *c, int64_t row_c,
-                           const float *before, int columns, const int pairs) {
+                           const int adds, int columns, const int pairs) {
     int n = 0;
     for (; n + COLUMNS <= columns; n += COLUMNS)
-        NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, before, COLUMNS, pairs);
-    for (; n < columns; n++) NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, before, 1, pairs);
+        NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, adds, COLUMNS, pairs);
+    for (; n < columns; n++) NAME(product)(a, row_a, b + n * LANES, row_b, depth, c + n * LANES, row_c, adds, 1, pairs);
 }
 
 #if PAIRS
@@ -289,9 +296,12 @@ INLINE void NAME(pack_values)(const void *v, const int32_t *keys, int num_keys, 
             pairs[(int64_t)(key / 2) * 2 * wide + 2 * d + key % 2] = from[(int64_t)keys[key] * head_dim + d];
 }
 
-/* A thread's room. Rows are padded to a multiple of STACK, dimensions to one of LANES. */
+/* A thread's room. Rows are padded to a multiple of STACK, dimensions to one of LANES. Of each row: ``look``, its place among the
+ * looks; ``seen``, its keys; ``scale``, of its scores; ``base``, what its exponents are counted from; ``total``, the sum of its weights
+ * so far, by lanes. */
 typedef struct {
-    float *q, *out, *best, *total, *before, *keys, *values, *scores, *weights;
+    float *q, *out, *scale, *base, *total, *keys, *values, *scores, *weights;
+    int32_t *look, *seen;
     int rows, wide;
 } NAME(Room);
 
@@ -307,9 +317,11 @@ static int64_t NAME(lay_out)(char *workspace, int block_rows, int head_dim, NAME
     room->rows = rows, room->wide = wide;
     room->q = NAME(take)(&end, (int64_t)rows * wide);
     room->out = NAME(take)(&end, (int64_t)rows * wide);
-    room->best = NAME(take)(&end, rows);
+    room->scale = NAME(take)(&end, rows);
+    room->base = NAME(take)(&end, rows);
     room->total = NAME(take)(&end, (int64_t)rows * LANES);
-    room->before = NAME(take)(&end, STACK);
+    room->look = (int32_t *)NAME(take)(&end, rows);
+    room->seen = (int32_t *)NAME(take)(&end, rows);
     room->keys = NAME(take)(&end, (int64_t)wide * BLOCK_KEYS);
     room->values = NAME(take)(&end, (int64_t)wide * BLOCK_KEYS);
     room->scores = NAME(take)(&end, STACK * BLOCK_KEYS);
@@ -330,11 +342,11 @@ INLINE int64_t NAME(excluded_by_all)(const Step *s, int first, int last) {
 }
 
 /* Bit i: the look does not see key keys[i]. ``excludes``: keys that it excludes are among them, which stand one behind the other. */
-INLINE uint64_t NAME(hidden_keys)(const Step *s, int layer, int look, const int32_t *keys, const int excludes) {
+INLINE uint64_t NAME(hidden_keys)(const Step *s, int layer, int look, int seen, const int32_t *keys, const int excludes) {
     const int32_t *facts = s->looks + (int64_t)look * 5;
-    int num_seen = keys[BLOCK_KEYS - 1] < facts[2] ? BLOCK_KEYS : 0;
+    int num_seen = keys[BLOCK_KEYS - 1] < seen ? BLOCK_KEYS : 0;
     if (!num_seen)
-        while (keys[num_seen] < facts[2]) num_seen++;
+        while (keys[num_seen] < seen) num_seen++;
     uint64_t hidden = num_seen == BLOCK_KEYS ? 0 : ~0ull << num_seen;
     if (excludes && facts[4]) {
         const uint32_t *words = (const uint32_t *)s->hidden[look] + (int64_t)layer * facts[4];
@@ -344,43 +356,51 @@ INLINE uint64_t NAME(hidden_keys)(const Step *s, int layer, int look, const int3
     return hidden;
 }
 
-/* One row of a block: its scores become weights; how much that lessens what it has gathered so far is returned. */
-INLINE float NAME(weigh)(const float *scores, float scale, uint64_t hidden, float *best, float *total, float *weights, const int pairs) {
+/* One row of a block: its scores become weights, 2^(scale · score − base), where ``base`` is the largest exponent up to now, or at most
+ * MAX_ABOVE less: only when it would be more, base is raised, and what the row has gathered so far lessened. */
+INLINE void NAME(weigh)(const NAME(Room) *room, int i, const float *scores, uint64_t hidden, float *weights, const int pairs) {
     enum { N = BLOCK_KEYS / LANES };
-    Floats x[N], most = NAME(splat)(*best);
+    Floats x[N], most = NAME(splat)(-__builtin_inff());
     Ints out_of_sight[N];
+    float *total = room->total + (int64_t)i * LANES, base = room->base[i];
+    const float scale = room->scale[i];
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
-        x[n] = NAME(load)(scores + n * LANES) * scale;
+        Floats seen = x[n] = NAME(load)(scores + n * LANES);
         if (hidden) {
             out_of_sight[n] = -(NAME(splat_int)((int32_t)(hidden >> (n * LANES) & ((1u << LANES) - 1))) >> NAME(lane)() & 1);
-            x[n] = NAME(choose)(out_of_sight[n], NAME(splat)(-__builtin_inff()), x[n]);
+            seen = NAME(choose)(out_of_sight[n], NAME(splat)(-__builtin_inff()), seen);
         }
-        most = NAME(larger)(most, x[n]);
+        most = NAME(larger)(most, seen);
     }
-    const float new_best = NAME(largest)(most), base = new_best == -__builtin_inff() ? 0 : new_best;
-    float before = 1;
-    if (new_best != *best) before = *best == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(*best - base))[0];
-    Floats sum = NAME(load)(total) * before;
+    most = most * scale;
+    if (NAME(any_above)(most, base + MAX_ABOVE)) {
+        const float raised = NAME(largest)(most);
+        const float less = base == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(base - raised))[0];
+        float *out = room->out + (int64_t)i * room->wide;
+        for (int d = 0; d < room->wide; d += LANES) NAME(store)(out + d, NAME(load)(out + d) * less);
+        NAME(store)(total, NAME(load)(total) * less);
+        room->base[i] = base = raised;
+    }
+    if (base == -__builtin_inff()) base = 0; /* it has seen nothing yet: all of these are hidden */
+    Floats sum = NAME(load)(total);
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
-        x[n] = NAME(power_of_2)(x[n] - base);
+        x[n] = NAME(power_of_2)(x[n] * scale - base);
         if (hidden) x[n] = (Floats)(~out_of_sight[n] & (Ints)x[n]);
         sum += x[n];
     }
     NAME(store)(total, sum);
-    *best = new_best;
 #if PAIRS
     if (pairs) {
 #pragma GCC unroll 8
         for (int n = 0; n < N; n += 2)
             _mm512_storeu_si512(weights + n * LANES / 2, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[n + 1], (__m512)x[n]));
-        return before;
+        return;
     }
 #endif
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) NAME(store)(weights + n * LANES, x[n]);
-    return before;
 }
 
 /* The item's flat rows, rotated to their distance, over the item's keys; fills their slots. Keys that all of these rows exclude are
@@ -395,13 +415,14 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
     const int wide = room.wide, rows = (num_flat + STACK - 1) / STACK * STACK;
     for (int i = 0; i < rows; i++) {
         float *to = room.q + (int64_t)i * depth;
-        room.best[i] = -__builtin_inff();
+        const int flat = facts[1] + (i < num_flat ? i : num_flat - 1), head = kv_head * group + flat % group;
+        room.look[i] = piece[0] + flat / group;
+        const int32_t *look = s->looks + (int64_t)room.look[i] * 5;
+        room.seen[i] = look[2], room.scale[i] = scale * s->sharpness[room.look[i]], room.base[i] = -__builtin_inff();
         if (i >= num_flat) {
             memset(to, 0, sizeof(float) * depth);
             continue;
         }
-        const int flat = facts[1] + i, head = kv_head * group + flat % group;
-        const int32_t *look = s->looks + (int64_t)(piece[0] + flat / group) * 5;
         const void *from = NAME(at)(q.data, look[0] * q.row + head * q.head, dtype);
         if (pairs || dtype == FLOAT32) NAME(rotate)(s, from, look[1], to, dtype);
         else { /* rounded to the model's type, then widened */
@@ -429,24 +450,24 @@ INLINE void NAME(attend_as)(const Step *s, int layer, Rows q, float scale, int i
             NAME(products)(room.q + (int64_t)top * depth, depth, room.keys, BLOCK_KEYS, depth, room.scores, BLOCK_KEYS, 0,
                            BLOCK_KEYS / LANES, pairs);
             for (int r = 0; r < STACK; r++) {
-                const int i = top + r, look = piece[0] + (facts[1] + (i < num_flat ? i : 0)) / group;
-                const uint64_t hidden = i < num_flat ? NAME(hidden_keys)(s, layer, look, keys, !words) : ~0ull;
-                room.before[r] = NAME(weigh)(room.scores + r * BLOCK_KEYS, scale * s->sharpness[look], hidden, room.best + i, room.total + (int64_t)i * LANES,
-                                             room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
+                const int i = top + r;
+                const uint64_t hidden = NAME(hidden_keys)(s, layer, room.look[i], room.seen[i], keys, !words);
+                NAME(weigh)(&room, i, room.scores + r * BLOCK_KEYS, hidden, room.weights + r * (pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS), pairs);
             }
             NAME(products)(room.weights, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS, room.values, wide, pairs ? BLOCK_KEYS / 2 : BLOCK_KEYS,
-                           room.out + (int64_t)top * wide, wide, room.before, wide / LANES, pairs);
+                           room.out + (int64_t)top * wide, wide, 1, wide / LANES, pairs);
         }
     }
 
     for (int i = 0; i < num_flat; i++) {
-        const int flat = facts[1] + i, head = kv_head * group + flat % group;
-        const int32_t *look = s->looks + (int64_t)(piece[0] + flat / group) * 5;
-        if (begin >= look[2]) continue;
+        if (begin >= room.seen[i]) continue;
+        const int head = kv_head * group + (facts[1] + i) % group;
+        const int32_t *look = s->looks + (int64_t)room.look[i] * 5;
         const int64_t place = ((int64_t)look[3] + begin / s->split_len) * s->num_heads + head;
         const float total = NAME(sum)(NAME(load)(room.total + (int64_t)i * LANES));
-        s->lse[place] = room.best[i] + (total > 0 ? __builtin_log2f(total) : 0);
-        for (int d = 0; d < dim; d++) s->out[place * dim + d] = room.out[(int64_t)i * wide + d] / (total > 0 ? total : 1);
+        const float share = total > 0 ? 1 / total : 0;
+        s->lse[place] = room.base[i] + (total > 0 ? __builtin_log2f(total) : 0);
+        for (int d = 0; d < dim; d++) s->out[place * dim + d] = room.out[(int64_t)i * wide + d] * share;
     }
 }
 
@@ -469,7 +490,8 @@ INLINE void NAME(merge_as)(const Step *s, void *merged, int row, int head, const
     const int32_t *joint = s->joint + (int64_t)row * 2;
     const float sum = joint[0] < joint[1] ? NAME(log_sum)(s, joint[0], joint[1], head) : -__builtin_inff();
     const float more = sum == -__builtin_inff() ? 0 : s->more[row] * sum;
-    float best = -__builtin_inff(), total = 0, mean[MAX_HEAD_DIM] = {0};
+    float best = -__builtin_inff(), total = 0, mean[MAX_HEAD_DIM];
+    memset(mean, 0, sizeof(float) * dim);
     for (int slot = first; slot < end; slot++) {
         const float lse = s->lse[(int64_t)slot * s->num_heads + head] + (joint[0] <= slot && slot < joint[1] ? more : 0);
         best = lse > best ? lse : best;

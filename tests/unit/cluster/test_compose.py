@@ -83,9 +83,14 @@ def test_only_those_that_make_prompts_are_built_anew_for_another_prompt(values: 
     assert changed == {"generator", "ingestion", "selector"}
 
 
-def test_the_gateway_knows_under_which_context_ingestion_stores(values: dict[str, Any]) -> None:
+def test_gateway_and_generator_know_under_which_context_ingestion_stores(values: dict[str, Any]) -> None:
     before, after = args_of(values), args_of(values | {"ingestion": {"kv_context": "header"}})
-    assert {name for name in after if after[name] != before[name]} == {"gateway", "ingestion"}
+    assert {name for name in after if after[name] != before[name]} == {
+        "gateway",
+        "generator",
+        "ingestion",
+    }
+    assert load_quilt(after["generator"], {}).generator.kv_context is KvContext.HEADER
     assert after["gateway"]["gateway"]["kv_context"] == "header"
     assert load_quilt(after["gateway"], {}).gateway.kv_context is KvContext.HEADER
     assert load_quilt(values, {}).gateway.kv_context is KvContext.DOCUMENT

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from cluster.cli.main import main
-from cluster.evaluation.bench import EvalBench
+from cluster.paths import DEMO_ASSETS
 
 QUICK = ["--model", "demo", "--length", "400", "--cases", "2", "--max-tokens", "6", "--processes", "1"]
 
@@ -82,22 +82,70 @@ def test_the_eight_variants_are_asked_by_default(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_an_interruption_exits_with_130_and_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+def test_scores_are_reported_where_the_model_reads_the_documents(tmp_path: Path) -> None:
+    """Questions and documents of the demo, as a file of ctxs."""
+    asked = json.loads((DEMO_ASSETS / "questions.json").read_text(encoding="utf-8"))
+    asked = [one for one in asked if one["document"].endswith((".txt", ".md"))][:8]
+    documents = [DEMO_ASSETS / "documents" / one["document"] for one in asked]
+    texts = [path.read_text(encoding="utf-8") for path in documents]
+    data = tmp_path / "demo.json"
+    told = [
+        {
+            "question": one["question"],
+            "answers": [one["answer"]],
+            "ctxs": [
+                {"title": "", "text": text, "isgold": i == 0}
+                for i, text in enumerate((texts[n], texts[n - 1]))
+            ],
+        }
+        for n, one in enumerate(asked)
+    ]
+    data.write_text(json.dumps(told), encoding="utf-8")
+    report, page = tmp_path / "report.json", tmp_path / "page.html"
+    command = ["--suite", "ctxs", "--data", data, "--model", "demo", "--processes", "1", "--max-tokens", "24"]
+    command += ["--modes", "reordered,random", "--ratios", "0.1,0.4", "--json", report, "--html", page]
+    result = evaluated(*command)
+    assert result.exit_code == 0, result.output
+    assert "only KL" not in result.output
+    measured = {m["name"]: m for m in json.loads(report.read_text())["measurements"]}
+    assert measured["demo_full"]["value"] >= 0.5
+    assert measured["demo_closed_book"]["value"] <= 0.2
+    assert measured["demo_reordered_document"]["n"] == 8
+    assert {"p_demo_random_10_none", "against_full_demo_random_40_document"} <= set(measured)
+    assert 0 < measured["attention_inter_chunk"]["value"] < 1
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
-    monkeypatch.setattr(EvalBench, "ask", interrupted)
-    result = evaluated("--suite", "ruler", *QUICK, "--answers", tmp_path / "answers.jsonl")
-    assert result.exit_code == 130
-    assert "the same command goes on from here" in result.output
+
+def test_questions_without_documents_are_asked_once(tmp_path: Path) -> None:
+    data = tmp_path / "test.jsonl"
+    data.write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 2, encoding="utf-8")
+    kept = tmp_path / "answers.jsonl"
+    result = evaluated(
+        "--suite", "gsm8k", "--data", data, "--model", "demo", "--max-tokens", "4", "--answers", kept
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [answer["mode"] for answer in answers_in(kept)] == ["full", "full"]
+    assert "score" in result.output
+
+
+def test_a_line_of_another_format_is_told(tmp_path: Path) -> None:
+    data = tmp_path / "en.json"
+    data.write_text(
+        '{"id": 0, "query": "?", "answer": "x", "positive": ["x"]}\n{"id": 1}\n', encoding="utf-8"
+    )
+    result = evaluated("--suite", "rgb", "--data", data, "--model", "demo")
+    assert result.exit_code == 2
+    assert f"--data: {data}, line 2: positive: is missing; RGB holds id, query, answer" in result.output
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["--suite", "rular"], "--suite: 'rular' is not one of ruler, cacheclip"),
+        (["--suite", "rgb"], "--data: rgb is asked from a file that you bring; name it"),
+        (["--suite", "rgb", "--data", "none.json"], "--data: there is no file none.json"),
+        (["--suite", "ruler", "--data", "x.json"], "--data: ruler is made on the spot; leave it out"),
+        (["--suite", "ruler", "--metric", "bleu"], "--metric: 'bleu' is not one of coverage"),
         (["--suite", "ruler", "--tasks", "niah"], "--tasks: 'niah' is not one of niah_single_1"),
         (["--suite", "cacheclip", "--tasks", "vt"], "--tasks: 'vt' is not one of niah_single_1"),
         (["--suite", "ruler", "--modes", "fast"], "--modes: 'fast' is not one of reordered"),
@@ -116,7 +164,16 @@ def test_wrong_input_is_named(args: list[str], says: str) -> None:
 def test_cacheclip_needs_an_auxiliary_model(tmp_path: Path) -> None:
     config = tmp_path / "quilt.yaml"
     config.write_text("model: demo\nselector: {model: ''}\n", encoding="utf-8")
-    result = evaluated("--suite", "ruler", "--config", config)
+    result = evaluated("--suite", "ruler", "--config", config, "--modes", "full,cacheclip")
     assert result.exit_code == 2
     assert "--modes: cacheclip needs an auxiliary model" in result.output
     assert "selector.model" in result.output
+    kept = tmp_path / "answers.jsonl"
+    by_default = ["--length", "400", "--cases", "1", "--tasks", "vt", "--max-tokens", "2", "--answers", kept]
+    assert evaluated("--suite", "ruler", "--config", config, *by_default).exit_code == 0
+    assert {answer["mode"] for answer in answers_in(kept)} == {
+        "closed book",
+        "full",
+        "reordered document",
+        "reordered none",
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from cluster.paths import DEMO_MODEL
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
-from shared.verdict import VERDICT_FILE, Verdict
+from shared.verdict import FORM, VERDICT_FILE, Verdict
 from shared.verdicts import keep_verdict, read_verdicts
 
-QUICK = ["--questions", "2", "--ratios", "", "--processes", "1", "--tolerance", "1"]
+QUICK = ["--questions", "12", "--ratios", "", "--processes", "1", "--tolerance", "1", "--alpha", "0.5"]
 OTHER = Verdict(ReuseMode.EPIC, 0.01, "f" * 32, "0" * 32, "exact", 0.2)
 
 
@@ -42,40 +42,59 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def gate(*args: object, **environ: str) -> Result:
-    return CliRunner(env=environ).invoke(main, ["gate", *map(str, args)], catch_exceptions=False)
+@pytest.fixture
+def gate(tmp_path: Path) -> Callable[..., Result]:
+    def invoke(*args: object, **environ: str) -> Result:
+        where = ["--data-dir", str(tmp_path / "data")]
+        return CliRunner(env=environ).invoke(main, [*where, "gate", *map(str, args)], catch_exceptions=False)
+
+    return invoke
+
+
+Gate = Callable[..., Result]
 
 
 def test_the_verdict_goes_beside_the_model_for_each_setting_of_kv_context(
-    model: Path, tmp_path: Path
+    gate: Gate, model: Path, tmp_path: Path
 ) -> None:
     keep_verdict(model / VERDICT_FILE, OTHER)
     kept, report = tmp_path / "answers.jsonl", tmp_path / "report.json"
     first = gate("--model", model, *QUICK, "--answers", kept, "--json", report)
     assert first.exit_code == 0, first.output
+    assert "generated questions; margin 100 points below full over the whole blocks" in first.output
     assert "verdict (kv_context document): reordered" in first.output
     told = {line.split()[0] for line in first.output.splitlines() if line.strip()}
-    assert {"evidence", "spread", "unnamed", "cross_document", "single"} <= told
+    assert {"evidence", "spread", "unnamed", "cross_document", "single", "KL", "full"} <= told
     asked = kept.read_bytes()
     assert gate("--model", model, *QUICK, "--answers", kept).exit_code == 0
     assert kept.read_bytes() == asked
-    isolated = gate("--model", model, *QUICK, "--kv-context", "none")
-    assert isolated.exit_code == 0, isolated.output
+    others = gate("--model", model, *QUICK, "--kv-context", "none", "--encoding", "int8,exact")
+    assert others.exit_code == 0, others.output
+    assert not list((tmp_path / "data" / "gate").iterdir())  # what was kept has served its purpose
     verdicts = read_verdicts(model / VERDICT_FILE)
-    assert [v.kv_context for v in verdicts] == [KvContext.NONE, KvContext.DOCUMENT, KvContext.NONE]
-    assert verdicts[2] == OTHER
-    assert {v.asked["spread"].num_questions for v in verdicts[:2]} == {
-        len([a for a in answered(kept) if a["kind"] == "spread" and a["mode"] == "full"])
-    }
+    made = [(v.kv_context, v.encoding) for v in verdicts]
+    none = KvContext.NONE
+    assert made == [(none, "exact"), (none, "int8"), (KvContext.DOCUMENT, "exact"), (none, "exact")]
+    assert verdicts[3] == OTHER
+    assert {(v.form, v.questions, v.alpha) for v in verdicts[:3]} == {(FORM, "generated", 0.5)}
+    (exact, int8), reference = (v.asked["spread"].kl for v in verdicts[:2]), "whole_blocks"
+    assert exact["full"] == int8["full"] > exact[reference] == 0
+    assert exact["reordered_0"] != int8["reordered_0"]
+    of_full = [a for a in answered(kept) if a["kind"] == "spread" and a["mode"] == "full"]
+    tally, taken = verdicts[2].asked["spread"], {a["context"] for a in of_full}
+    assert 0 < tally.num_questions <= len(of_full)
+    assert 0 < tally.num_contexts <= verdicts[2].num_contexts
+    assert tally.num_contexts <= len(taken)
     assert facts_of("x", model).verdict == "reordered (document), reordered (none)"
-    assert any("spread" in m["name"] for m in json.loads(report.read_text())["measurements"])
+    reported = json.loads(report.read_text())
+    assert any("kl_to_whole_blocks_spread" in m["name"] for m in reported["measurements"])
 
 
 def answered(kept: Path) -> list[dict[str, Any]]:
     return [answer for line in kept.read_text().splitlines()[1:] for answer in json.loads(line)]
 
 
-def test_it_is_judged_as_it_is_served(model: Path, tmp_path: Path) -> None:
+def test_it_is_judged_as_it_is_served(gate: Gate, model: Path, tmp_path: Path) -> None:
     config = tmp_path / "quilt.yaml"
     config.write_text(f"model: {model}\ngenerator: {{verdict: {tmp_path / 'v.json'}}}\n", encoding="utf-8")
     result = gate("--config", config, *QUICK, KVQUILT_INGESTION__KV_CONTEXT="header")
@@ -101,15 +120,57 @@ def test_a_model_without_a_directory_needs_a_place_for_its_verdict(tmp_path: Pat
         (["--kv-context", "title"], "'title' is not one of 'document', 'header', 'none'"),
         (["--tolerance", "7"], "7.0 is not in the range 0<=x<=1"),
         (["--model", "no/such.gguf"], "there is no file no/such.gguf"),
+        (["--encoding", "int9"], "'int9' is not one of 'exact', 'int8', 'int4'"),
+        (["--alpha", "0"], "0.0 is not in the range 0<x<1"),
+        (["--questions", "0"], "0: must be at least 1, or name a file"),
+        (["--questions", "mine.jsonl"], "there is no file mine.jsonl; write one question per line"),
+        (["--modes", "best"], "--modes: 'best' is not one of reordered, composite, ape, epic"),
+        (["-c", "handbook"], "-c, -k: belong to --questions FILE"),
+        (["--answers", "a", "--encoding", "exact,int8"], "--answers: holds those of one kv_context"),
     ],
 )
-def test_wrong_input_is_named(args: list[str], says: str) -> None:
+def test_wrong_input_is_named(gate: Gate, args: list[str], says: str) -> None:
     result = gate(*args)
     assert result.exit_code in (1, 2)
     assert says in result.output
 
 
-def test_what_the_model_cannot_read_gives_no_verdict(model: Path, tmp_path: Path) -> None:
+def test_own_questions_need_a_system_that_holds_the_documents(gate: Gate, tmp_path: Path) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "Why?"}', encoding="utf-8")
+    result = gate("--model", "demo", "--questions", questions)
+    assert result.exit_code == 3
+    assert "kvquilt is not running on" in result.output
+    questions.write_text('{"answer": "Why?"}', encoding="utf-8")
+    result = gate("--model", "demo", "--questions", questions)
+    assert result.exit_code == 2
+    assert "line 1: answer: unknown field; did you mean 'answers'?" in result.output
+
+
+def test_where_no_questions_can_be_generated_the_remedy_is_told(gate: Gate) -> None:
+    result = gate("--model", "demo", *QUICK, KVQUILT_INGESTION__CHUNK_TOKENS="24")
+    assert result.exit_code == 2
+    assert "no questions can be generated for this model" in result.output
+    assert "give your own by --questions FILE" in result.output
+
+
+def test_too_few_questions_give_no_verdict_and_what_was_answered_is_kept(
+    gate: Gate, model: Path, tmp_path: Path
+) -> None:
+    before = (model / VERDICT_FILE).read_bytes() if (model / VERDICT_FILE).exists() else b""
+    few = ["--questions", "2", "--ratios", "", "--processes", "1", "--kv-context", "header"]
+    result = gate("--model", model, *few)
+    assert result.exit_code == 2
+    assert "the questions are too few to tell: reordered may lose up to" in result.output
+    assert "3 are allowed; ask more, or raise --tolerance" in result.output
+    assert ((model / VERDICT_FILE).read_bytes() if before else b"") == before
+    (kept,) = (tmp_path / "data" / "gate").iterdir()
+    asked = kept.read_bytes()
+    assert gate("--model", model, *few).exit_code == 2
+    assert kept.read_bytes() == asked
+
+
+def test_what_the_model_cannot_read_gives_no_verdict(gate: Gate, model: Path, tmp_path: Path) -> None:
     """A model that has forgotten everything."""
     from transformers import AutoModelForCausalLM
 

@@ -38,7 +38,8 @@ def test_it_shows_tables_plots_and_attention_and_loads_nothing(tmp_path: Path) -
     assert "Evaluation of a&lt;b" in html
     assert "40.0 (" in html
     assert "3.0% goes to other chunks" in html
-    assert html.count("<svg") == 6  # an average, a task, three masks, the question's attention
+    assert html.count("<svg") == 7  # an average, two of a task, three masks, the question's attention
+    assert "t: numbers cut short" in html
     assert html.count("<table>") == 2
     assert not re.search(r"<script|<link|<img|https?://(?!www\.w3\.org)|url\(", html)
 
@@ -46,13 +47,14 @@ def test_it_shows_tables_plots_and_attention_and_loads_nothing(tmp_path: Path) -
 def test_without_attention_there_is_no_such_part(tmp_path: Path) -> None:
     html = page(tmp_path, EvalResult([found(RIGHT)], [], SETTINGS))
     assert "Attention" not in html
-    assert html.count("<svg") == 1
+    assert html.count("<svg") == 2
 
 
 def test_where_scores_say_nothing_kl_is_drawn(tmp_path: Path) -> None:
     unread = found({**RIGHT, LABELS[0]: 7})
     html = page(tmp_path, EvalResult([unread], [], SETTINGS))
     assert "only KL is reported" in html
+    assert html.count("<svg") == 1
     assert "t: KL to full" in quality_plot(unread)
     assert "t: score" in quality_plot(found(RIGHT))
 

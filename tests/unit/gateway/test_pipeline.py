@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from protos.kvquilt.v1 import rag_pb2, recompute_pb2
-from services.gateway.config import GatewayConfig, RefusalConfig
+from services.gateway.config import FeedbackConfig, GatewayConfig, RefusalConfig
+from services.gateway.feedback import FeedbackKeeper
 from services.gateway.handlers import GatewayHandlers
 from services.gateway.pipeline import Pipeline
 from services.gateway.prefetch import Prefetching
@@ -100,6 +101,7 @@ async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_ord
             tuple(Tokenized(h.chunk.token_ids, h.chunk.text) for h in HITS),
             (WHO,),
             reuse=Reuse(ReuseMode.COMPOSITE),
+            kv_context=KvContext.DOCUMENT,
             sampling=SamplingParams(max_tokens=7),
         )
     ]
@@ -233,6 +235,23 @@ async def test_chunks_under_another_kv_context_are_answered_over_and_told_with_t
     assert usage.note.startswith(told) if told else not usage.note
     assert usage.note.endswith("`kvquilt ingest --collection handbook --re-encode`") or not told
     assert isinstance(events[-1], AnswerDone)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "told"),
+    [
+        (("header",) * 3, KvContext.HEADER),
+        (("", "none", ""), KvContext.NONE),
+        (("document", "header", "document"), None),
+        (("of a later version",) * 3, None),
+    ],
+)
+async def test_the_generator_is_told_under_which_kv_context_all_chunks_were_computed(
+    contexts: tuple[str, ...], told: KvContext | None
+) -> None:
+    generator = FakeGenerator({WHO: "Orla"})
+    await ask(pipeline(generator, retriever=under(*contexts)), inquiry())
+    assert generator.asked[0].kv_context is told
 
 
 async def test_an_answer_without_stored_kv_is_of_no_context() -> None:
@@ -432,7 +451,7 @@ async def test_without_the_prefix_none_is_sent_and_nothing_fetched_in_advance() 
 async def test_the_gateway_names_the_field_of_what_it_does_not_know(
     options: dict[str, Any], says: str
 ) -> None:
-    handlers = GatewayHandlers(pipeline(), {}, 1.0, {})
+    handlers = GatewayHandlers(pipeline(), {}, 1.0, {}, FeedbackKeeper(FeedbackConfig()))
     request = rag_pb2.AnswerRequest(**{"collection": "handbook", "questions": [WHO]} | options)
     with pytest.raises(InvalidRequest) as refusal:
         [_ async for _ in handlers.Answer(request)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -120,6 +121,28 @@ def test_a_verdict_on_conditioned_kv_is_obeyed_where_chunks_are_computed_behind_
     assert (why in settled.note) if why else settled.note == ""
 
 
+@pytest.mark.parametrize("configured", ["document", "header"])
+@pytest.mark.parametrize(
+    ("told", "mode"),
+    [
+        (KvContext.DOCUMENT, ReuseMode.REORDERED),
+        (KvContext.HEADER, ReuseMode.EPIC),
+        (KvContext.NONE, ReuseMode.CACHEBLEND),
+    ],
+)
+def test_of_several_verdicts_that_is_obeyed_which_was_made_for_what_the_chunks_were_made_under(
+    told: KvContext, mode: ReuseMode, configured: str
+) -> None:
+    of_titles = replace(VERDICT, mode=ReuseMode.EPIC, kv_context=KvContext.HEADER)
+    config = load(GeneratorConfig, {"model": "m", "kv_context": configured})
+    for verdicts in permutations((FORBIDS, of_titles, VERDICT)):
+        ours = Modes(config, "m", verdicts, False)
+        # chunks in front of which nothing stands may be of any
+        for conditioned in (True, False):
+            settled = ours.settle(Reuse(Auto.AUTO), PREFIX, conditioned=conditioned, kv_context=told)
+            assert (settled.mode, settled.note) == (mode, "")
+
+
 @pytest.mark.parametrize(
     "order",
     [
@@ -185,3 +208,42 @@ def test_who_asks_for_an_adapter_under_full_is_told_that_there_is_none() -> None
     assert by_verdict.note.startswith("auto is full: the model has no verdict")
     assert by_verdict.note.endswith("; full is computed by the model alone, without adapter qa")
     assert by_verdict.adapter == "qa", "the engine still says whether there is such a one"
+
+
+def test_a_verdict_holds_for_requests_with_its_adapter() -> None:
+    of_adapter = replace(VERDICT, mode=ReuseMode.REORDERED, ratio=None, adapter="identity of legal")
+    config = load(
+        GeneratorConfig,
+        {"model": "m", "adapter": "legal", "engine": {"adapters": {"legal": "a", "support": "b"}}},
+    )
+    ours = Modes(
+        config, "m", (of_adapter, VERDICT), False, adapters={"legal": "identity of legal", "support": "x"}
+    )
+
+    def settled(adapter: str = "") -> tuple[ReuseMode, str]:
+        found = ours.settle(Reuse(Auto.AUTO, adapter=adapter), PREFIX)
+        return found.mode, found.note.partition(";")[0]
+
+    assert settled() == settled("legal") == (ReuseMode.REORDERED, "")
+    assert settled("none") == (ReuseMode.CACHEBLEND, "")
+    assert settled("support") == (ReuseMode.FULL, "auto is full: the verdict was made for another adapter")
+
+
+def test_what_has_changed_since_the_verdict_is_told_to_operators() -> None:
+    full = replace(VERDICT, kv_context=KvContext.DOCUMENT, tokenizer="t", form=2)
+    assert Modes(load(GeneratorConfig, {"model": "m"}), "m", (full,), False, "t").status(PREFIX) == (
+        "cacheblend 0.4 (document)"
+    )
+    changed = Modes(
+        load(GeneratorConfig, {"model": "m", "kv_context": "header", "kv_encoding": "int8"}),
+        "m",
+        (full,),
+        False,
+        "u",
+    )
+    assert changed.status(PREFIX) == (
+        "expired: it was made for another tokenizer, encoding, kv_context; run `kvquilt gate`"
+    )
+    assert changed.settle(Reuse(Auto.AUTO), PREFIX, conditioned=True).note == (
+        "auto is full: the verdict was made for another tokenizer, encoding, kv_context"
+    )

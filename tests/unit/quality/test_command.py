@@ -102,8 +102,9 @@ def test_the_verdict_of_a_run_says_what_it_was_made_of(
 ) -> None:
     """Random weights answer nothing, so here answers are made up."""
     kept, path = tmp_path / "answers.jsonl", tmp_path / "verdict.json"
-    command = [*models, "--questions", "3", "--many", "0", "--processes", "1", "--ratios", ""]
+    command = [*models, "--questions", "30", "--many", "0", "--processes", "1", "--ratios", ""]
     command += ["--answers", str(kept), "--kinds", "spread,single", "--verdict", str(path)]
+    command += ["--tolerance", "1"]
     assert main(command) == 2
     head, *lines = kept.read_text(encoding="utf-8").splitlines()
     right = [
@@ -116,3 +117,8 @@ def test_the_verdict_of_a_run_says_what_it_was_made_of(
     (verdict,) = read_verdicts(path)
     assert (verdict.mode, verdict.kv_context, verdict.recompute) == ("reordered", KvContext.DOCUMENT, False)
     assert verdict.asked["spread"].right["whole_blocks"] == (1, 1, 1)
+    assert set(verdict.asked["spread"].kl) == {"closed_book", "whole_blocks", "full", "reordered_0"}
+    assert verdict.asked["spread"].kl["whole_blocks"] == 0
+    assert (verdict.questions, verdict.tokenizer != "", verdict.auxiliary) == ("generated", True, "")
+    assert main([*command, "--tolerance", "0.01"]) == 2
+    assert "too few to tell: reordered may lose up to" in capsys.readouterr().err

@@ -42,11 +42,13 @@ def test_every_kind_places_what_it_says() -> None:
         for question in (trial.questions[i] for i in task.questions):
             naming, stating = question.evidence[0], question.evidence[-1]
             assert is_spread(question) == (task.kind is not TaskKind.SINGLE)
-            assert stating in task.placed
+            assert (stating in task.placed) == (task.kind is not TaskKind.UNANSWERABLE)
             document = trial.passages[naming].document
             placed = [trial.passages[i] for i in task.placed]
             named = any(p.names_subject and p.document is document for p in placed)
-            assert named == (task.kind not in (TaskKind.UNNAMED, TaskKind.IN_FRONT))
+            unnamed = (TaskKind.UNNAMED, TaskKind.IN_FRONT, TaskKind.UNANSWERABLE)
+            assert named == (task.kind not in unnamed)
+            assert task.placed
         if task.kind in (TaskKind.DOCUMENT_ORDER, TaskKind.CROSS_DOCUMENT):
             assert list(task.placed) == everything
         if task.kind in (TaskKind.SPREAD, TaskKind.SINGLE):

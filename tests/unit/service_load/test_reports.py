@@ -13,7 +13,7 @@ from rich.console import Console
 
 from load_tests.service.command import main
 from load_tests.service.compare import changes, differences
-from load_tests.service.outcome import Outcome, Unloaded, read_outcome, write_outcome
+from load_tests.service.outcome import BothWays, Outcome, Unloaded, read_outcome, write_outcome
 from load_tests.service.page import write_page
 from load_tests.service.quality import agreement
 from load_tests.service.result import Count, RateResult, Tokens, rate_result
@@ -57,6 +57,7 @@ def outcome(factor: float = 1.0) -> Outcome:
         ),
         quality=(agreement("reordered", [sample()], [sample()]),),
         token_overhead_ms=(0.4 * factor, 0.5 * factor, 0.6 * factor),
+        both_ways=BothWays("reordered", (20.0, 22.0, 24.0), (21.0, 24.0, 27.0)),
         rate_limits={"full": 2.0, "reordered": 40.0},
     )
 
@@ -140,7 +141,7 @@ class TestPage:
         tags = tags_of(text)
         assert tags.count("svg") == 4
         assert not {"script", "link", "img", "iframe"} & set(tags)
-        assert "http" not in text
+        assert "://" not in text
         assert "&lt;b&gt;&amp;host" in text
         assert "1 UNAVAILABLE" in text
         assert "nan" not in text

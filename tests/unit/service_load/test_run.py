@@ -45,6 +45,21 @@ def test_a_search_finds_what_each_mode_sustains() -> None:
     assert min(failing) <= best(findings, "reordered") * PLAN.precision
 
 
+def test_first_tokens_over_http_are_compared_with_those_of_the_same_requests_over_grpc() -> None:
+    grpc, http = (SimulatedService({"full": 1.0, "reordered": 0.1}, wire_s=s) for s in (0.01, 0.03))
+    plan = replace(PLAN, rates=(0.1,), num_streams=0, num_quality=0)
+    findings = run_virtually(LoadRun(grpc, plan, Witness(), http).findings())
+    both = findings.both_ways
+    assert both is not None
+    assert both.reuse == "reordered", "the quickest: least of the engine's own scatter"
+    assert len(both.grpc_ttft_ms) == len(both.http_ttft_ms) == plan.http_rounds * plan.num_unloaded
+    assert both.http_ttft_ms == pytest.approx([130.0] * len(both.http_ttft_ms))
+    assert [m.value for m in both.measurements()] == pytest.approx([130.0, 20.0])
+    assert both.measurements()[0].baseline == pytest.approx(110.0)
+    warming, asked = http.asked[:2], http.asked[2:]
+    assert {number for number, _ in warming} <= {number for number, _ in asked} <= {n for n, _ in grpc.asked}
+
+
 def test_goodput_never_exceeds_what_the_service_can_do() -> None:
     findings, _ = find(fast_and_slow(), PLAN)
     for result in findings.rates:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.gate.bench import Models, QualityBench
+from cluster.gate.answering import Models
+from cluster.gate.bench import QualityBench
 from cluster.gate.modes import Arm, Comparison
 from cluster.gate.tasks import TaskKind
 from cluster.gate.trials import Shapes, draw_trial
