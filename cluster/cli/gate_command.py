@@ -3,12 +3,13 @@ auto goes by."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.session import EXISTING_FILE, FILE, Session
+from cluster.cli.session import EXISTING_FILE, FILE, INTERRUPTED, Session
 from shared.errors import InvalidRequest
 from shared.kv_buffers import ENCODINGS
 from shared.kv_types import KvContext
@@ -219,7 +220,11 @@ def gate(
             "--answers: holds those of one kv_context and encoding; leave it out, or name one"
         )
     found = runner.own_questions(questions, collection, k) if isinstance(questions, Path) else questions
-    runner.run(ways, found, json_path)
+    try:
+        runner.run(ways, found, json_path)
+    except KeyboardInterrupt:
+        session.err.print("interrupted; the same command goes on where this one stopped")
+        sys.exit(INTERRUPTED)
 
 
 def verdict_file(config: QuiltConfig) -> Path:
