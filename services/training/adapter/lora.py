@@ -52,7 +52,7 @@ class TrainedAdapter:
     def adapter(self, name: str, base: str, facts: AdapterFacts, state: Mapping[str, Tensor]) -> LoraAdapter:
         """Of what was its ``state``."""
         pairs = {
-            site: LoraPair(*(state[_key(site, half)].detach() for half in "AB"), self._scale)
+            site: LoraPair(state[_key(site, "A")].detach(), state[_key(site, "B")].detach(), self._scale)
             for site in self._pairs
         }
         return LoraAdapter(name, pairs, base, facts)
