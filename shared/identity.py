@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+TokenIds = tuple[int, ...]
+
 
 def ids_hash(token_ids: Sequence[int]) -> str:
     """Hash of a run of token ids: 32 hex digits."""

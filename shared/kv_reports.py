@@ -62,13 +62,13 @@ class DamagedCopy:
 
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
-    """Copies and bytes verified so far, damage found since the last message. ``missing``, in the last one:
-    chunks that documents refer to and of which no good copy is left."""
+    """Copies and bytes verified so far, damage found since the last message. Missing, in the last one: chunks
+    that documents refer to and of which no good copy is left."""
 
     num_copies: int
     num_bytes: int
     damaged: tuple[DamagedCopy, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing_chunk_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

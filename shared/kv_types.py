@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from shared.generation.described import MadeFor
-from shared.identity import chunk_identity, ids_hash
+from shared.identity import TokenIds, chunk_identity, ids_hash
 
 PIECE_BYTES = 1 << 20
 """How much of a chunk's file travels in one message: larger ones are slower."""
@@ -99,14 +99,14 @@ class ManifestChunk:
     """
 
     chunk_id: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     char_start: int = 0
     char_end: int = 0
     text: str = ""
     heading: str = ""
     auxiliary_id: str = ""
     parent_id: str = ""
-    header_ids: tuple[int, ...] = ()
+    header_ids: TokenIds = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ class Chain:
 
     tenant: str
     model_fingerprint: str
-    prefix_ids: tuple[int, ...]
-    links: tuple[tuple[int, ...], ...]
+    prefix_ids: TokenIds
+    links: tuple[TokenIds, ...]
     texts: tuple[str, ...] = ()
 
     @property
@@ -143,7 +143,7 @@ class Manifest:
     title: str = ""
     source_hash: str = ""
     model_fingerprint: str = ""
-    prefix_ids: tuple[int, ...] = ()
+    prefix_ids: TokenIds = ()
     chunks: tuple[ManifestChunk, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
     created_s: float = 0.0
@@ -168,7 +168,7 @@ class Manifest:
             index -= 1
         return index
 
-    def links_of(self, index: int) -> tuple[tuple[int, ...], ...]:
+    def links_of(self, index: int) -> tuple[TokenIds, ...]:
         """Token ids of all that the chunk ``index`` is computed behind, the first of it first."""
         start = self.block_start(index)
         header_ids = self.chunks[start].header_ids

@@ -17,6 +17,7 @@ from typing import Any
 
 from shared.chat_template import template_of
 from shared.errors import ConfigError, InvalidRequest
+from shared.identity import TokenIds
 from shared.piece_encoder import PieceEncoder, backend_of
 from shared.prompt_config import PromptConfig
 from shared.prompt_template import PromptTemplate
@@ -120,19 +121,19 @@ class PromptTokenizer:
                     "tokenizer itself; set prompt.template to default, or give the model a kvquilt.json"
                 )
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str) -> TokenIds:
         """Ids of ``text`` alone, without special tokens; text that looks like a special token stays text."""
         return self._encode(text)
 
-    def encode_prefix(self, text: str) -> tuple[int, ...]:
+    def encode_prefix(self, text: str) -> TokenIds:
         """BOS, where prompts of the model begin with it, and the ids of ``text``."""
         return self._bos + self.encode(text)
 
-    def encode_chunk(self, text: str) -> tuple[int, ...]:
+    def encode_chunk(self, text: str) -> TokenIds:
         before, after = self._chunk
         return self._encode(before + text + after)
 
-    def encode_question(self, question: str) -> tuple[int, ...]:
+    def encode_question(self, question: str) -> TokenIds:
         if not question.strip():
             raise InvalidRequest("question: is empty")
         before, after = self._question
@@ -153,7 +154,7 @@ class PromptTokenizer:
     def _marked(self, template: str) -> str:
         return template if self.pieces is None else self.pieces.marked(template)
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str) -> TokenIds:
         if not text:
             return ()
         if self.pieces is not None:

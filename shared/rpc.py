@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import grpc
 
@@ -57,21 +58,18 @@ Streaming = Callable[..., AsyncIterator[ResponseT]]
 
 
 def unary(
-    response_type: type[ResponseT],
-) -> Callable[[Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]]], Answering[ResponseT]]:
-    """One request, one response. ``response_type`` is what an empty answer is made of when the status tells
-    the story."""
-    return lambda handler: _answering(
-        handler, response_type, lambda self, request: handler(self, request, _context(request))
-    )
+    handler: Callable[[SelfT, RequestT, RequestContext], Awaitable[ResponseT]],
+) -> Answering[ResponseT]:
+    """One request, one response."""
+    return _answering(handler, lambda self, request: handler(self, request, _context(request)))
 
 
 def client_stream(
-    response_type: type[ResponseT],
-) -> Callable[[Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]]], Answering[ResponseT]]:
+    handler: Callable[[SelfT, AsyncIterator[Any]], Awaitable[ResponseT]],
+) -> Answering[ResponseT]:
     """A stream of requests, one response. The context comes from the stream's first message: the handler's to
     build."""
-    return lambda handler: _answering(handler, response_type, handler)
+    return _answering(handler, handler)
 
 
 def server_stream(
@@ -104,15 +102,16 @@ def both_streams(
     return _streaming(handler, lingering)
 
 
-def _answering(
-    handler: Callable[..., Any], response_type: type[ResponseT], answer: Answering[ResponseT]
-) -> Answering[ResponseT]:
+def _answering(handler: Callable[..., Any], answer: Answering[ResponseT]) -> Answering[ResponseT]:
+    """When the status tells the story, the answer is an empty message of the handler's return type."""
+    response_type = inspect.get_annotations(handler, eval_str=True)["return"]
+
     async def call(self: Any, request: Any, grpc_context: GrpcContext | None = None) -> ResponseT:
         try:
             return await answer(self, request)
         except Exception as error:
             _fail(handler.__name__, error, grpc_context)
-            return response_type()
+            return cast(ResponseT, response_type())
 
     return _named_like(call, handler)
 
@@ -182,7 +181,7 @@ class HealthServicer:
 
     application: str
 
-    @unary(common_pb2.HealthResponse)
+    @unary
     async def Health(
         self, request: common_pb2.HealthRequest, ctx: RequestContext
     ) -> common_pb2.HealthResponse:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shared.errors import Unavailable
 
@@ -35,3 +36,38 @@ async def until(
             if isinstance(event, last):
                 return
     raise Unavailable(broken_off)
+
+
+async def merged(
+    streams: Iterable[AsyncGenerator[ValueT, None]], patient: bool = False
+) -> AsyncGenerator[ValueT, None]:
+    """Values of all, as they come. The first error ends them all: at once, or (``patient``) when the others
+    have ended."""
+    values: asyncio.Queue[tuple[ValueT] | None] = asyncio.Queue()
+
+    async def pump(stream: AsyncGenerator[ValueT, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for value in stream:
+                    values.put_nowait((value,))
+        finally:
+            values.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        for _ in tasks:
+            while (value := await values.get()) is not None:
+                yield value[0]
+            for task in tasks:
+                if task.done() and not patient:
+                    task.result()
+        await asyncio.gather(*tasks)
+    finally:
+        await cancelled(tasks)
+
+
+async def cancelled(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Cancels them, and returns once they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,7 @@ import torch
 
 from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.jobs.context import ContextJob
-from shared.engine.kv.source import StoredSegment
+from shared.engine.kv.source import ComputedChunk, StoredSegment
 from shared.errors import CorruptData, KvquiltError
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams, chain_of
 from shared.generation.modes import Ape, Recompute, ReuseMode
@@ -248,23 +248,14 @@ class Shelf:
     def as_stored(self, k_LHTD: Sequence[torch.Tensor], v_LHTD: Sequence[torch.Tensor]) -> None:
         pass
 
-    def save(
-        self,
-        chunk_id: str,
-        prefix_ids: Sequence[int],
-        token_ids: Sequence[int],
-        k_LHTD: Sequence[torch.Tensor],
-        v_LHTD: Sequence[torch.Tensor],
-        replace: bool,
-        write_back: bool,
-        encoding: str = "",
-    ) -> None:
+    def save(self, chunk: ComputedChunk) -> None:
         if self.failure is not None:
             raise self.failure
-        self.saves.append((chunk_id, replace))
-        if chunk_id not in self.kv or replace:
-            self.kv[chunk_id] = ([k.clone() for k in k_LHTD], [v.clone() for v in v_LHTD])
-            self.corrupt.discard(chunk_id)
+        self.saves.append((chunk.key, chunk.replace))
+        if chunk.key not in self.kv or chunk.replace:
+            k_LHTD, v_LHTD = chunk.segment.k_LKTD, chunk.segment.v_LKTD
+            self.kv[chunk.key] = ([k.clone() for k in k_LHTD], [v.clone() for v in v_LHTD])
+            self.corrupt.discard(chunk.key)
 
 
 class _Book:

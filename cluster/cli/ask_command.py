@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
 
 from cluster.cli.reuse_options import OneOf, reuse_of, reuse_options
-from cluster.cli.session import Session, run
+from cluster.cli.session import Session
 from shared.answer import Refusal
 from shared.errors import InvalidRequest
 from shared.generation.asked import (
@@ -154,7 +155,7 @@ def ask(
             else:
                 await show(session.out, events, asked, sampling.n, options["stream"], options["explain"])
 
-    run(go())
+    asyncio.run(go())
 
 
 def sampling_of(options: dict[str, Any]) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from cluster.cli.session import Session, run, run_resumable
+from cluster.cli.session import Session, resumable
 from shared.errors import InvalidRequest
 
 INGEST_DEADLINE_MS = 3_600_000
@@ -27,7 +28,8 @@ INGEST_DEADLINE_MS = 3_600_000
     ),
 )
 @click.pass_obj
-def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode: bool) -> None:
+@resumable
+async def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode: bool) -> int:
     """Documents in: folders (searched through) and files, .txt .md .html .pdf .docx .pptx .xlsx .csv .eml.
 
     Unchanged documents cost a lookup, changed ones are replaced, an interrupted run goes on when the same
@@ -48,23 +50,18 @@ def ingest(session: Session, paths: tuple[Path, ...], collection: str, re_encode
     sources = find_sources(paths) if paths else Sources([], {})
     print_skipped(session.err, sources.skipped)
 
-    async def go() -> int:
-        async with session.connect(ingest_client) as client:
-            ctx = session.context(INGEST_DEADLINE_MS)
-            if re_encode:
-                summary = await follow_all(session.err, client.re_encode(ctx, collection))
-            else:
-                summary = await ingest_files(
-                    session.err,
-                    lambda documents: client.upsert(
-                        session.context(INGEST_DEADLINE_MS), collection, documents
-                    ),
-                    sources.files,
-                )
-        summary.print(session.out)
-        return 1 if summary.failed else 0
-
-    run_resumable(session, go())
+    async with session.connect(ingest_client) as client:
+        ctx = session.context(INGEST_DEADLINE_MS)
+        if re_encode:
+            summary = await follow_all(session.err, client.re_encode(ctx, collection))
+        else:
+            summary = await ingest_files(
+                session.err,
+                lambda documents: client.upsert(session.context(INGEST_DEADLINE_MS), collection, documents),
+                sources.files,
+            )
+    summary.print(session.out)
+    return 1 if summary.failed else 0
 
 
 @click.command()
@@ -87,7 +84,7 @@ def documents(session: Session, collection: str, as_json: bool) -> None:
         else:
             session.out.print("no documents")
 
-    run(go())
+    asyncio.run(go())
 
 
 @click.command()

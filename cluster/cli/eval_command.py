@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.cli.session import INTERRUPTED, Session
+from cluster.cli.session import EXISTING_FILE, FILE, INTERRUPTED, Session
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:
     from cluster.evaluation.evaluation import EvalResult
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_THERE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _DEFAULT_CASES = 40
 
 
@@ -26,7 +24,7 @@ _DEFAULT_CASES = 40
     metavar="NAME",
     help="ruler, cacheclip (made on the spot); rgb, longbench, ctxs, mmlu, triviaqa, gsm8k (from --data).",
 )
-@click.option("--data", multiple=True, type=_FILE, help="A published file, in its own format. Repeatable.")
+@click.option("--data", multiple=True, type=FILE, help="A published file, in its own format. Repeatable.")
 @click.option("--tasks", default="", help="Only these of the suite: niah_single_1,vt. Default: all.")
 @click.option(
     "--cases", type=click.IntRange(min=1), default=_DEFAULT_CASES, show_default=True, help="Of each task."
@@ -38,7 +36,9 @@ _DEFAULT_CASES = 40
     "chunks in their middle. Default: 2048 of ruler and cacheclip; of files what the model can read.",
 )
 @click.option(
-    "--modes", default="full,reordered,cacheclip", show_default=True, help="full and closed book come along."
+    "--modes",
+    help="reordered,query_attention,…; full and closed book come along. Default: reordered, and cacheclip "
+    "where the model has a selector.",
 )
 @click.option("--ratios", default="0.2", show_default=True, help="Of the tokens, to be recomputed: 0.1,0.2")
 @click.option(
@@ -49,8 +49,12 @@ _DEFAULT_CASES = 40
 @click.option(
     "--model", help="As of `kvquilt up`. Default: smollm2, where its package is installed, else demo."
 )
-@click.option("--config", "config_path", type=_THERE, help="The quilt.yaml that the model is served with.")
-@click.option("--haystack", type=_THERE, help="Prose to hide needles in. Default: invented paragraphs.")
+@click.option(
+    "--config", "config_path", type=EXISTING_FILE, help="The quilt.yaml that the model is served with."
+)
+@click.option(
+    "--haystack", type=EXISTING_FILE, help="Prose to hide needles in. Default: invented paragraphs."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Of an answer. Default: as the suite has it.")
 @click.option("--metric", help="In place of the authors': exact, subspan, f1, rouge_l, …")
 @click.option("--noise", default="0,0.2,0.4,0.6,0.8", show_default=True, help="Of rgb: shares of passages.")
@@ -59,16 +63,16 @@ _DEFAULT_CASES = 40
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of cases that are drawn.")
 @click.option("--minutes", type=float, help="Stop asking after this long, and report what was asked.")
-@click.option("--answers", type=_FILE, help="Keep answers here as they come, and go on from those there.")
+@click.option("--answers", type=FILE, help="Keep answers here as they come, and go on from those there.")
 @click.option(
     "--via",
     type=(click.Choice(["grpc"]), str),
     metavar="grpc HOST:PORT",
     help="Ask a running system, which serves --model, instead of the engine.",
 )
-@click.option("--json", "json_path", type=_FILE, help="Where a report goes.")
+@click.option("--json", "json_path", type=FILE, help="Where a report goes.")
 @click.option(
-    "--html", "html_path", type=_FILE, help="Where a page with plots goes, and the model's attention."
+    "--html", "html_path", type=FILE, help="Where a page with plots goes, and the model's attention."
 )
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process."
@@ -84,7 +88,7 @@ def evaluate(
     tasks: str,
     cases: int,
     length: int | None,
-    modes: str,
+    modes: str | None,
     ratios: str,
     kv_context: str | None,
     model: str | None,
@@ -118,14 +122,13 @@ def evaluate(
     kvquilt eval --suite rgb --data en.json --data en_int.json --data en_fact.json --noise 0,0.4,0.8
     kvquilt eval --suite longbench --data musique.jsonl --data dureader.jsonl --length 8192 --cases 100
     kvquilt eval --suite ctxs --data musique_s.json --modes full,reordered,query_attention
-
     kvquilt eval --suite ruler --via grpc 127.0.0.1:9000 --model demo
 
     docs/evaluation.md says what is asked and how it is scored.
     """
     import torch
 
-    from cluster.cli.gate_command import served_config
+    from cluster.cli.model_choice import served_config
     from cluster.cli.remote import generation_client
     from cluster.evaluation.arms import parse_contexts, parse_modes
     from cluster.evaluation.datasets.wanted import parse_noise
@@ -135,6 +138,7 @@ def evaluate(
     from cluster.gate.answering import Models
     from cluster.gate.modes import parse_ratios
     from cluster.gate.names import parse_names
+    from shared.generation.modes import ReuseMode
 
     order = SuiteOrder(
         parse_suite(suite),
@@ -150,10 +154,13 @@ def evaluate(
         passages,
     )
     order.check()
-    wanted = parse_modes(",".join(name for name in modes.split(",") if name.strip() != "full"))
+    wanted = parse_modes(",".join(name for name in (modes or "").split(",") if name.strip() != "full"))
     shares = parse_ratios(ratios)
     contexts = parse_contexts(kv_context) if kv_context else ()
-    config = served_config(session, model, config_path, None)
+    config = served_config(config_path, {"model": model}, session.out)
+    if modes is None:
+        clip = (ReuseMode.CACHECLIP,) if config.selector.model else ()
+        wanted = (ReuseMode.REORDERED, *clip)
     contexts = contexts or tuple(dict.fromkeys((config.ingestion.kv_context, KvContext.NONE)))
     torch.set_num_threads(threads)
     evaluation = EvalRun(

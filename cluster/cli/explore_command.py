@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 
 import click
 
 from cluster.cli.reuse_options import ADAPTER_OPTION, FOREST_MODES, OneOf
-from cluster.cli.session import Session, run
+from cluster.cli.session import Session
 from shared.errors import ModelMismatch, NotFound
 from shared.generation.asked import SamplingParams
 from shared.generation.orders import AskedMode, ForestOrder, Reuse
@@ -76,7 +77,7 @@ def explore(
             await conversation.show(client.explore(ctx, order, commands))
         return conversation.num_refused
 
-    if run(go()):
+    if asyncio.run(go()):
         sys.exit(2)
 
 

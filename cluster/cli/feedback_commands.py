@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from cluster.cli.session import LONG_DEADLINE_MS, Session, run
+from cluster.cli.session import LONG_DEADLINE_MS, Session
 from shared.errors import NotFound
 from shared.feedback import Feedback, RatedAnswer, Rating
 
@@ -90,7 +91,7 @@ def export(session: Session, collection: str, rating: str | None, output: Path |
         async with session.connect(rag_client) as client:
             return [one async for one in client.ratings(session.context(LONG_DEADLINE_MS), collection)]
 
-    rated = [one for one in run(go()) if rating in (None, one.rating.value)]
+    rated = [one for one in asyncio.run(go()) if rating in (None, one.rating.value)]
     if not rated:
         raise NotFound(
             "feedback: nothing was rated; rate answers by `kvquilt feedback rate REQUEST_ID good|bad`"

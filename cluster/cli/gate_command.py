@@ -3,13 +3,13 @@ auto goes by."""
 
 from __future__ import annotations
 
-import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.session import Session
+from cluster.cli.session import EXISTING_FILE, FILE, INTERRUPTED, Session
 from shared.errors import InvalidRequest
 from shared.kv_buffers import ENCODINGS
 from shared.kv_types import KvContext
@@ -70,7 +70,7 @@ class Several(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="The quilt.yaml that the model is served with: its prompt, chunks and selector are judged.",
 )
 @click.option(
@@ -129,19 +129,17 @@ class Several(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--answers",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Keep answers here, of one kv_context and encoding. Default: below the data directory until there "
     "is a verdict; a gate that was interrupted goes on from them.",
 )
 @click.option(
     "--verdict",
     "verdict_path",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Where the verdict goes. Default: generator.verdict, else quilt.verdict.json beside the model.",
 )
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Where a report goes."
-)
+@click.option("--json", "json_path", type=FILE, help="Where a report goes.")
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process."
 )
@@ -189,12 +187,14 @@ def gate(
     import torch
 
     from cluster.cli.gating import Gate, plan_of
+    from cluster.cli.model_choice import served_config
 
     if isinstance(questions, int) and (collection or k):
         raise InvalidRequest(
             "-c, -k: belong to --questions FILE; invented questions bring their own documents"
         )
-    config = served_config(session, model, config_path, contexts[0] if contexts else None)
+    options = {"model": model, "ingestion": contexts and {"kv_context": contexts[0]}}
+    config = served_config(config_path, options, session.out)
     plan = plan_of(modes, ratios, config.generator.selector)
     torch.set_num_threads(threads)
     runner = Gate(
@@ -220,33 +220,11 @@ def gate(
             "--answers: holds those of one kv_context and encoding; leave it out, or name one"
         )
     found = runner.own_questions(questions, collection, k) if isinstance(questions, Path) else questions
-    runner.run(ways, found, json_path)
-
-
-def served_config(
-    session: Session, model: str | None, config_path: Path | None, kv_context: str | None
-) -> QuiltConfig:
-    """What `kvquilt up` would serve.
-
-    Raises:
-        ConfigError: names the setting.
-    """
-    from cluster.cli.model_choice import choose_model
-    from cluster.config import load_quilt
-    from shared.config import ENV_PREFIX, merge_env, read_yaml
-
-    values: dict[str, Any] = {}
-    if config_path is not None:
-        values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path))
-    values = merge_env(values, os.environ)
-    if model is not None:
-        values["model"] = model
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
-    load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
-    values["model"] = choose_model(str(values.get("model") or ""), environ, session.out)
-    if kv_context is not None:
-        values["ingestion"] = {**(values.get("ingestion") or {}), "kv_context": kv_context}
-    return load_quilt(values, environ)
+    try:
+        runner.run(ways, found, json_path)
+    except KeyboardInterrupt:
+        session.err.print("interrupted; the same command goes on where this one stopped")
+        sys.exit(INTERRUPTED)
 
 
 def verdict_file(config: QuiltConfig) -> Path:

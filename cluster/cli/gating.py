@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from cluster.cli.console import print_whole
 from cluster.cli.remote import retrieval_client, store_client
-from cluster.cli.session import LONG_DEADLINE_MS, Session, run
+from cluster.cli.session import LONG_DEADLINE_MS, Session
 from cluster.config import QuiltConfig
 from cluster.gate.answering import Models
 from cluster.gate.evaluated import Evaluated
@@ -61,7 +62,7 @@ class Gate:
                 name = collection or await only_collection(ctx, searcher)
                 return await retrieve(ctx, searcher, store, name, questions, k or self.config.gateway.k)
 
-        found = run(go())
+        found = asyncio.run(go())
         if found.left_out:
             note = f"{found.left_out} questions are left out: nothing was retrieved for them"
             session.err.print(note, style="yellow")

@@ -25,7 +25,7 @@ from cluster.cli.feedback_commands import feedback
 from cluster.cli.gate_command import gate
 from cluster.cli.model_commands import models
 from cluster.cli.retrieval_commands import retrieval
-from cluster.cli.session import Commands, Session
+from cluster.cli.session import EXISTING_FILE, Commands, Session
 from cluster.cli.store_commands import store
 from cluster.cli.sync_command import sync
 from cluster.cli.train_command import train
@@ -74,7 +74,7 @@ def main(ctx: click.Context, data_dir: Path | None, target: str, tenant: str) ->
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="A quilt.yaml; see docs/configuration.md.",
 )
 @click.option("--grpc-port", type=int, help="Default 9000.")
@@ -95,28 +95,13 @@ def up(
     kvquilt up --model ./Qwen3-0.6B-Q8_0.gguf        converted once, into the cache
     kvquilt --data-dir /srv/kv up --config quilt.yaml
     """
-    from cluster.cli.model_choice import choose_model
+    from cluster.cli.model_choice import served_config
     from cluster.cli.startup import start_progress
-    from cluster.config import load_quilt, under
     from cluster.local import launcher
-    from cluster.models.names import default_model, served_name
-    from shared.config import ENV_PREFIX, merge_env, read_yaml
 
-    values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path)) if config_path else {}
-    given = {"model": model, "grpc_port": grpc_port, "http_port": http_port}
-    if session.data_dir_chosen:
-        given["data_dir"] = str(session.data_dir)
-    chosen = {key: value for key, value in given.items() if value is not None}
-    # an option is stronger than the environment, which is stronger than the file
-    weaker = {ENV_PREFIX + key.upper() for key in chosen}
-    environ = {k: v for k, v in os.environ.items() if k not in weaker}
-    values = merge_env(values | chosen, environ)
-    environ = {k: v for k, v in environ.items() if not k.startswith(ENV_PREFIX)}
-    load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
-    served = served_name(str(values.get("model") or default_model()))
-    values["gateway"] = under(values.get("gateway") or {}, {"http": {"model": served}})
-    values["model"] = choose_model(str(values.get("model") or ""), environ, session.out)
-    config = load_quilt(values, environ)
+    data_dir = str(session.data_dir) if session.data_dir_chosen else None
+    options = {"model": model, "data_dir": data_dir, "grpc_port": grpc_port, "http_port": http_port}
+    config = served_config(config_path, options, session.out)
     with start_progress(session.out) as on_progress:
         state = launcher.start(config, on_progress)
     session.out.print(

@@ -1,15 +1,21 @@
-"""Makes a directory of the model that was named, or of the default, and shows how far that is."""
+"""Makes a directory of the model that was named, or of the default, and shows how far that is; and reads the
+settings that it is served with."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cluster.models.names import DEMO, SMOLLM2_INSTALL, default_model
+from cluster.config import QuiltConfig, load_quilt, under
+from cluster.models.names import DEMO, SMOLLM2_INSTALL, default_model, served_name
 from cluster.models.resolution import resolve_model
+from shared.config import ENV_PREFIX, merge_env, read_yaml
 
 
 def choose_model(model: str, environ: Mapping[str, str], console: Console) -> str:
@@ -28,6 +34,24 @@ def choose_model(model: str, environ: Mapping[str, str], console: Console) -> st
             )
     with conversion_progress(console, model) as (on_progress, on_wait):
         return resolve_model(model, "model", environ, on_progress, on_wait)
+
+
+def served_config(config_path: Path | None, options: Mapping[str, Any], console: Console) -> QuiltConfig:
+    """``options`` that are not None are stronger than the environment, which is stronger than the file.
+
+    Raises:
+        KvquiltError: names the setting; or see ``resolve_model``.
+    """
+    values = read_yaml(config_path.read_text(encoding="utf-8"), str(config_path)) if config_path else {}
+    chosen = {key: value for key, value in options.items() if value is not None}
+    values = under(chosen, merge_env(values, os.environ))
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    load_quilt(values, environ, resolve=str)  # a wrong setting is told before a model is converted
+    model = str(values.get("model") or "")
+    served = served_name(model or default_model())
+    values["gateway"] = under(values.get("gateway") or {}, {"http": {"model": served}})
+    values["model"] = choose_model(model, environ, console)
+    return load_quilt(values, environ)
 
 
 @contextmanager

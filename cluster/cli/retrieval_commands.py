@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cluster.cli.session import LONG_DEADLINE_MS, Session, run_resumable
+from cluster.cli.session import LONG_DEADLINE_MS, Session, resumable
 
 
 @click.group()
@@ -15,7 +15,8 @@ def retrieval() -> None:
 @retrieval.command()
 @click.option("--collection", "-c", default="", help="Only this collection. Default: all of the tenant's.")
 @click.pass_obj
-def rebuild(session: Session, collection: str) -> None:
+@resumable
+async def rebuild(session: Session, collection: str) -> int:
     """Make the index anew from the stored documents.
 
     Afterwards it holds exactly what the stored documents say: what was lost is indexed, what has no document
@@ -31,18 +32,13 @@ def rebuild(session: Session, collection: str) -> None:
     from cluster.cli.ingest_command import follow_all
     from cluster.cli.remote import ingest_client
 
-    async def go() -> int:
-        async with session.connect(ingest_client) as client:
-            summary = await follow_all(
-                session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection)
-            )
-        session.out.print(
-            f"{summary.num_stored} indexed, {summary.num_unchanged} as they should be, "
-            f"{summary.num_removed} removed from the "
-            f"index, {len(summary.failed)} failed",
-            soft_wrap=True,
-        )
-        summary.print_failed(session.out)
-        return 1 if summary.failed else 0
-
-    run_resumable(session, go())
+    async with session.connect(ingest_client) as client:
+        summary = await follow_all(session.err, client.rebuild(session.context(LONG_DEADLINE_MS), collection))
+    session.out.print(
+        f"{summary.num_stored} indexed, {summary.num_unchanged} as they should be, "
+        f"{summary.num_removed} removed from the "
+        f"index, {len(summary.failed)} failed",
+        soft_wrap=True,
+    )
+    summary.print_failed(session.out)
+    return 1 if summary.failed else 0

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 ClientT = TypeVar("ClientT")
 ResultT = TypeVar("ResultT")
+Options = ParamSpec("Options")
 INTERRUPTED = 130
+FILE = click.Path(path_type=Path, dir_okay=False)
+EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 LONG_DEADLINE_MS = 24 * 3_600_000
 
 
@@ -84,7 +88,7 @@ class Session:
             async with self.connect(door) as client:
                 return await question(client)
 
-        return run(go())
+        return asyncio.run(go())
 
 
 class Commands(click.Group):
@@ -109,15 +113,18 @@ def exit_code(error: KvquiltError) -> int:
     return 2 if isinstance(error, InvalidRequest) else 1
 
 
-def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    return asyncio.run(work)
+def resumable(
+    command: Callable[Concatenate[Session, Options], Coroutine[Any, Any, int]],
+) -> Callable[Concatenate[Session, Options], NoReturn]:
+    """Makes a command of a coroutine, which returns the exit code. Given again, it goes on."""
 
+    @wraps(command)
+    def exiting(session: Session, /, *args: Options.args, **options: Options.kwargs) -> NoReturn:
+        try:
+            code = asyncio.run(command(session, *args, **options))
+        except KeyboardInterrupt:
+            session.err.print("interrupted; the same command goes on where this one stopped")
+            code = INTERRUPTED
+        sys.exit(code)
 
-def run_resumable(session: Session, work: Coroutine[Any, Any, int]) -> NoReturn:
-    """Exits with the code that ``work`` answers."""
-    try:
-        code = run(work)
-    except KeyboardInterrupt:
-        session.err.print("interrupted; the same command goes on where this one stopped")
-        code = INTERRUPTED
-    sys.exit(code)
+    return exiting

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cluster.cli.duration import Duration
-from cluster.cli.session import LONG_DEADLINE_MS, Session, run_resumable
+from cluster.cli.session import EXISTING_FILE, FILE, LONG_DEADLINE_MS, Session, resumable
 
 if TYPE_CHECKING:
     from shared.clients.kv_store import KvStoreClient
@@ -85,40 +85,38 @@ def verify(session: Session) -> None:
     left; exit code 1 if there are any. `kvquilt store repair` makes them whole.
     """
     from cluster.cli.remote import store_client
+    from cluster.cli.store_upkeep import print_findings
     from cluster.cli.store_upkeep import verify as scrub
 
     ctx = session.context(LONG_DEADLINE_MS)
     findings = session.ask(store_client, lambda store: scrub(session.err, store, ctx, repair=False))
-    findings.print(session.out)
-    if not findings.whole:
+    print_findings(session.out, findings)
+    if findings.damaged or findings.missing_chunk_ids:
         session.out.print("make it whole: kvquilt store repair", style="dim")
         sys.exit(1)
 
 
 @store.command()
 @click.pass_obj
-def repair(session: Session) -> None:
+@resumable
+async def repair(session: Session) -> int:
     """Verify everything, replace damaged copies by good ones, and compute anew what has no good copy left.
 
     Documents of all tenants are repaired, or those of --tenant. Exit code 0 when everything is whole
     afterwards.
     """
     from cluster.cli.remote import ingest_client, store_client
+    from cluster.cli.store_upkeep import print_findings
     from cluster.cli.store_upkeep import repair as recompute
     from cluster.cli.store_upkeep import verify as scrub
 
-    async def go() -> int:
-        async with session.connect(store_client) as client, session.connect(ingest_client) as ingest:
-            findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=True)
-            findings.print(session.out)
-            contexts = partial(session.context, LONG_DEADLINE_MS)
-            whole = await recompute(
-                session.out, session.err, client, ingest, contexts, session.tenant, findings
-            )
-        session.out.print("whole" if whole else "not whole: see above; the same command may be given again")
-        return 0 if whole else 1
-
-    run_resumable(session, go())
+    async with session.connect(store_client) as client, session.connect(ingest_client) as ingest:
+        findings = await scrub(session.err, client, session.context(LONG_DEADLINE_MS), repair=True)
+        print_findings(session.out, findings)
+        contexts = partial(session.context, LONG_DEADLINE_MS)
+        whole = await recompute(session.out, session.err, client, ingest, contexts, session.tenant, findings)
+    session.out.print("whole" if whole else "not whole: see above; the same command may be given again")
+    return 0 if whole else 1
 
 
 @store.command()
@@ -127,7 +125,8 @@ def repair(session: Session) -> None:
     "--encoding", default="", help="exact, int8, … Default: the one in which the generator writes new KV."
 )
 @click.pass_obj
-def migrate(session: Session, collection: str, encoding: str) -> None:
+@resumable
+async def migrate(session: Session, collection: str, encoding: str) -> int:
     """Bring documents to the model that is served, and their KV into one encoding.
 
     Documents of another model are made anew from their stored text, as `kvquilt ingest --re-encode` does.
@@ -140,20 +139,17 @@ def migrate(session: Session, collection: str, encoding: str) -> None:
     from cluster.cli.remote import generation_client, ingest_client
     from cluster.cli.store_upkeep import migrate as bring
 
-    async def go() -> int:
-        async with session.connect(ingest_client) as ingest, session.connect(generation_client) as generation:
-            chosen = encoding or (await generation.describe(session.context())).kv_encoding
-            contexts = partial(session.context, LONG_DEADLINE_MS)
-            summary = await bring(session.out, session.err, ingest, contexts, collection, chosen)
-        if summary.failed:
-            summary.print_failed(session.out)
-            return 1
-        session.out.print(
-            f"{summary.num_done} documents have all their KV in {chosen or 'the encoding of the generator'}"
-        )
-        return 0
-
-    run_resumable(session, go())
+    async with session.connect(ingest_client) as ingest, session.connect(generation_client) as generation:
+        chosen = encoding or (await generation.describe(session.context())).kv_encoding
+        contexts = partial(session.context, LONG_DEADLINE_MS)
+        summary = await bring(session.out, session.err, ingest, contexts, collection, chosen)
+    if summary.failed:
+        summary.print_failed(session.out)
+        return 1
+    session.out.print(
+        f"{summary.num_done} documents have all their KV in {chosen or 'the encoding of the generator'}"
+    )
+    return 0
 
 
 @store.command()
@@ -221,10 +217,11 @@ def pins(session: Session) -> None:
 
 
 @store.command("export")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @click.option("--collection", "-c", required=True)
 @click.pass_obj
-def export_(session: Session, file: Path, collection: str) -> None:
+@resumable
+async def export_(session: Session, file: Path, collection: str) -> int:
     """Write a collection, its documents and their KV, to one FILE.
 
     The file is a tar archive; every chunk is in it once, and is verified on the way. It appears under its
@@ -236,25 +233,23 @@ def export_(session: Session, file: Path, collection: str) -> None:
     from cluster.archive.transfer import export_collection
     from cluster.cli.remote import store_client
 
-    async def go() -> int:
-        async with session.connect(store_client) as client:
-            ctx = session.context(LONG_DEADLINE_MS)
-            written = await export_collection(session.err, client, ctx, collection, file)
-        session.out.print(
-            f"{written.num_documents} documents and {written.num_chunks} chunks in {file}", soft_wrap=True
-        )
-        return 0
-
-    run_resumable(session, go())
+    async with session.connect(store_client) as client:
+        ctx = session.context(LONG_DEADLINE_MS)
+        written = await export_collection(session.err, client, ctx, collection, file)
+    session.out.print(
+        f"{written.num_documents} documents and {written.num_chunks} chunks in {file}", soft_wrap=True
+    )
+    return 0
 
 
 @store.command("import")
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=EXISTING_FILE)
 @click.option(
     "--collection", "-c", default="", help="Under another name. Default: the one it was exported from."
 )
 @click.pass_obj
-def import_(session: Session, file: Path, collection: str) -> None:
+@resumable
+async def import_(session: Session, file: Path, collection: str) -> int:
     """Bring an exported collection into this store, for the tenant that was chosen, and index it.
 
     Documents of the same id are replaced. The model that is served must be the one that computed the KV.
@@ -269,22 +264,19 @@ def import_(session: Session, file: Path, collection: str) -> None:
     from cluster.cli.ingest_command import follow_all
     from cluster.cli.remote import generation_client, ingest_client, store_client
 
-    async def go() -> int:
-        ctx = session.context(LONG_DEADLINE_MS)
-        async with session.connect(store_client) as client, session.connect(generation_client) as generation:
-            model = await generation.describe(session.context())
-            written = await import_collection(session.err, client, ctx, model, file, collection)
-        async with session.connect(ingest_client) as ingest:
-            summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
-        session.out.print(
-            f"{written.num_documents} documents and {written.num_chunks} chunks in collection "
-            f"{written.collection}",
-            soft_wrap=True,
-        )
-        summary.print_failed(session.out)
-        return 1 if summary.failed else 0
-
-    run_resumable(session, go())
+    ctx = session.context(LONG_DEADLINE_MS)
+    async with session.connect(store_client) as client, session.connect(generation_client) as generation:
+        model = await generation.describe(session.context())
+        written = await import_collection(session.err, client, ctx, model, file, collection)
+    async with session.connect(ingest_client) as ingest:
+        summary = await follow_all(session.err, ingest.rebuild(ctx, written.collection))
+    session.out.print(
+        f"{written.num_documents} documents and {written.num_chunks} chunks in collection "
+        f"{written.collection}",
+        soft_wrap=True,
+    )
+    summary.print_failed(session.out)
+    return 1 if summary.failed else 0
 
 
 def _change_pins(session: Session, collection: str, document_ids: tuple[str, ...], unpin: bool) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.cli.ingest_command import Summary, follow_all
 from shared.clients.ingest import IngestClient
-from shared.kv_reports import DamagedCopy
+from shared.kv_reports import VerifyProgress
 from shared.kv_stores import Store
 from shared.request import RequestContext
 
@@ -22,47 +22,31 @@ Contexts = Callable[[str], RequestContext]
 """A context of a tenant (empty: of the one that was chosen)."""
 
 
-@dataclass(slots=True)
-class ScrubFindings:
-    """The findings of a scrub."""
+def print_findings(console: Console, found: VerifyProgress) -> None:
+    """Of a whole scrub."""
+    from cluster.cli.store_console import damage_lines
 
-    num_copies: int = 0
-    num_bytes: int = 0
-    damaged: list[DamagedCopy] = field(default_factory=list)
-    missing: tuple[str, ...] = ()
-
-    @property
-    def whole(self) -> bool:
-        return not self.damaged and not self.missing
-
-    def print(self, console: Console) -> None:
-        from cluster.cli.store_console import damage_lines
-
-        console.print(
-            f"{self.num_copies:,} copies of {self.num_bytes:,} bytes verified: {len(self.damaged)} damaged"
-        )
-        for line in damage_lines(self.damaged):
-            console.print(line, soft_wrap=True)
-        for chunk_id in self.missing:
-            console.print(f"{chunk_id}  no durable good copy is left", style="red")
+    console.print(
+        f"{found.num_copies:,} copies of {found.num_bytes:,} bytes verified: {len(found.damaged)} damaged"
+    )
+    for line in damage_lines(found.damaged):
+        console.print(line, soft_wrap=True)
+    for chunk_id in found.missing_chunk_ids:
+        console.print(f"{chunk_id}  no durable good copy is left", style="red")
 
 
-async def verify(console: Console, store: Store, ctx: RequestContext, repair: bool) -> ScrubFindings:
-    findings = ScrubFindings()
+async def verify(console: Console, store: Store, ctx: RequestContext, repair: bool) -> VerifyProgress:
+    """Returns the last that was told, with all damage."""
+    found = VerifyProgress(0, 0)
     stats = await store.stats(ctx)
     tiers = [t for node in stats.nodes for t in node.tiers] + ([stats.objects] if stats.objects else [])
     with scrub_bar(console) as bar:
         task = bar.add_task("repairing" if repair else "verifying", total=sum(t.num_chunks for t in tiers))
         async with aclosing(store.verify(ctx, repair)) as updates:
             async for now in updates:
-                findings.num_copies, findings.num_bytes, findings.missing = (
-                    now.num_copies,
-                    now.num_bytes,
-                    now.missing,
-                )
-                findings.damaged += now.damaged
+                found = replace(now, damaged=found.damaged + now.damaged)
                 bar.update(task, completed=now.num_copies)
-    return findings
+    return found
 
 
 async def repair(
@@ -72,11 +56,11 @@ async def repair(
     ingest: IngestClient,
     contexts: Contexts,
     tenant: str,
-    findings: ScrubFindings,
+    findings: VerifyProgress,
 ) -> bool:
     """Computes what a repairing scrub could not restore, for ``tenant`` (empty: for all that have documents);
     whether everything is whole now."""
-    missing = list(findings.missing)
+    missing = list(findings.missing_chunk_ids)
     tenants = (
         [tenant]
         if tenant

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.cli.document_commands import INGEST_DEADLINE_MS
-from cluster.cli.session import Session, run_resumable
+from cluster.cli.session import EXISTING_FILE, Session, resumable
 from shared.documents import DeletedDocuments, DocumentInfo, SourceDocument, UpsertProgress
 from shared.errors import InvalidRequest, NotFound
 
@@ -45,12 +45,13 @@ if TYPE_CHECKING:
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="A quilt.yaml whose `kv_store.objects` says how the S3 server is reached.",
 )
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 @click.pass_obj
-def sync(
+@resumable
+async def sync(
     session: Session,
     source: str,
     collection: str,
@@ -61,7 +62,7 @@ def sync(
     endpoint: str,
     config_path: Path | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Bring a collection in step with SOURCE, a folder or s3://BUCKET/PREFIX: new and changed documents go
     in, vanished ones are reported, and go out with --delete.
 
@@ -95,17 +96,14 @@ def sync(
     found = chosen.find()
     print_skipped(session.err, found.skipped)
 
-    async def go() -> int:
-        async with session.connect(ingest_client) as client:
-            run = Sync(chosen, _Remote(client, session, collection), delete, yes, dry_run)
-            report = await run.run(session.err, found)
-        if as_json:
-            click.echo(json.dumps(as_values(report, collection, dry_run), indent=2))
-        else:
-            print_report(session.out, report, delete, dry_run)
-        return 0 if report.complete else 1
-
-    run_resumable(session, go())
+    async with session.connect(ingest_client) as client:
+        run = Sync(chosen, _Remote(client, session, collection), delete, yes, dry_run)
+        report = await run.run(session.err, found)
+    if as_json:
+        click.echo(json.dumps(as_values(report, collection, dry_run), indent=2))
+    else:
+        print_report(session.out, report, delete, dry_run)
+    return 0 if report.complete else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +132,11 @@ class _Remote:
 
 def as_values(report: SyncReport, collection: str, dry_run: bool) -> dict[str, object]:
     """For `--json`."""
-    summary = report.summary
-    return {
-        "source": report.source,
-        "collection": collection,
-        "dry_run": dry_run,
-        "added": report.added,
-        "changed": report.changed,
-        "unchanged": report.unchanged,
-        "vanished": report.vanished,
-        "deleted": report.deleted,
-        "unseen": report.unseen,
-        "skipped": report.skipped,
-        "failed": summary.failed,
-        "warnings": {document_id: list(said) for document_id, said in summary.warnings.items()},
-        "needs_yes": report.needs_yes,
-        "not_deleted": report.not_deleted,
-        "num_chunks": summary.num_chunks,
-        "num_chunks_reused": summary.num_chunks_reused,
-        "num_tokens": summary.num_tokens,
-    }
+    values = asdict(report)
+    del values["num_own"]
+    counts = values.pop("summary")
+    kept = ("failed", "warnings", "num_chunks", "num_chunks_reused", "num_tokens")
+    return {"collection": collection, "dry_run": dry_run, **values, **{name: counts[name] for name in kept}}
 
 
 def print_report(console: Console, report: SyncReport, delete: bool, dry_run: bool) -> None:

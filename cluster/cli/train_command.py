@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from cluster.cli.gate_command import served_config
-from cluster.cli.session import Session
+from cluster.cli.session import EXISTING_FILE, Session
 from shared.kv_types import KvContext
 
 
@@ -24,7 +23,7 @@ def train() -> None:
 @click.option(
     "--config",
     "config_path",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="The quilt.yaml that the model is served with: its prompt, chunks and type of weights count.",
 )
 @click.option(
@@ -34,7 +33,7 @@ def train() -> None:
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     help="Documents and questions, one JSON object per line; see docs/training.md.",
 )
 @click.option(
@@ -120,6 +119,7 @@ def adapter(
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
+    from cluster.cli.model_choice import served_config
     from cluster.training.adapter import AdapterTask
     from cluster.training.adapter import train as train_adapter
     from cluster.training.examples import invented_examples, read_examples
@@ -145,7 +145,8 @@ def adapter(
         checkpoint_every=checkpoint_every,
     )
     examples = read_examples(data) if data is not None else invented_examples(seed, invented or 0)
-    config = served_config(session, model, config_path, kv_context)
+    options = {"model": model, "ingestion": kv_context and {"kv_context": kv_context}}
+    config = served_config(config_path, options, session.out)
     torch.set_num_threads(threads)
     task = AdapterTask(
         config.ingestion,
@@ -165,6 +166,5 @@ def adapter(
     with Bar(*columns, console=session.err, transient=True) as bar:
         asked = bar.add_task("asking the teacher")
         trainer = task.trainer(examples, lambda done, of: bar.update(asked, completed=done, total=of), say)
-    last = train_adapter(trainer, say)
-    say(f"held out: {last}; without the adapter: {trainer.before}")
+    train_adapter(trainer, say)
     say(f"serve it: generator.engine.adapters: {{{out.name}: {out}}}, and kvquilt ask … --adapter {out.name}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 import numpy as np
+import transformers
 
 from cluster.evaluation.answers import TOP, EvalAnswer, Told, graded
 from cluster.evaluation.arithmetic import shape_of
@@ -42,6 +43,7 @@ class EvalBench:
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: one of the models cannot be used; says why.
         """
+        transformers.utils.logging.disable_progress_bar()
         self.prompts = prompts_of(models)
         model = load_model(models.primary, dtype=models.dtype)
         model.end_also_at(self.prompts.end_ids)

@@ -46,9 +46,9 @@ def shapes_of(
         own = models.primary == str(DEMO_MODEL)
         passage_tokens = 0 if own else models.ingestion.chunk_tokens - _AROUND_FILLED
     longest = context_tokens or min(_MOST_CONTEXT, num_positions(models.primary) - _ROOM)
-    return Shapes(
-        passages, chars, documents or ((5, 6) if passage_tokens else (5, 9)), passage_tokens, longest
-    )
+    of_documents = documents or ((5, 6) if passage_tokens else (5, 9))
+    chunk_tokens = models.ingestion.chunk_tokens
+    return Shapes(passages, chars, of_documents, passage_tokens, longest, chunk_tokens)
 
 
 @dataclass(frozen=True, slots=True)

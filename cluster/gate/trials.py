@@ -23,13 +23,16 @@ Count = Callable[[str], int]
 class Shapes:
     """From how many and how large passages a context is drawn, bounds included. ``documents``: of contexts of
     many documents, in place of ``passages``. ``passage_tokens``: passages are filled up to so many with
-    paragraphs about other things; 0: they are not. ``context_tokens``: of the longest context; 0: any."""
+    paragraphs about other things; 0: they are not. ``context_tokens``: of the longest context,
+    ``chunk_tokens``:
+    of the longest passage; 0: any."""
 
     passages: tuple[int, int] = (4, 6)
     chars: tuple[int, int] = (160, 300)
     documents: tuple[int, int] = (5, 9)
     passage_tokens: int = 0
     context_tokens: int = 0
+    chunk_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ def draw_trial(
     Raises:
         InvalidRequest: contexts of these shapes are too long.
     """
+    in_context = True
     for attempt in range(_PATIENCE):
         rng = random.Random(f"{seed} quality {'many ' * many}{number}{f' {attempt}' * bool(attempt)}")
         context = _draw(rng, shapes, many)
@@ -77,9 +81,15 @@ def draw_trial(
         if shapes.passage_tokens:
             passages = tuple(_filled(rng, p, shapes.passage_tokens, count) for p in context.passages)
             context = replace(context, passages=passages)
-        num_tokens = sum(count(passage.text) for passage in context.passages)
-        if not shapes.context_tokens or num_tokens <= shapes.context_tokens:
+        lens = [count(passage.text) for passage in context.passages]
+        in_context = not shapes.context_tokens or sum(lens) <= shapes.context_tokens
+        if in_context and (not shapes.chunk_tokens or max(lens) <= shapes.chunk_tokens):
             return Trial(number, context, many)
+    if in_context:
+        raise InvalidRequest(
+            f"--chunk-tokens: of {_PATIENCE} contexts each had a passage of more than {shapes.chunk_tokens} "
+            "tokens; raise it, or lower --chars or --passage-tokens"
+        )
     raise InvalidRequest(
         f"--context-tokens: {_PATIENCE} contexts were longer than {shapes.context_tokens} tokens; raise it, "
         "or lower --passages, --documents or --passage-tokens"

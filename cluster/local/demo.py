@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -22,15 +20,13 @@ from cluster.cli.answer_output import WholeAnswer, collect
 from cluster.cli.console import usage_line
 from cluster.cli.remote import rag_client
 from cluster.cli.sources import find_sources
-from cluster.local import launcher
 from cluster.local.demo_docs import run_docs_demo
 from cluster.local.demo_session import (
     Answers,
     answered,
-    demo_config,
+    fresh_stack,
     ingest_sources,
     show_answers,
-    start_stack,
 )
 from cluster.paths import DEMO_ASSETS
 from services.training.demo_documents import DemoQuestion
@@ -65,16 +61,9 @@ def run_demo(console: Console, report_path: Path, keep: bool) -> None:
         KvquiltError: a service failed; everything has been taken down.
     """
     questions = shipped_questions()
-    launcher.stop(DATA_DIR.absolute())
-    shutil.rmtree(DATA_DIR, ignore_errors=True)
-    try:
-        console.rule("six services on this machine")
-        target = start_stack(console, demo_config(DATA_DIR))
+    console.rule("six services on this machine")
+    with fresh_stack(console, DATA_DIR, keep) as target:
         asked, many = asyncio.run(_use(console, target, questions))
-    finally:
-        if not keep:
-            with console.status("taking everything down"):
-                launcher.stop(DATA_DIR.absolute())
     console.rule("the same question, without and with stored KV")
     for a in asked[:SHOWN]:
         show_answers(console, a.question.question, a.answers, a.style)
@@ -101,18 +90,12 @@ async def _use(
     console.rule(f"ingesting {len(sources)} documents")
     await ingest_sources(console, target, COLLECTION, sources)
     async with rag_client(target) as client:
-        # the first request pays for first uses: it is not shown
-        await answered(client, COLLECTION, questions[0].question, ReuseMode.REORDERED)
-        asked = [
-            Asked(q, {mode: await answered(client, COLLECTION, q.question, mode) for mode in MODES})
-            for q in track(questions, "asking", console=console, transient=True)
-        ]
-        texts = tuple(q.question for q in questions[:SHOWN])
+        texts = tuple(q.question for q in questions)
+        answers = await answered(console, client, COLLECTION, texts, MODES)
         shared = RetrievalOptions(k=5)  # several questions need more passages between them than one
-        many = await collect(
-            client.answer(RequestContext.create(), Inquiry(COLLECTION, texts, retrieval=shared))
-        )
-    return asked, many
+        inquiry = Inquiry(COLLECTION, texts[:SHOWN], retrieval=shared)
+        many = await collect(client.answer(RequestContext.create(), inquiry))
+    return list(map(Asked, questions, answers)), many
 
 
 def show_many(console: Console, many: WholeAnswer, questions: Sequence[DemoQuestion]) -> None:

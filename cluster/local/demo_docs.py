@@ -5,26 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from cluster.cli.model_choice import choose_model
 from cluster.cli.remote import rag_client
 from cluster.cli.sources import SourceFile, find_sources
-from cluster.local import launcher
 from cluster.local.demo_session import (
     Answers,
     answered,
-    demo_config,
+    fresh_stack,
     ingest_sources,
     show_answers,
-    start_stack,
 )
 from cluster.models.names import SMOLLM2, SMOLLM2_INSTALL, smollm2_file
 from cluster.paths import PROJECT_ROOT
@@ -64,20 +60,12 @@ def run_docs_demo(console: Console, keep: bool) -> list[Measurement]:
     if reason := why_not():
         console.print(f"left out: {reason}", style="yellow", soft_wrap=True)
         return []
-    launcher.stop(DATA_DIR.absolute())
-    shutil.rmtree(DATA_DIR, ignore_errors=True)
-    model = choose_model(SMOLLM2, os.environ, console)
-    try:
-        target = start_stack(console, demo_config(DATA_DIR, model=model))
+    with fresh_stack(console, DATA_DIR, keep, model=choose_model(SMOLLM2, os.environ, console)) as target:
         asked = asyncio.run(_use(console, target))
-    finally:
-        if not keep:
-            with console.status("taking everything down"):
-                launcher.stop(DATA_DIR.absolute())
-    for question, answers in asked.items():
+    for question, answers in zip(QUESTIONS, asked, strict=True):
         show_answers(console, question, answers)
-    console.print(summary_table(list(asked.values())))
-    return [measure_first_tokens(list(asked.values()))]
+    console.print(summary_table(asked))
+    return [measure_first_tokens(asked)]
 
 
 def docs_sources(docs: Path = DOCS) -> list[SourceFile]:
@@ -85,17 +73,12 @@ def docs_sources(docs: Path = DOCS) -> list[SourceFile]:
     return [source for source in find_sources([docs]).files if source.path.name not in GENERATED]
 
 
-async def _use(console: Console, target: str) -> dict[str, Answers]:
+async def _use(console: Console, target: str) -> list[Answers]:
     sources = docs_sources()
     console.print(f"ingesting {len(sources)} pages of {DOCS}", style="dim", soft_wrap=True)
     await ingest_sources(console, target, COLLECTION, sources)
     async with rag_client(target) as client:
-        # the first request pays for first uses: it is not shown
-        await answered(client, COLLECTION, QUESTIONS[0], ReuseMode.REORDERED)
-        return {
-            question: {mode: await answered(client, COLLECTION, question, mode) for mode in MODES}
-            for question in track(QUESTIONS, "asking", console=console, transient=True)
-        }
+        return await answered(console, client, COLLECTION, QUESTIONS, MODES)
 
 
 def summary_table(asked: Sequence[Answers]) -> Table:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.text import Text
 
 from cluster.cli.answer_output import WholeAnswer, collect
@@ -35,12 +38,20 @@ def demo_config(data_dir: Path, **more: Any) -> QuiltConfig:
     return load_quilt({"model": DEMO, "data_dir": str(data_dir.absolute())} | ports | more, {})
 
 
-def start_stack(console: Console, config: QuiltConfig) -> str:
-    """Returns where it is called."""
-    with start_progress(console) as on_progress:
-        state = launcher.start(config, on_progress)
-    console.print(f"ready at {state.target}; log in {state.log_path}", soft_wrap=True)
-    return state.target
+@contextmanager
+def fresh_stack(console: Console, data_dir: Path, keep: bool, **more: Any) -> Iterator[str]:
+    """Yields where it is called. Whatever happens, everything is taken down in the end, unless ``keep``."""
+    launcher.stop(data_dir.absolute())
+    shutil.rmtree(data_dir, ignore_errors=True)
+    try:
+        with start_progress(console) as on_progress:
+            state = launcher.start(demo_config(data_dir, **more), on_progress)
+        console.print(f"ready at {state.target}; log in {state.log_path}", soft_wrap=True)
+        yield state.target
+    finally:
+        if not keep:
+            with console.status("taking everything down"):
+                launcher.stop(data_dir.absolute())
 
 
 async def ingest_sources(
@@ -59,9 +70,24 @@ async def ingest_sources(
         raise InternalError("the demo's own documents could not be ingested")
 
 
-async def answered(client: RagClient, collection: str, question: str, mode: ReuseMode) -> WholeAnswer:
-    inquiry = Inquiry(collection, (question,), Reuse(mode))
-    return await collect(client.answer(RequestContext.create(), inquiry))
+async def answered(
+    console: Console,
+    client: RagClient,
+    collection: str,
+    questions: Sequence[str],
+    modes: Sequence[ReuseMode],
+) -> list[Answers]:
+    """Answers of each question, with each mode."""
+
+    async def answer(question: str, mode: ReuseMode) -> WholeAnswer:
+        inquiry = Inquiry(collection, (question,), Reuse(mode))
+        return await collect(client.answer(RequestContext.create(), inquiry))
+
+    await answer(questions[0], ReuseMode.REORDERED)  # pays for first uses: it is not shown
+    return [
+        {mode: await answer(question, mode) for mode in modes}
+        for question in track(questions, "asking", console=console, transient=True)
+    ]
 
 
 def show_answers(

@@ -61,22 +61,22 @@ class AdapterTask:
         return trainer
 
 
-def train(trainer: AdapterTrainer, say: Say) -> Closeness:
-    """Up to the last update. Tells of the loss and of evaluations meanwhile. Returns the last.
+def train(trainer: AdapterTrainer, say: Say) -> None:
+    """Up to the last update. Tells of the loss, of evaluations meanwhile, and of the best one.
 
     Raises:
         KeyboardInterrupt: it was interrupted, and there is a checkpoint.
     """
     settings, began, first = trainer.settings, time.monotonic(), trainer.update
 
-    def on_update(loss: float) -> None:
-        if trainer.update % settings.evaluate_every and not trainer.done:
+    def on_update(found: Closeness | None) -> None:
+        if found is None:
             return
         per_update = (time.monotonic() - began) / (trainer.update - first)
         recent = trainer.losses[-settings.evaluate_every :]
         say(
             f"update {trainer.update}/{settings.updates}  loss {sum(recent) / len(recent):.4f}  held out: "
-            f"{trainer.evaluate()} (without: {trainer.before})  {per_update:.2f} s per update"
+            f"{found} (without: {trainer.before})  {per_update:.2f} s per update"
         )
 
     with interruptible() as interrupted:
@@ -84,7 +84,12 @@ def train(trainer: AdapterTrainer, say: Say) -> Closeness:
     if not trainer.done:
         say(f"checkpoint at update {trainer.update} in {trainer.out}; the same command goes on from there")
         raise KeyboardInterrupt
-    return trainer.evaluate()
+    best, before = trainer.best, trainer.before
+    assert best is not None
+    assert before is not None
+    say(f"best at update {best.update}: {best.closeness}; without the adapter: {before}")
+    if best.closeness.divergence >= before.divergence:
+        say("so it helps nothing here: more contexts, a lower --lr or another --kv-context may")
 
 
 @contextmanager

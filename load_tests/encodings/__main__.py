@@ -37,7 +37,7 @@ from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
 from shared.engine.kv.encodings import EXACT
 from shared.engine.kv.segment import Branch, Placement, Segment
-from shared.engine.kv.source import NoSource
+from shared.engine.kv.source import ComputedChunk, NoSource
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams
 from shared.generation.modes import ReuseMode
 from shared.generation.told import TokenEvent
@@ -143,20 +143,11 @@ class EncodingBench(NoSource):
             if path.exists()
         }
 
-    def save(
-        self,
-        chunk_id: str,
-        prefix_ids: Sequence[int],
-        token_ids: Sequence[int],
-        k_LHTD: Sequence[torch.Tensor],
-        v_LHTD: Sequence[torch.Tensor],
-        replace: bool,
-        write_back: bool,
-        encoding: str = "",
-    ) -> None:
+    def save(self, chunk: ComputedChunk) -> None:
         for encoding, directory in self._directories.items():
-            header = self._shape.header(chunk_id, prefix_ids, token_ids, encoding)
-            write_layers(directory / chunk_id, header, encode_layers(encoding, k_LHTD, v_LHTD, self._scratch))
+            header = self._shape.header(chunk.key, chunk.prefix_ids, chunk.token_ids, encoding)
+            layers = encode_layers(encoding, chunk.segment.k_LKTD, chunk.segment.v_LKTD, self._scratch)
+            write_layers(directory / chunk.key, header, layers)
 
     def _prefill(self) -> None:
         engine = Engine(self.model, EngineConfig(), self)

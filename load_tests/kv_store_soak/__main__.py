@@ -158,7 +158,7 @@ async def _check(service: Service, clients: list[SoakClient], counts: Counter[st
         counts["chunks acknowledged at the end"] += num_chunks
         counts["documents acknowledged at the end"] += num_documents
     async for progress in service.client.verify(RequestContext.create(deadline_ms=120_000)):
-        if progress.damaged or progress.missing:
+        if progress.damaged or progress.missing_chunk_ids:
             raise Violation(f"the scrub found damage: {progress}")
         counts["copies verified at the end"] = progress.num_copies
 

@@ -14,7 +14,7 @@ from load_tests.recompute.text import Speech
 from shared.engine.kv.chunk_reads import FirstLayer, Loaded
 from shared.engine.kv.loader import Loader
 from shared.engine.kv.segment import Segment
-from shared.engine.kv.source import SegmentSource
+from shared.engine.kv.source import ComputedChunk, SegmentSource
 from shared.engine.model.model import LoadedModel
 from shared.generation.selection import Grouping, Reading
 from shared.identity import ids_hash
@@ -78,13 +78,9 @@ class Clipper:
         for chunk, segment in zip(self.chunks, self._selector.encode(self.chunks), strict=True):
             ids = chunk.auxiliary.token_ids
             source.save(
-                ids_hash(ids),
-                prompts.prefix_ids,
-                ids,
-                segment.k_LKTD,
-                segment.v_LKTD,
-                replace=False,
-                write_back=False,
+                ComputedChunk(
+                    ids_hash(ids), prompts.prefix_ids, ids, segment, replace=False, write_back=False
+                )
             )
         self.question_len = len(prompts.encode_question(question))
         self.prefix_len = len(prompts.prefix_ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -208,7 +207,3 @@ def _count(
     group: argparse._ArgumentGroup, name: str, default: int, help: str, dest: str, least: int = 1
 ) -> None:
     option(group, name, default, help, type=at_least(least), dest=dest, metavar="N")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

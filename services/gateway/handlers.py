@@ -47,7 +47,7 @@ class GatewayHandlers(HealthServicer):
     ) -> AsyncGenerator[rag_pb2.AnswerEvent, None]:
         return mapped(self._pipeline.answer(ctx, INQUIRY.of(request)), ANSWERED.to_pb)
 
-    @unary(rag_pb2.FeedbackResponse)
+    @unary
     async def Feedback(
         self, request: rag_pb2.FeedbackRequest, ctx: RequestContext
     ) -> rag_pb2.FeedbackResponse:
@@ -61,7 +61,7 @@ class GatewayHandlers(HealthServicer):
         for rated in await asyncio.to_thread(self._feedback.ratings, ctx.tenant, request.collection):
             yield RATED.to_pb(rated)
 
-    @unary(rag_pb2.StatusResponse)
+    @unary
     async def Status(self, request: rag_pb2.StatusRequest, ctx: RequestContext) -> rag_pb2.StatusResponse:
         others = await system_status(self._others, ctx, self._status_timeout_s, self._addresses)
         services = [await self.healthy(ctx), *others]

@@ -11,6 +11,7 @@ from itertools import accumulate
 from shared.errors import ModelUnsupported
 from shared.generation.pieces import Piece, ids_of, text_of
 from shared.generation.told import TextSpan
+from shared.identity import TokenIds
 from shared.prompt import PromptTokenizer
 from shared.selection.spans import SpanTokenizer, TokenSpans
 
@@ -38,7 +39,7 @@ class ChunkReader:
             except ModelUnsupported:  # it gives no offsets: chunks have no text here
                 self._spans = None
 
-    def chunk(self, piece: Piece, token_ids: tuple[int, ...]) -> ChunkText | None:
+    def chunk(self, piece: Piece, token_ids: TokenIds) -> ChunkText | None:
         """None: its text is not known, or does not give these ids."""
         if self._tokenizer is None or self._spans is None:
             return None
@@ -56,7 +57,7 @@ class ChunkReader:
             else None
         )
 
-    def chunks(self, pieces: Sequence[Piece], token_ids: Sequence[tuple[int, ...]]) -> list[ChunkText | None]:
+    def chunks(self, pieces: Sequence[Piece], token_ids: Sequence[TokenIds]) -> list[ChunkText | None]:
         """In order; of a chunk that occurs several times the same."""
         read = {key: self.chunk(*key) for key in dict.fromkeys(zip(pieces, token_ids, strict=True))}
         return [read[key] for key in zip(pieces, token_ids, strict=True)]

@@ -19,6 +19,7 @@ from shared.generation.forest import Close, Command, ForestRequest
 from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import DoneEvent, Event, FailedEvent
 from shared.request import RequestContext
+from shared.streams import cancelled
 from shared.threads import call_on
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,7 @@ class EngineThread:
             if not ended:
                 self._engine.cancel(request.request_id)
             if giving is not None:
-                giving.cancel()
-                await asyncio.gather(giving, return_exceptions=True)
+                await cancelled([giving])
 
     async def _give(
         self, request_id: str, commands: AsyncIterator[Command], events: asyncio.Queue[Event]

@@ -52,7 +52,7 @@ class GenerationServicer(LoadedServicer[Generator]):
             async for event in events:
                 yield EXPLORED.to_pb(event)
 
-    @unary(generation_pb2.DescribeModelResponse)
+    @unary
     async def DescribeModel(
         self, request: generation_pb2.DescribeModelRequest, ctx: RequestContext
     ) -> generation_pb2.DescribeModelResponse:

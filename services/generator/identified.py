@@ -14,7 +14,7 @@ from services.generator.prompts import Prompts
 from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk
 from shared.generation.pieces import Conditioned, Piece
-from shared.identity import chunk_identity
+from shared.identity import TokenIds, chunk_identity
 
 
 class Identified(NamedTuple):
@@ -32,7 +32,7 @@ class Identities:
     fingerprint: str
 
     def of(
-        self, tenant: str, prefix_ids: tuple[int, ...], pieces: Sequence[Piece], chained: bool = False
+        self, tenant: str, prefix_ids: TokenIds, pieces: Sequence[Piece], chained: bool = False
     ) -> Identified:
         """``chained``: the pieces are one document's, in order, each computed behind those before it."""
         chunks: list[Chunk] = []
@@ -49,9 +49,7 @@ class Identities:
             chunks.append(self._chunk(tenant, prefix_ids, ids, parent_id))
         return Identified(tuple(chunks), tuple(dict.fromkeys(links)))
 
-    def _behind(
-        self, tenant: str, prefix_ids: tuple[int, ...], field: str, piece: Piece, links: list[Chunk]
-    ) -> str:
+    def _behind(self, tenant: str, prefix_ids: TokenIds, field: str, piece: Piece, links: list[Chunk]) -> str:
         """Identity of what is in front of a piece; its context is added to ``links``."""
         if not isinstance(piece, Conditioned):
             return ""
@@ -61,7 +59,7 @@ class Identities:
             parent_id = links[-1].chunk_id
         return parent_id
 
-    def _chunk(self, tenant: str, prefix_ids: tuple[int, ...], ids: tuple[int, ...], parent_id: str) -> Chunk:
+    def _chunk(self, tenant: str, prefix_ids: TokenIds, ids: TokenIds, parent_id: str) -> Chunk:
         isolated_id = chunk_identity(tenant, self.fingerprint, prefix_ids, ids)
         if not parent_id:
             return Chunk(isolated_id, ids)

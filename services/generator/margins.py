@@ -15,7 +15,6 @@ chunks; their text is prefilled with the question, so the answer is exact.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -37,8 +36,10 @@ from shared.generation.told import (
     TokenEvent,
     Usage,
 )
+from shared.identity import TokenIds
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
+from shared.streams import merged
 
 
 class MarginWriter:
@@ -88,7 +89,7 @@ class MarginWriter:
         answer's, its first token and its end from the beginning of the margins."""
         begun = time.monotonic()
         notes: list[MarginEvent] = []
-        async with aclosing(_merged([self._margin(i) for i in range(len(self._order.chunks))])) as events:
+        async with aclosing(merged(map(self._margin, range(len(self._order.chunks))))) as events:
             async for event in events:
                 yield event
                 if isinstance(event, MarginEvent) and event.kept:
@@ -140,7 +141,7 @@ class MarginWriter:
         return yes, no
 
     async def _ask(
-        self, chunk: int, question_ids: tuple[int, ...], sampling: SamplingParams
+        self, chunk: int, question_ids: TokenIds, sampling: SamplingParams
     ) -> AsyncGenerator[Event, None]:
         order = GenerationOrder(
             self._order.chunks[self._first_of(chunk) : chunk + 1],
@@ -162,7 +163,7 @@ class MarginWriter:
         return chunk if self._margins.after is MarginsAfter.OWN else 0
 
 
-def _first_difference(tokenizer: PromptTokenizer, yes: str, no: str) -> tuple[tuple[int, ...], int, int]:
+def _first_difference(tokenizer: PromptTokenizer, yes: str, no: str) -> tuple[TokenIds, int, int]:
     """Ids that both begin with, and the first in which they differ."""
     yes_ids, no_ids = tokenizer.encode(yes), tokenizer.encode(no)
     for place, (a, b) in enumerate(zip(yes_ids, no_ids, strict=False)):
@@ -179,31 +180,3 @@ def _sum(a: Usage, b: Usage) -> Usage:
     counts = ("prompt", "reused", "recomputed", "generated", "loaded", "selected")
     sums = {name: getattr(a, name) + getattr(b, name) for name in (f"{count}_tokens" for count in counts)}
     return replace(a, **sums)
-
-
-async def _merged(
-    streams: Sequence[AsyncGenerator[MarginTokenEvent | MarginEvent, None]],
-) -> AsyncGenerator[MarginTokenEvent | MarginEvent, None]:
-    """Values as they come. The first error ends all streams; so does closing it."""
-    values: asyncio.Queue[MarginTokenEvent | MarginEvent | None] = asyncio.Queue()
-
-    async def pump(stream: AsyncGenerator[MarginTokenEvent | MarginEvent, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for value in stream:
-                    values.put_nowait(value)
-        finally:
-            values.put_nowait(None)
-
-    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
-    try:
-        for _ in tasks:
-            while (value := await values.get()) is not None:
-                yield value
-            for task in tasks:
-                if task.done():
-                    task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from shared.errors import InvalidRequest
 from shared.generation.pieces import Piece, ids_of, plain_of
+from shared.identity import TokenIds
 from shared.prompt import PromptTokenizer
 
 
@@ -18,43 +19,41 @@ class Prompts:
         self._vocab_size = vocab_size
 
     @property
-    def default_prefix_ids(self) -> tuple[int, ...]:
+    def default_prefix_ids(self) -> TokenIds:
         return self._tokenizer.prefix_ids if self._tokenizer else ()
 
-    def prefix(self, piece: Piece | None) -> tuple[int, ...]:
+    def prefix(self, piece: Piece | None) -> TokenIds:
         if piece is None:
             return self.default_prefix_ids
         return self._ids("prefix", piece, PromptTokenizer.encode_prefix)
 
-    def chunks(self, pieces: Sequence[Piece], field: str = "chunks") -> tuple[tuple[int, ...], ...]:
+    def chunks(self, pieces: Sequence[Piece], field: str = "chunks") -> tuple[TokenIds, ...]:
         """Without what they are computed behind."""
         return tuple(
             self._filled(f"{field}[{i}]", plain_of(piece), PromptTokenizer.encode_chunk)
             for i, piece in enumerate(pieces)
         )
 
-    def questions(self, pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
+    def questions(self, pieces: Sequence[Piece]) -> tuple[TokenIds, ...]:
         if not pieces:
             raise InvalidRequest("questions: at least one is needed")
         return tuple(self.question(f"questions[{i}]", piece) for i, piece in enumerate(pieces))
 
-    def question(self, field: str, piece: Piece) -> tuple[int, ...]:
+    def question(self, field: str, piece: Piece) -> TokenIds:
         return self._filled(field, piece, PromptTokenizer.encode_question)
 
-    def plain(self, field: str, piece: Piece) -> tuple[int, ...]:
+    def plain(self, field: str, piece: Piece) -> TokenIds:
         """Text as it is, without a template."""
         return self._filled(field, piece, PromptTokenizer.encode)
 
     def _filled(
-        self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]
-    ) -> tuple[int, ...]:
+        self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], TokenIds]
+    ) -> TokenIds:
         if not (piece.strip() if isinstance(piece, str) else ids_of(piece)):
             raise InvalidRequest(f"{field}: is empty")
         return self._ids(field, piece, encode)
 
-    def _ids(
-        self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], tuple[int, ...]]
-    ) -> tuple[int, ...]:
+    def _ids(self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], TokenIds]) -> TokenIds:
         if isinstance(piece, str):
             if self._tokenizer is None:
                 raise InvalidRequest(f"{field}.text: this model has no tokenizer; send token_ids")

@@ -12,7 +12,7 @@ from shared.errors import FailedPrecondition, InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import NO_ADAPTER, Auto, Reuse
 from shared.generation.selection import Grouping, Reading
-from shared.identity import ids_hash
+from shared.identity import TokenIds, ids_hash
 from shared.kv_types import KvContext
 from shared.verdict import VERDICT_FILE, MadeWith, Verdict
 from shared.verdicts import choose, status_of
@@ -70,7 +70,7 @@ class Modes:
         """Empty: the model alone."""
         return "" if adapter in ("", NO_ADAPTER) else self._adapters.get(adapter, adapter)
 
-    def status(self, prefix_ids: tuple[int, ...], auxiliary: str = "") -> str:
+    def status(self, prefix_ids: TokenIds, auxiliary: str = "") -> str:
         """The verdict on the model as it is served, or what has changed since, for an operator.
         ``auxiliary``: fingerprint of the selector's model, where it is known."""
         return status_of(
@@ -85,7 +85,7 @@ class Modes:
     def settle(
         self,
         order: Reuse,
-        prefix_ids: tuple[int, ...],
+        prefix_ids: TokenIds,
         has_question: bool = True,
         conditioned: bool | None = None,
         kv_context: KvContext | None = None,
@@ -142,7 +142,7 @@ class Modes:
     def _verdict(
         self,
         order: Reuse,
-        prefix_ids: tuple[int, ...],
+        prefix_ids: TokenIds,
         conditioned: bool | None,
         kv_context: KvContext | None,
     ) -> _Found:

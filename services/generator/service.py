@@ -28,6 +28,7 @@ from shared.identity import adapter_identity
 from shared.kv_buffers import ENCODINGS
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
+from shared.streams import cancelled
 from shared.verdict import Verdict
 
 
@@ -165,10 +166,7 @@ class Generator:
                     else:
                         yield event
         finally:
-            beside = [task for task in (choosing, reading) if task is not None]
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await cancelled([task for task in (choosing, reading) if task is not None])
 
     async def explore(
         self, ctx: RequestContext, order: ForestOrder, commands: AsyncIterator[Edit]

@@ -57,7 +57,7 @@ class IngestHandlers(HealthServicer):
         )
         return mapped(progress, PROGRESS.to_pb)
 
-    @unary(ingest_pb2.DeleteDocumentsResponse)
+    @unary
     async def DeleteDocuments(
         self, request: ingest_pb2.DeleteDocumentsRequest, ctx: RequestContext
     ) -> ingest_pb2.DeleteDocumentsResponse:
@@ -65,7 +65,7 @@ class IngestHandlers(HealthServicer):
         deleted = await self._service.delete(ctx, request.collection, request.document_ids, request.all)
         return DELETED.to_pb(deleted)
 
-    @unary(ingest_pb2.ListDocumentsResponse)
+    @unary
     async def ListDocuments(
         self, request: ingest_pb2.ListDocumentsRequest, ctx: RequestContext
     ) -> ingest_pb2.ListDocumentsResponse:

@@ -35,12 +35,12 @@ class StoreHandlers(HealthServicer):
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    @unary(pb.StatResponse)
+    @unary
     async def Stat(self, request: pb.StatRequest, ctx: RequestContext) -> pb.StatResponse:
         stats = await self._store.stat(ctx, request.chunk_ids)
         return pb.StatResponse(chunks=map(CHUNK_STAT.to_pb, stats))
 
-    @client_stream(pb.PutResponse)
+    @client_stream
     async def Put(self, requests: AsyncIterator[pb.PutRequest]) -> pb.PutResponse:
         stream = aiter(requests)
         header = (await anext(stream, pb.PutRequest())).header
@@ -59,15 +59,15 @@ class StoreHandlers(HealthServicer):
         pieces = self._store.get(ctx, request.chunk_id, request.range.offset, length)
         return mapped(pieces, lambda piece: pb.GetResponse(data=piece))
 
-    @unary(pb.DeleteChunksResponse)
+    @unary
     async def Delete(self, request: pb.DeleteChunksRequest, ctx: RequestContext) -> pb.DeleteChunksResponse:
         return DELETED.to_pb(await self._store.delete(ctx, request.chunk_ids))
 
-    @unary(pb.ListChunksResponse)
+    @unary
     async def List(self, request: pb.ListChunksRequest, ctx: RequestContext) -> pb.ListChunksResponse:
         return CHUNK_PAGE.to_pb(await self._store.list_page(ctx, request.start_after, request.limit))
 
-    @unary(pb.PutManifestResponse)
+    @unary
     async def PutManifest(
         self, request: pb.PutManifestRequest, ctx: RequestContext
     ) -> pb.PutManifestResponse:
@@ -75,14 +75,14 @@ class StoreHandlers(HealthServicer):
         deleted = await self._store.put_manifest(ctx, replace(manifest, tenant=manifest.tenant or ctx.tenant))
         return pb.PutManifestResponse(deleted_chunk_ids=deleted)
 
-    @unary(pb.GetManifestResponse)
+    @unary
     async def GetManifest(
         self, request: pb.GetManifestRequest, ctx: RequestContext
     ) -> pb.GetManifestResponse:
         manifest = await self._store.get_manifest(ctx, request.collection, request.document_id)
         return pb.GetManifestResponse(manifest=MANIFEST.to_pb(manifest))
 
-    @unary(pb.ListManifestsResponse)
+    @unary
     async def ListManifests(
         self, request: pb.ListManifestsRequest, ctx: RequestContext
     ) -> pb.ListManifestsResponse:
@@ -91,26 +91,26 @@ class StoreHandlers(HealthServicer):
         )
         return MANIFEST_PAGE.to_pb(page)
 
-    @unary(pb.DeleteManifestResponse)
+    @unary
     async def DeleteManifest(
         self, request: pb.DeleteManifestRequest, ctx: RequestContext
     ) -> pb.DeleteManifestResponse:
         deleted = await self._store.delete_manifest(ctx, request.collection, request.document_id)
         return pb.DeleteManifestResponse(deleted_chunk_ids=deleted)
 
-    @unary(pb.CountDocumentsResponse)
+    @unary
     async def CountDocuments(
         self, request: pb.CountDocumentsRequest, ctx: RequestContext
     ) -> pb.CountDocumentsResponse:
         counts = await self._store.count_documents(ctx)
         return pb.CountDocumentsResponse(counts=map(ALIKE.to_pb, counts))
 
-    @unary(pb.PrefetchResponse)
+    @unary
     async def Prefetch(self, request: pb.PrefetchRequest, ctx: RequestContext) -> pb.PrefetchResponse:
         await self._store.prefetch(ctx, request.chunk_ids, request.node_id)
         return pb.PrefetchResponse()
 
-    @unary(pb.StatsResponse)
+    @unary
     async def Stats(self, request: pb.StatsRequest, ctx: RequestContext) -> pb.StatsResponse:
         return STATS.to_pb(await self._store.stats(ctx))
 
@@ -118,19 +118,19 @@ class StoreHandlers(HealthServicer):
     def Verify(self, request: pb.VerifyRequest, ctx: RequestContext) -> AsyncIterator[pb.VerifyProgress]:
         return mapped(self._store.verify(ctx, request.repair), VERIFIED.to_pb)
 
-    @unary(pb.CollectGarbageResponse)
+    @unary
     async def CollectGarbage(
         self, request: pb.CollectGarbageRequest, ctx: RequestContext
     ) -> pb.CollectGarbageResponse:
         return COLLECTED.to_pb(await self._store.collect_garbage(ctx, request.grace_s, request.dry_run))
 
-    @unary(pb.PinResponse)
+    @unary
     async def Pin(self, request: pb.PinRequest, ctx: RequestContext) -> pb.PinResponse:
         return pb.PinResponse(
             pinned_bytes=await self._store.pin(ctx, request.collection, request.document_id, request.unpin)
         )
 
-    @unary(pb.ListPinsResponse)
+    @unary
     async def ListPins(self, request: pb.ListPinsRequest, ctx: RequestContext) -> pb.ListPinsResponse:
         return pb.ListPinsResponse(pins=map(PINNED.to_pb, await self._store.list_pins(ctx)))
 

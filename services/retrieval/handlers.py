@@ -18,7 +18,7 @@ _IDS_PER_MESSAGE = 1000
 class RetrievalHandlers(LoadedServicer[RetrievalService]):
     application = "retrieval"
 
-    @unary(retrieval_pb2.SearchResponse)
+    @unary
     async def Search(
         self, request: retrieval_pb2.SearchRequest, ctx: RequestContext
     ) -> retrieval_pb2.SearchResponse:
@@ -33,7 +33,7 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
         rankings = [retrieval_pb2.Ranking(hits=map(HIT.to_pb, hits)) for hits in result.rankings]
         return retrieval_pb2.SearchResponse(rankings=rankings, mode=SEARCH_MODES.to_pb(result.mode))
 
-    @unary(retrieval_pb2.IndexResponse)
+    @unary
     async def Index(
         self, request: retrieval_pb2.IndexRequest, ctx: RequestContext
     ) -> retrieval_pb2.IndexResponse:
@@ -42,7 +42,7 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
             num_chunks=len(request.chunks), existed=not change.changed, warnings=change.warnings
         )
 
-    @unary(retrieval_pb2.UnindexResponse)
+    @unary
     async def Unindex(
         self, request: retrieval_pb2.UnindexRequest, ctx: RequestContext
     ) -> retrieval_pb2.UnindexResponse:
@@ -50,7 +50,7 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
             num_chunks=await self._service.unindex(ctx, request.collection, request.document_ids)
         )
 
-    @unary(retrieval_pb2.AdoptIndexResponse)
+    @unary
     async def AdoptIndex(
         self, request: retrieval_pb2.AdoptIndexRequest, ctx: RequestContext
     ) -> retrieval_pb2.AdoptIndexResponse:
@@ -58,7 +58,7 @@ class RetrievalHandlers(LoadedServicer[RetrievalService]):
             num_replaced=await self._service.adopt(ctx, request.collection)
         )
 
-    @unary(retrieval_pb2.ListCollectionsResponse)
+    @unary
     async def ListCollections(
         self, request: retrieval_pb2.ListCollectionsRequest, ctx: RequestContext
     ) -> retrieval_pb2.ListCollectionsResponse:

@@ -14,9 +14,9 @@ from services.selector.chains import Chains, Placed
 from services.selector.resident import Resident
 from services.selector.worker_thread import Turn, WorkerThread
 from shared.engine.kv.chunk_reads import Loaded
-from shared.engine.kv.loader import Checked, ComputedChunk, Loader, Saved
+from shared.engine.kv.loader import Checked, Loader, Saved
 from shared.engine.kv.segment import Segment
-from shared.engine.kv.source import SegmentSource
+from shared.engine.kv.source import ComputedChunk, SegmentSource
 from shared.errors import ContextTooLong
 from shared.generation.asked import Chunk
 from shared.locks import Locks

@@ -16,7 +16,7 @@ from shared.wire.selection import CHUNK, DESCRIPTION, ENCODED, ORDER, selected_t
 class SelectionServicer(LoadedServicer[SelectorService]):
     application = "selector"
 
-    @unary(pb.SelectResponse)
+    @unary
     async def Select(self, request: pb.SelectRequest, ctx: RequestContext) -> pb.SelectResponse:
         return selected_to_pb(await self._service.select(ctx, ORDER.of(request)))
 
@@ -25,7 +25,7 @@ class SelectionServicer(LoadedServicer[SelectorService]):
         chunks = [CHUNK.of(chunk) for chunk in request.chunks]
         return mapped(self._service.encode(ctx, chunks), ENCODED.to_pb)
 
-    @unary(pb.DescribeAuxiliaryResponse)
+    @unary
     async def DescribeAuxiliary(
         self, request: pb.DescribeAuxiliaryRequest, ctx: RequestContext
     ) -> pb.DescribeAuxiliaryResponse:

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.engine.kv.arrival import Arrival, Patience
 from shared.engine.kv.exclusion import Excluded
-from shared.engine.kv.segment import Branch, Segment, Tempering
+from shared.engine.kv.segment import Branch, Ints, Places, Segment, Tempering
 from shared.engine.model.adapting import AdapterWeights, adapted_rows
 
 
@@ -44,7 +43,7 @@ class Lane:
         self.branch.segment.length += self.num_rows
         del self.branch.pending[: self.num_rows]
 
-    def places(self) -> Sequence[int] | NDArray[np.int64]:
+    def places(self) -> Places:
         """Local positions of the rows in their own segment."""
         segment = self.branch.segment
         return segment.places(segment.length, segment.length + self.num_rows)
@@ -63,7 +62,7 @@ class Visit:
     num_tokens: int
     nth: int
     excluded: Excluded | None = None
-    steps: NDArray[np.int64] | None = None
+    steps: Ints | None = None
     tempering: Tempering | None = None
 
 
@@ -165,5 +164,5 @@ def pieces_of(lanes: Sequence[Lane]) -> list[Piece]:
     return [*shared.values(), *own]
 
 
-def _steps(places: Sequence[int] | NDArray[np.int64], begin: int) -> NDArray[np.int64] | None:
+def _steps(places: Places, begin: int) -> Ints | None:
     return places[begin:] - places[begin] if isinstance(places, np.ndarray) else None

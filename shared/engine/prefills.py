@@ -10,8 +10,9 @@ from shared.engine.endings import Endings
 from shared.engine.inbox import Inbox
 from shared.engine.jobs.job import Computed
 from shared.engine.jobs.prefill import ChunkWork, PrefillJob
-from shared.engine.kv.loader import Checked, ComputedChunk, Loader, Saved
+from shared.engine.kv.loader import Checked, Loader, Saved
 from shared.engine.kv.segment_cache import SegmentCache
+from shared.engine.kv.source import ComputedChunk
 from shared.engine.model.spec import ModelSpec
 from shared.engine.request_queue import RequestQueue
 from shared.generation.told import ChunkStoredEvent

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from shared.errors import InvalidRequest
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.ranges import check_range
+from shared.identity import TokenIds
 
 MAX_TOP_LOGPROBS = 64
 MAX_SAMPLES = 64
@@ -27,7 +28,7 @@ class Chunk:
     """
 
     chunk_id: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     parent_id: str = ""
     isolated_id: str = ""
 
@@ -51,7 +52,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int = 0
-    watch_ids: tuple[int, ...] = ()
+    watch_ids: TokenIds = ()
 
     def __post_init__(self) -> None:
         check_range("sampling.max_tokens", self.max_tokens, self.limit >= 1, "at least 1")
@@ -179,9 +180,9 @@ class GenerateRequest:
     """
 
     request_id: str
-    prefix_ids: tuple[int, ...]
+    prefix_ids: TokenIds
     chunks: tuple[Chunk, ...]
-    questions: tuple[tuple[int, ...], ...]
+    questions: tuple[TokenIds, ...]
     reuse: ReuseMode = ReuseMode.REORDERED
     sampling: SamplingParams = field(default_factory=SamplingParams)
     deadline_s: float | None = None
@@ -208,7 +209,7 @@ class PrefillRequest:
     """
 
     request_id: str
-    prefix_ids: tuple[int, ...]
+    prefix_ids: TokenIds
     chunks: tuple[Chunk, ...]
     deadline_s: float | None = None
     encoding: str = ""

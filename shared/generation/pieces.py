@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
+from shared.identity import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
     """Token ids and the text they were made of, without the template."""
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     text: str
 
 
-PlainPiece = str | tuple[int, ...] | Tokenized
+PlainPiece = str | TokenIds | Tokenized
 """Text goes through the model's template and tokenizer; token ids are used as they are."""
 
 
@@ -56,7 +57,7 @@ def text_of(piece: Piece) -> str:
             return ""
 
 
-def ids_of(piece: Piece) -> tuple[int, ...]:
+def ids_of(piece: Piece) -> TokenIds:
     """
     Raises:
         InvalidRequest: it is text, and whoever asks has no tokenizer.

@@ -6,6 +6,8 @@ import enum
 import hashlib
 from dataclasses import dataclass
 
+from shared.identity import TokenIds
+
 
 class Grouping(enum.StrEnum):
     """The way in which single tokens become runs (``shared.selection.grouping``)."""
@@ -28,7 +30,7 @@ class SelectionLink:
     header that was cut, of its beginning."""
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class SelectionChunk:
     """
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     chunk_id: str = ""
     parent_id: str = ""
     context: tuple[SelectionLink, ...] = ()
@@ -110,7 +112,7 @@ class AuxiliaryDescription:
     model: str
     fingerprint: str
     tokenizer_hash: str
-    prefix_ids: tuple[int, ...]
+    prefix_ids: TokenIds
     question_template: str
     max_positions: int
     dtype: str

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.selection.spans import TokenSpans
+from shared.selection.spans import Ints, TokenSpans
 
 UNTOUCHED = np.iinfo(np.int64).max
 
@@ -26,7 +26,7 @@ def carry_picks(picked_S: NDArray[np.bool_], source: TokenSpans, target: TokenSp
     return touched_T
 
 
-def carry_ranks(ranks_S: NDArray[np.int64], source: TokenSpans, target: TokenSpans) -> NDArray[np.int64]:
+def carry_ranks(ranks_S: Ints, source: TokenSpans, target: TokenSpans) -> Ints:
     """Of every token of ``target`` the smallest rank among the tokens of ``source`` that touch it;
     ``UNTOUCHED`` if none does."""
     rank_C = np.full(source.num_chars, UNTOUCHED)
@@ -51,7 +51,7 @@ def carry_scores(
     return scores_T
 
 
-def _chars_of(spans: TokenSpans) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _chars_of(spans: TokenSpans) -> tuple[Ints, Ints]:
     """Every (character, token) of which one stands for the other."""
     lens = spans.ends - spans.starts
     tokens = np.repeat(np.arange(len(spans)), lens)

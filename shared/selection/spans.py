@@ -32,6 +32,7 @@ from shared.errors import InvalidRequest, ModelUnsupported
 from shared.piece_encoder import PieceEncoder, backend_of
 from shared.prompt import PromptTokenizer
 
+Ints = NDArray[np.int64]
 _CHANGES_WHAT_IS_IN_FRONT = ("Mn", "Mc", "Me", "Cf")
 
 
@@ -45,8 +46,8 @@ class TokenSpans:
     """
 
     token_ids: tuple[int, ...]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    starts: Ints
+    ends: Ints
     num_chars: int
 
     def __len__(self) -> int:
@@ -117,9 +118,7 @@ class SpanTokenizer:
         return TokenSpans(tuple(encoding.ids), starts, ends, max(1, len(text)))
 
 
-def _complete(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], text: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _complete(starts: Ints, ends: Ints, text: str) -> tuple[Ints, Ints]:
     """The rules at the top of this module, for spans in any order."""
     num_chars = max(1, len(text))
     starts = np.minimum(starts, num_chars - 1)

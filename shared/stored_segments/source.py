@@ -23,7 +23,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from shared.engine.kv.encodings import EXACT, Buffers, encoding_of
-from shared.engine.kv.source import StoredSegment
+from shared.engine.kv.source import ComputedChunk, StoredSegment
 from shared.errors import CorruptData, KvquiltError, NewerFormat, NotFound, Unavailable
 from shared.generation.asked import Chunk
 from shared.kv_format import ChunkFile, ChunkHeader
@@ -121,24 +121,17 @@ class StoreSegmentSource:
         except KvquiltError as error:
             log.info("%d chunks cannot be fetched in advance: %s", len(chunk_ids), error.detail)
 
-    def save(
-        self,
-        chunk_id: str,
-        prefix_ids: Sequence[int],
-        token_ids: Sequence[int],
-        k_LHTD: Sequence[torch.Tensor],
-        v_LHTD: Sequence[torch.Tensor],
-        replace: bool,
-        write_back: bool,
-        encoding: str = "",
-    ) -> None:
+    def save(self, chunk: ComputedChunk) -> None:
         """Writes the file next to the store's own and hands it over, which moves it: one write, no copy."""
-        encoding = encoding or self._encoding
+        encoding, k_LHTD, v_LHTD = (
+            chunk.encoding or self._encoding,
+            chunk.segment.k_LKTD,
+            chunk.segment.v_LKTD,
+        )
         layers = self._encoded.pop(k_LHTD[0], None) if encoding == self._encoding else None
         layers = layers or encode_layers(encoding, k_LHTD, v_LHTD, self._scratch)
-        self._hand_over(
-            self._shape.header(chunk_id, prefix_ids, token_ids, encoding), layers, replace, write_back
-        )
+        header = self._shape.header(chunk.key, chunk.prefix_ids, chunk.token_ids, encoding)
+        self._hand_over(header, layers, chunk.replace, chunk.write_back)
 
     def _find(self, chunk_lens: Mapping[str, int], direct: bool = False) -> dict[str, StoredSegment]:
         """One that was not there any more is asked for once again: it may just have arrived, and so have

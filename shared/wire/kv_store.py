@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from google.protobuf.message import Message
-
 from protos.kvquilt.v1 import kv_store_node_pb2
 from protos.kvquilt.v1 import kv_store_pb2 as pb
 from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
@@ -23,18 +19,6 @@ from shared.kv_types import (
 )
 from shared.wire.message import Conversion, MessageWire, TupleWire
 
-
-class _Verified(MessageWire[VerifyProgress, pb.VerifyProgress]):
-    """``missing`` has another name."""
-
-    def fields_of(self, value: VerifyProgress) -> dict[str, Any]:
-        return super().fields_of(value) | {"missing_chunk_ids": value.missing}
-
-    def values_of(self, message: Message) -> dict[str, Any]:
-        assert isinstance(message, pb.VerifyProgress)
-        return super().values_of(message) | {"missing": tuple(message.missing_chunk_ids)}
-
-
 ALIKE = MessageWire(AlikeDocuments, pb.AlikeDocuments)
 CHUNK_STAT = MessageWire(ChunkStat, pb.ChunkStat)
 CHUNK_PAGE = MessageWire(ChunkPage, pb.ListChunksResponse)
@@ -42,7 +26,7 @@ DELETED = MessageWire(DeletedChunks, pb.DeleteChunksResponse)
 MANIFEST = MessageWire(Manifest, pb.Manifest)
 MANIFEST_PAGE = MessageWire(ManifestPage, pb.ListManifestsResponse)
 STATS = MessageWire(StoreStats, pb.StatsResponse)
-VERIFIED = _Verified(VerifyProgress, pb.VerifyProgress)
+VERIFIED = MessageWire(VerifyProgress, pb.VerifyProgress)
 COLLECTED = MessageWire(CollectedGarbage, pb.CollectGarbageResponse)
 PINNED = MessageWire(PinnedDocuments, pb.PinnedDocuments)
 OPENED = MessageWire(

@@ -122,13 +122,13 @@ async def test_a_damaged_file_is_found_and_after_a_repair_nothing_damaged_is_lef
     assert len(world.files(A)) == 1
     last, damaged = await world.verify(repair=True)
     if world.objects is None:  # there was no other copy
-        assert ([d.restored for d in damaged], last.missing, world.files(A)) == ([False], (A,), [])
+        assert ([d.restored for d in damaged], last.missing_chunk_ids, world.files(A)) == ([False], (A,), [])
         await world.put(A)
     else:
-        assert ([d.restored for d in damaged], last.missing) == ([True], ())
+        assert ([d.restored for d in damaged], last.missing_chunk_ids) == ([True], ())
     assert await world.read(A) == chunk_bytes(A)
     last, damaged = await world.verify()
-    assert (damaged, last.missing) == ([], ())
+    assert (damaged, last.missing_chunk_ids) == ([], ())
 
 
 async def test_a_file_that_was_removed_behind_the_stores_back_is_missed(world: World) -> None:
@@ -136,10 +136,10 @@ async def test_a_file_that_was_removed_behind_the_stores_back_is_missed(world: W
     await world.document("1", A)
     world.files(A)[0].unlink()
     last, damaged = await world.verify()
-    assert (last.missing, damaged) == ((A,) if world.objects is None else (), [])
+    assert (last.missing_chunk_ids, damaged) == ((A,) if world.objects is None else (), [])
     assert sum(t.num_chunks for n in (await world.store.stats(CTX)).nodes for t in n.tiers) == 0
     if world.objects is None:
-        assert (await world.verify(repair=True))[0].missing == (A,)
+        assert (await world.verify(repair=True))[0].missing_chunk_ids == (A,)
         await world.put(A)
     assert await world.read(A) == chunk_bytes(A)
 
@@ -155,7 +155,7 @@ async def test_a_damaged_object_is_replaced_by_a_good_copy_from_a_node(world: Wo
     last, damaged = await world.verify()
     assert [(d.chunk_id, d.tier, d.restored) for d in damaged] == [(A, "objects", False)]
     last, damaged = await world.verify(repair=True)
-    assert ([d.restored for d in damaged], last.missing) == ([True], ())
+    assert ([d.restored for d in damaged], last.missing_chunk_ids) == ([True], ())
     assert world.objects.data[blob_of(A)] == chunk_bytes(A)
 
 
@@ -165,8 +165,8 @@ async def test_a_lost_object_is_put_again_from_a_nodes_copy(world: World) -> Non
     await world.put(A)
     await world.document("1", A)
     del world.objects.data[blob_of(A)]
-    assert (await world.verify())[0].missing == (A,)
-    assert (await world.verify(repair=True))[0].missing == ()
+    assert (await world.verify())[0].missing_chunk_ids == (A,)
+    assert (await world.verify(repair=True))[0].missing_chunk_ids == ()
     assert world.objects.data[blob_of(A)] == chunk_bytes(A)
 
 
@@ -178,13 +178,13 @@ async def test_what_documents_need_and_nobody_has_is_missing(world: World) -> No
         path.write_bytes(b"torn")
     if world.objects is not None:
         world.objects.data[blob_of(A)] = b"torn"
-    assert (await world.verify())[0].missing == (A,)
+    assert (await world.verify())[0].missing_chunk_ids == (A,)
     last, damaged = await world.verify(repair=True)
-    assert last.missing == (A,)
+    assert last.missing_chunk_ids == (A,)
     assert not any(d.restored for d in damaged)
     assert world.files(A) == []
     last, damaged = await world.verify()
-    assert (last.missing, damaged) == ((A,), [])
+    assert (last.missing_chunk_ids, damaged) == ((A,), [])
     with pytest.raises(NotFound):
         await world.read(A)
 
@@ -215,7 +215,7 @@ async def test_lost_auxiliary_kv_of_a_document_is_missing_and_with_a_pin_it_is_p
     if world.objects is not None:
         world.objects.data[blob_of(B)] = b"torn"
     last, _ = await world.verify(repair=True)
-    assert last.missing == (B,)
+    assert last.missing_chunk_ids == (B,)
 
 
 async def test_young_garbage_is_kept(world: World) -> None:

@@ -15,9 +15,10 @@ import torch
 
 from shared.errors import InvalidRequest, KvquiltError, Overloaded, Unavailable
 from shared.generation.asked import Decoding, Margins, SamplingParams
-from shared.generation.modes import Recompute
+from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.pieces import Conditioned, Tokenized
 from shared.generation.selection import (
+    AuxiliaryDescription,
     Grouping,
     Reading,
     SelectedTokens,
@@ -27,8 +28,10 @@ from shared.generation.selection import (
     SelectionTimings,
 )
 from shared.generation.told import DoneEvent, GenerationEvent, SelectedEvent, TokenEvent
+from shared.identity import ids_hash
 from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
+from shared.verdict import FORM, Verdict
 from tests.generation_server import Served, context, order_of, save_byte_tokenizer, serving
 from tests.kv_directory import DirectoryStore
 from tests.oracles import tiny_model
@@ -74,6 +77,10 @@ class FakeSelector:
     asked: list[SelectionOrder] = field(default_factory=list)
     contexts: list[RequestContext] = field(default_factory=list)
     num_given_up: int = 0
+    fingerprint: str = "a" * 32
+
+    async def describe(self, ctx: RequestContext) -> AuxiliaryDescription:
+        return AuxiliaryDescription("small", self.fingerprint, "", (), "", 512, "float32", 1, "cpu", "")
 
     async def select(self, ctx: RequestContext, order: SelectionOrder) -> tuple[SelectedTokens, ...]:
         self.asked.append(order)
@@ -388,6 +395,48 @@ class TestFallback:
         async with serving_with(model, FakeSelector(tokens=())) as served:
             usage = end_of(await generate(served, [])).usage
         assert (usage.reuse, usage.note, usage.selected_tokens) == ("cacheclip", "", 0)
+
+
+class TestVerdict:
+    async def test_it_holds_for_the_model_that_chooses_and_status_says_when_that_has_changed(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        selector, path = FakeSelector(), tmp_path / "verdict.json"
+        async with serving_with(model, selector) as served:
+            ours = await served.client.describe(context())
+        Verdict(
+            ReuseMode.CACHECLIP,
+            0.03,
+            ours.fingerprint,
+            ids_hash(ours.prefix_ids),
+            ours.kv_encoding,
+            0.4,
+            tokenizer=ours.tokenizer_hash,
+            auxiliary=selector.fingerprint,
+            grouping="budget",
+            reading="stitched",
+            form=FORM,
+        ).write(path)
+        settings = {"verdict": str(path), "kv_context": "none"}
+        async with serving_with(model, selector, **settings) as served:
+            usage = end_of(await generate(served, reuse="auto")).usage
+            assert (usage.reuse, usage.note) == ("cacheclip", "")
+            assert facts_of(served)["verdict"] == "cacheclip 0.4 (none)"
+        changed = FakeSelector(fingerprint="b" * 32)
+        async with serving_with(model, changed, **settings) as served:
+            usage = end_of(await generate(served, reuse="auto")).usage
+            assert usage.reuse == "full"
+            assert usage.note == "auto is full: the verdict was made for another auxiliary"
+            assert changed.asked == []
+            assert (await served.client.health(context())).facts["verdict"] == (
+                "expired: it was made for another auxiliary; run `kvquilt gate`"
+            )
+        async with serving_with(model, selector, {"grouping": "paper"}, **settings) as served:
+            usage = end_of(await generate(served, reuse="auto")).usage
+            assert (usage.reuse, usage.note) == (
+                "full",
+                "auto is full: the verdict was made for another grouping",
+            )
 
 
 def serving_with(

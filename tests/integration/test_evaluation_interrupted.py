@@ -35,7 +35,7 @@ async def begun(kept: Path, num_cases: int) -> asyncio.subprocess.Process:
 
 async def test_what_was_answered_is_kept_and_the_exit_code_says_so(tmp_path: Path) -> None:
     kept = tmp_path / "answers.jsonl"
-    running = await begun(kept, 300)
+    running = await begun(kept, 100)
     while num_lines(kept) < 2:
         assert running.returncode is None
         await asyncio.sleep(0.1)

@@ -34,13 +34,13 @@ class PromptGenerator(generation_pb2_grpc.GenerationServicer):
     prefilled: list[tuple[int, ...]] = field(default_factory=list)
     requests: list[generation_pb2.GenerateRequest] = field(default_factory=list)
 
-    @unary(generation_pb2.DescribeModelResponse)
+    @unary
     async def DescribeModel(
         self, request: generation_pb2.DescribeModelRequest, ctx: RequestContext
     ) -> generation_pb2.DescribeModelResponse:
         return generation_pb2.DescribeModelResponse(model="prompt")
 
-    @unary(common_pb2.HealthResponse)
+    @unary
     async def Health(
         self, request: common_pb2.HealthRequest, ctx: RequestContext
     ) -> common_pb2.HealthResponse:

@@ -9,11 +9,14 @@ import threading
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
+from shared.engine.kv.segment import Segment
+from shared.engine.kv.source import ComputedChunk
 from shared.engine.model.rope import RopeSpec
 from shared.errors import CorruptData, StorageFull, Unavailable
 from shared.generation.asked import Chunk
@@ -44,6 +47,11 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+def computed(k: list[torch.Tensor], v: list[torch.Tensor], key: str = CHUNK, **options: Any) -> ComputedChunk:
+    segment = cast(Segment, SimpleNamespace(k_LKTD=k, v_LKTD=v))
+    return ComputedChunk(key, PREFIX, IDS, segment, **options)
 
 
 @pytest.fixture
@@ -133,7 +141,7 @@ def test_what_was_saved_is_read_bit_by_bit(
 ) -> None:
     ours = source(store, loop, shape_of(dtype))
     k, v = kv(dtype)
-    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, write_back=False)
+    ours.save(computed(k, v, replace=False, write_back=False))
     k_read, v_read = read(ours.open({CHUNK: len(IDS)})[CHUNK], dtype)
     assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
     assert store.staged() == []
@@ -142,7 +150,7 @@ def test_what_was_saved_is_read_bit_by_bit(
 def test_the_file_says_what_it_was_computed_from(
     store: DirectoryStore, loop: asyncio.AbstractEventLoop
 ) -> None:
-    source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+    source(store, loop).save(computed(*kv(), replace=False, write_back=False))
     assert inspect_chunk(store.path_of(CHUNK)).header == SHAPE.header(CHUNK, PREFIX, IDS)
 
 
@@ -152,14 +160,14 @@ def test_tensors_that_are_slices_are_written_whole(
     ours = source(store, loop)
     k, v = kv(num_tokens=20)
     k, v = ([t[:, 3 : 3 + len(IDS)] for t in side] for side in (k, v))
-    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, write_back=False)
+    ours.save(computed(k, v, replace=False, write_back=False))
     k_read, v_read = read(ours.open({CHUNK: len(IDS)})[CHUNK])
     assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
 
 
 def test_absent_chunks_are_left_out(store: DirectoryStore, loop: asyncio.AbstractEventLoop) -> None:
     ours = source(store, loop)
-    ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+    ours.save(computed(*kv(), replace=False, write_back=False))
     opened = ours.open({CHUNK: len(IDS), "d" * 40: 3})
     assert list(opened) == [CHUNK]
     opened[CHUNK].close()
@@ -178,7 +186,7 @@ def test_a_damaged_file_raises_when_read_and_is_replaced(
 ) -> None:
     ours = source(store, loop)
     k, v = kv()
-    ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, write_back=False)
+    ours.save(computed(k, v, replace=False, write_back=False))
     path = store.path_of(CHUNK)
     data = bytearray(path.read_bytes())
     if damage == "flipped":
@@ -187,7 +195,7 @@ def test_a_damaged_file_raises_when_read_and_is_replaced(
     path.write_bytes({"truncated": data[:-100], "flipped": data, "emptied": b""}[damage])
     with pytest.raises(CorruptData):
         read(ours.open({CHUNK: len(IDS)})[CHUNK])
-    ours.save(CHUNK, PREFIX, IDS, k, v, replace=True, write_back=False)
+    ours.save(computed(k, v, replace=True, write_back=False))
     k_read, _ = read(ours.open({CHUNK: len(IDS)})[CHUNK])
     assert torch.equal(k_read[1], k[1])
 
@@ -206,7 +214,7 @@ def test_a_file_of_another_model_is_never_read(
 ) -> None:
     k, v = kv()
     source(store, loop, foreign).save(
-        CHUNK, PREFIX, IDS, k[: foreign.num_layers], v[: foreign.num_layers], replace=False, write_back=False
+        computed(k[: foreign.num_layers], v[: foreign.num_layers], replace=False, write_back=False)
     )
     with pytest.raises(CorruptData, match="another chunk or model"):
         read(source(store, loop).open({CHUNK: len(IDS)})[CHUNK])
@@ -216,7 +224,7 @@ def test_a_file_under_another_chunks_name_is_never_read(
     store: DirectoryStore, loop: asyncio.AbstractEventLoop
 ) -> None:
     ours = source(store, loop)
-    ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+    ours.save(computed(*kv(), replace=False, write_back=False))
     other = "d" * 40
     store.path_of(CHUNK).rename(store.path_of(other))
     with pytest.raises(CorruptData, match="another chunk or model"):
@@ -232,7 +240,7 @@ def test_a_full_store_is_reported_and_leaves_no_file_behind(
 
     full = FullAtTheEnd(tmp_path)
     with pytest.raises(StorageFull):
-        source(full, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        source(full, loop).save(computed(*kv(), replace=False, write_back=False))
     assert full.staged() == []
 
 
@@ -241,7 +249,7 @@ def test_a_staging_directory_that_is_gone_is_a_retryable_failure(
 ) -> None:
     store._staging.rmdir()
     with pytest.raises(Unavailable):
-        source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        source(store, loop).save(computed(*kv(), replace=False, write_back=False))
 
 
 def test_after_shutdown_nothing_is_stored_and_nothing_hangs(store: DirectoryStore) -> None:
@@ -250,7 +258,7 @@ def test_after_shutdown_nothing_is_stored_and_nothing_hangs(store: DirectoryStor
     ours = source(store, loop)
     assert ours.open({CHUNK: len(IDS)}) == {}
     with pytest.raises(Unavailable):
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
 
 
 class TestEncodings:
@@ -262,7 +270,7 @@ class TestEncodings:
         ours = source(store, loop, shape_of(dtype), encoding)
         k, v = kv(dtype)
         ours.as_stored(k, v)
-        ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, write_back=True)
+        ours.save(computed(k, v, replace=False, write_back=True))
         k_read, v_read = read(ours.open({CHUNK: len(IDS)})[CHUNK], dtype)
         assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
         assert 0 < furthest((k, v), kv(dtype)) < (0.05 if encoding == "int8" else 0.8)
@@ -272,7 +280,7 @@ class TestEncodings:
     ) -> None:
         ours = source(store, loop, encoding="int8")
         k, v = kv()
-        ours.save(CHUNK, PREFIX, IDS, k, v, replace=False, write_back=False)
+        ours.save(computed(k, v, replace=False, write_back=False))
         ours.as_stored(k, v)
         k_read, v_read = read(ours.open({CHUNK: len(IDS)})[CHUNK])
         assert all(torch.equal(a, b) for a, b in zip(k + v, k_read + v_read, strict=True))
@@ -301,7 +309,7 @@ class TestEncodings:
         chunks = {encoding: encoding[-1].replace("t", "e") * 40 for encoding in ENCODINGS}
         for encoding, chunk in chunks.items():
             source(store, loop, encoding=encoding).save(
-                chunk, PREFIX, IDS, *kv(), replace=False, write_back=False
+                computed(*kv(), key=chunk, replace=False, write_back=False)
             )
             assert inspect_chunk(store.path_of(chunk)).header.encoding == encoding
         for ours in (source(store, loop, encoding=e) for e in ENCODINGS):
@@ -316,15 +324,15 @@ class TestEncodings:
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         ours = source(store, loop)
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=True)
-        ours.save("d" * 40, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=True))
+        ours.save(computed(*kv(), key="d" * 40, replace=False, write_back=False))
         assert store.write_back == [True, False]
 
     def test_a_file_of_another_tokenizer_is_read(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         other = dataclasses.replace(SHAPE, tokenizer_hash="0" * 32)
-        source(store, loop, other).save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        source(store, loop, other).save(computed(*kv(), replace=False, write_back=False))
         read(source(store, loop).open({CHUNK: len(IDS)})[CHUNK])
 
     @pytest.mark.parametrize("encoding", ["int8", "int4"])
@@ -332,7 +340,7 @@ class TestEncodings:
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, encoding: str
     ) -> None:
         ours = source(store, loop, encoding=encoding)
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
         offset, length = inspect_chunk(store.path_of(CHUNK)).layers[2]
         data = bytearray(store.path_of(CHUNK).read_bytes())
         data[offset + length - 9] ^= 0x10
@@ -346,7 +354,7 @@ class TestBringingChunksToAnEncoding:
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         ours = source(store, loop)
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
         before = inspect_chunk(store.path_of(CHUNK)).header
         segment = ours.open({CHUNK: len(IDS)}, "int8")[CHUNK]
         after = inspect_chunk(store.path_of(CHUNK)).header
@@ -362,7 +370,7 @@ class TestBringingChunksToAnEncoding:
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         ours = source(store, loop, encoding="int4")
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
         read(ours.open({CHUNK: len(IDS)}, "int4")[CHUNK])
         assert store.adopted == [(CHUNK, False)]
 
@@ -371,10 +379,10 @@ class TestBringingChunksToAnEncoding:
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop, wanted: str
     ) -> None:
         ours = source(store, loop, encoding="int8")
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
         with pytest.raises(CorruptData, match=f"stored as int8, from which {wanted} cannot be made"):
             read(ours.open({CHUNK: len(IDS)}, wanted)[CHUNK])
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=True, write_back=False, encoding=wanted)
+        ours.save(computed(*kv(), replace=True, write_back=False, encoding=wanted))
         assert inspect_chunk(store.path_of(CHUNK)).header.encoding == wanted
         read(ours.open({CHUNK: len(IDS)}, wanted)[CHUNK])
 
@@ -389,18 +397,18 @@ class TestBringingChunksToAnEncoding:
 
         full = FullForReplacements(tmp_path)
         ours = source(full, loop)
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
         with pytest.raises(CorruptData, match="no space left"):
             read(ours.open({CHUNK: len(IDS)}, "int8")[CHUNK])
         with pytest.raises(StorageFull):
-            ours.save(CHUNK, PREFIX, IDS, *kv(), replace=True, write_back=False, encoding="int8")
+            ours.save(computed(*kv(), replace=True, write_back=False, encoding="int8"))
         assert full.staged() == []
 
     def test_a_damaged_exact_chunk_is_computed_again(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         ours = source(store, loop)
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
         offset, _ = inspect_chunk(store.path_of(CHUNK)).layers[1]
         data = bytearray(store.path_of(CHUNK).read_bytes())
         data[offset + 400] ^= 1
@@ -415,7 +423,7 @@ class TestArrivingChunks:
     @pytest.fixture
     def arriving(self, tmp_path: Path, loop: asyncio.AbstractEventLoop) -> ArrivingStore:
         store = ArrivingStore(tmp_path)
-        source(store, loop).save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        source(store, loop).save(computed(*kv(), replace=False, write_back=False))
         store.start(CHUNK)
         return store
 
@@ -456,14 +464,14 @@ class TestArrivingChunks:
 
         deleting = Deleting(store._staging.parent / "deleting")
         ours = source(deleting, loop)
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
         assert ours.open({CHUNK: len(IDS)}) == {}
 
     def test_a_file_of_a_newer_version_is_absent_and_left_alone(
         self, store: DirectoryStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         ours = source(store, loop)
-        ours.save(CHUNK, PREFIX, IDS, *kv(), replace=False, write_back=False)
+        ours.save(computed(*kv(), replace=False, write_back=False))
         data = store.path_of(CHUNK).read_bytes()
         footer_at = seal_of_tail(data, len(data))[1]
         newer = data[: footer_at - 16] + _mark(3) + data[footer_at:]

@@ -18,6 +18,7 @@ from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from shared.errors import KvquiltError
 from shared.kv_types import OpenedChunk, RemoteFile
+from shared.streams import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +128,7 @@ class Fetches:
         tasks = [task for _, task in self._running.values()]
         for chunk_id in [*self._running, *self._unplaced]:
             self.drop(chunk_id)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
         for path in list(self._lingering):
             self._end_lingering(path)
         self._readers.close()

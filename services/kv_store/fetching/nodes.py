@@ -15,6 +15,7 @@ from shared.kv_types import ChunkPage
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
+Call = Callable[[NodeAgent], Awaitable[ResultT]]
 
 
 class Nodes(Protocol):
@@ -39,7 +40,7 @@ class Nodes(Protocol):
         ...
 
 
-async def on_node(nodes: Nodes, node_id: str, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> ResultT:
+async def on_node(nodes: Nodes, node_id: str, call: Call[ResultT]) -> ResultT:
     """``call`` of the agent on ``node_id``. Raises like ``Nodes.store`` and the call."""
     try:
         return await call(await nodes.store(node_id))
@@ -57,9 +58,7 @@ def merged_page(pages: Sequence[ChunkPage], limit: int) -> ChunkPage:
     return ChunkPage(chosen, truncated=len(chosen) < len(chunks) or bool(ends))
 
 
-async def ask(
-    nodes: Nodes, node_ids: Iterable[str], call: Callable[[NodeAgent], Awaitable[ResultT]]
-) -> tuple[dict[str, ResultT], int]:
+async def ask(nodes: Nodes, node_ids: Iterable[str], call: Call[ResultT]) -> tuple[dict[str, ResultT], int]:
     """The answers of these nodes, and how many of them cannot be reached. Other errors are raised."""
     asked = list(node_ids)
     results = await asyncio.gather(*(on_node(nodes, n, call) for n in asked), return_exceptions=True)
@@ -74,9 +73,7 @@ async def ask(
     return answers, len(asked) - len(answers)
 
 
-async def ask_all(
-    nodes: Nodes, node_ids: Iterable[str], call: Callable[[NodeAgent], Awaitable[ResultT]]
-) -> dict[str, ResultT]:
+async def ask_all(nodes: Nodes, node_ids: Iterable[str], call: Call[ResultT]) -> dict[str, ResultT]:
     """
     Raises:
         Unavailable: not all of them can be reached.
@@ -110,9 +107,9 @@ class Neighbours:
     def ids(self) -> list[str]:
         return [n for n in self.nodes.ids() if n != self.node_id]
 
-    async def ask(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> tuple[dict[str, ResultT], int]:
+    async def ask(self, call: Call[ResultT]) -> tuple[dict[str, ResultT], int]:
         """Like ``ask``, of all of them."""
         return await ask(self.nodes, self.ids, call)
 
-    async def ask_all(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> dict[str, ResultT]:
+    async def ask_all(self, call: Call[ResultT]) -> dict[str, ResultT]:
         return await ask_all(self.nodes, self.ids, call)

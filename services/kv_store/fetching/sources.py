@@ -11,7 +11,7 @@ from typing import Protocol
 
 from services.kv_store.blobs.protocol import Blobs, Span
 from services.kv_store.fetching.flight import Flights
-from services.kv_store.fetching.nodes import Nodes, ask
+from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.object_chunks import read_tail
 from shared.errors import NotFound
@@ -89,14 +89,13 @@ class PeerSearch:
 
     def __init__(
         self,
-        nodes: Nodes,
-        own_node_id: str,
+        neighbours: Neighbours,
         ctx: RequestContext,
         chunk_ids: Sequence[str],
         flights: Flights,
     ) -> None:
-        self._nodes, self._own_node_id, self._ctx, self._chunk_ids = nodes, own_node_id, ctx, chunk_ids
-        self._flights = flights
+        self._neighbours, self._ctx = neighbours, ctx
+        self._chunk_ids, self._flights = chunk_ids, flights
         self._asking: asyncio.Task[dict[str, list[Source]]] | None = None
 
     async def sources(self, chunk_id: str) -> list[Source]:
@@ -106,9 +105,8 @@ class PeerSearch:
 
     async def _ask(self) -> dict[str, list[Source]]:
         """Nodes that do not answer soon have nothing."""
-        others = [n for n in self._nodes.ids() if n != self._own_node_id]
         soon = replace(self._ctx, deadline_s=time.monotonic() + _PEER_TIMEOUT_S)
-        answers, _ = await ask(self._nodes, others, lambda peer: peer.local_copies(soon, self._chunk_ids))
+        answers, _ = await self._neighbours.ask(lambda peer: peer.local_copies(soon, self._chunk_ids))
         sources: dict[str, list[Source]] = {}
         for copies in answers.values():
             for copy in copies:

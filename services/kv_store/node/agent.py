@@ -182,8 +182,7 @@ class Agent:
         return {c: copy for c in chunk_ids if (copy := self._tiers.find(c)) is not None}
 
     def _search(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> PeerSearch:
-        near = self._neighbours
-        return PeerSearch(near.nodes, near.node_id, ctx, chunk_ids, self._flights)
+        return PeerSearch(self._neighbours, ctx, chunk_ids, self._flights)
 
     async def _receive(self, size_bytes: int, pieces: AsyncIterator[bytes]) -> Path:
         """A staged file with what came.

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from services.kv_store.fetching.nodes import Nodes, ask, ask_all, merged_page, on_node
+from services.kv_store.fetching.nodes import Call, Nodes, ask, ask_all, merged_page, on_node
 from services.kv_store.node.agent import SERVICE
 from services.kv_store.tiers.chunk_names import DEFAULT_PAGE, LARGEST_PAGE, check_chunk_ids
 from shared.clients.health import ServiceHealth
 from shared.errors import NotFound, Unavailable
-from shared.kv_reports import CollectedGarbage, StoreStats, VerifyProgress
+from shared.kv_reports import StoreStats, VerifyProgress
 from shared.kv_stores import NodeAgent
-from shared.kv_types import (
-    AlikeDocuments,
-    Chain,
-    ChunkPage,
-    ChunkStat,
-    DeletedChunks,
-    Manifest,
-    ManifestPage,
-    OpenedChunk,
-    PinnedDocuments,
-)
+from shared.kv_types import ChunkPage, ChunkStat, OpenedChunk
 from shared.request import RequestContext
 
+Params = ParamSpec("Params")
 ResultT = TypeVar("ResultT")
+
+
+def _by_home(
+    method: Callable[Concatenate[Any, Params], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[ClusterStore, Params], Coroutine[Any, Any, ResultT]]:
+    """``method``, as the home node's agent answers it."""
+
+    async def call(self: ClusterStore, /, *args: Params.args, **kwargs: Params.kwargs) -> ResultT:
+        return await self._at("", lambda home: getattr(home, method.__name__)(*args, **kwargs))
+
+    return call
 
 
 class ClusterStore:
     """A ``shared.kv_stores.Store`` and ``NodeFiles``. An empty node id means the home node."""
+
+    put_manifest = _by_home(NodeAgent.put_manifest)
+    get_manifest = _by_home(NodeAgent.get_manifest)
+    manifest_page = _by_home(NodeAgent.manifest_page)
+    delete_manifest = _by_home(NodeAgent.delete_manifest)
+    count_documents = _by_home(NodeAgent.count_documents)
+    chain = _by_home(NodeAgent.chain)
+    delete = _by_home(NodeAgent.delete)
+    collect_garbage = _by_home(NodeAgent.collect_garbage)
+    pin = _by_home(NodeAgent.pin)
+    list_pins = _by_home(NodeAgent.list_pins)
 
     def __init__(self, nodes: Nodes, own_node_id: str) -> None:
         """Chunks that arrive as streams are kept on ``own_node_id``."""
@@ -68,9 +81,6 @@ class ClusterStore:
             node_id, lambda store: store.adopt(ctx, chunk_id, "", path, replace, write_back)
         )
 
-    async def chain(self, ctx: RequestContext, parent_id: str) -> Chain | None:
-        return await self._at_home(lambda home: home.chain(ctx, parent_id))
-
     async def put(
         self,
         ctx: RequestContext,
@@ -102,39 +112,12 @@ class ClusterStore:
             async for piece in pieces:
                 yield piece
 
-    async def delete(self, ctx: RequestContext, chunk_ids: Sequence[str]) -> DeletedChunks:
-        return await self._at_home(lambda home: home.delete(ctx, chunk_ids))
-
     async def list_page(self, ctx: RequestContext, start_after: str = "", limit: int = 0) -> ChunkPage:
         limit = min(limit or DEFAULT_PAGE, LARGEST_PAGE)
         pages = await ask_all(
             self._nodes, self._nodes.ids(), lambda store: store.list_page(ctx, start_after, limit)
         )
         return merged_page(list(pages.values()), limit)
-
-    async def put_manifest(self, ctx: RequestContext, manifest: Manifest) -> list[str]:
-        return await self._at_home(lambda home: home.put_manifest(ctx, manifest))
-
-    async def get_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> Manifest:
-        return await self._at_home(lambda home: home.get_manifest(ctx, collection, document_id))
-
-    async def manifest_page(
-        self,
-        ctx: RequestContext,
-        collection: str = "",
-        start_after: str = "",
-        limit: int = 0,
-        summary: bool = False,
-    ) -> ManifestPage:
-        return await self._at_home(
-            lambda home: home.manifest_page(ctx, collection, start_after, limit, summary)
-        )
-
-    async def delete_manifest(self, ctx: RequestContext, collection: str, document_id: str) -> list[str]:
-        return await self._at_home(lambda home: home.delete_manifest(ctx, collection, document_id))
-
-    async def count_documents(self, ctx: RequestContext) -> list[AlikeDocuments]:
-        return await self._at_home(lambda home: home.count_documents(ctx))
 
     async def prefetch(self, ctx: RequestContext, chunk_ids: Sequence[str], node_id: str = "") -> None:
         nodes = [node_id] if node_id else [n for n in self._nodes.ids() if n in self._readers]
@@ -157,19 +140,6 @@ class ClusterStore:
         async with aclosing(store.verify(ctx, repair)) as updates:
             async for update in updates:
                 yield update
-
-    async def collect_garbage(
-        self, ctx: RequestContext, grace_s: float, dry_run: bool = False
-    ) -> CollectedGarbage:
-        return await self._at_home(lambda home: home.collect_garbage(ctx, grace_s, dry_run))
-
-    async def pin(
-        self, ctx: RequestContext, collection: str, document_id: str = "", unpin: bool = False
-    ) -> int:
-        return await self._at_home(lambda home: home.pin(ctx, collection, document_id, unpin))
-
-    async def list_pins(self, ctx: RequestContext) -> list[PinnedDocuments]:
-        return await self._at_home(lambda home: home.list_pins(ctx))
 
     async def health(self, ctx: RequestContext) -> ServiceHealth:
         """Chunks and bytes are summed over the nodes; a chunk on two nodes counts twice."""
@@ -197,11 +167,8 @@ class ClusterStore:
             s.chunk_id: (node, s) for node, stats in answers.items() for s in stats if s.exists
         }, unreachable
 
-    async def _at(self, node_id: str, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> ResultT:
+    async def _at(self, node_id: str, call: Call[ResultT]) -> ResultT:
         return await on_node(self._nodes, node_id or self._nodes.home(), call)
 
-    async def _at_home(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> ResultT:
-        return await self._at("", call)
-
-    async def _ask(self, call: Callable[[NodeAgent], Awaitable[ResultT]]) -> tuple[dict[str, ResultT], int]:
+    async def _ask(self, call: Call[ResultT]) -> tuple[dict[str, ResultT], int]:
         return await ask(self._nodes, self._nodes.ids(), call)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -14,17 +13,8 @@ from services.kv_store.tiers.chunk_files import verified
 from services.kv_store.tiers.chunk_names import blob_of
 from services.kv_store.tiers.local import LocalTier
 from services.kv_store.tiers.object_chunks import all_objects
+from services.kv_store.upkeep.scrub import Copy
 from shared.errors import CorruptData, NewerFormat, NotFound
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCopy:
-    """``tier``: memory, disk, pending or objects."""
-
-    chunk_id: str
-    tier: str
-    size_bytes: int
-    modified_s: float
 
 
 class NodeCopies:
@@ -37,7 +27,7 @@ class NodeCopies:
     def tiers(self) -> Sequence[str]:
         return ("memory", "disk", "objects") if self._with_objects else ("memory", "disk")
 
-    def all(self) -> Iterator[LocalCopy]:
+    def all(self) -> Iterator[Copy]:
         return chain(self._local(), self._objects())
 
     async def verify_copy(self, chunk_id: str, tier: str) -> int:
@@ -79,15 +69,15 @@ class NodeCopies:
             await self._node.put_copy(chunk_id, good.path_of(chunk_id))
         return True
 
-    def _local(self) -> Iterator[LocalCopy]:
+    def _local(self) -> Iterator[Copy]:
         for tier in self._node.own:
             for copy in tier.copies():
-                yield LocalCopy(copy.chunk_id, tier.name_of(copy), copy.size_bytes, copy.modified_s)
+                yield Copy(copy.chunk_id, tier.name_of(copy), copy.size_bytes)
 
-    def _objects(self) -> Iterator[LocalCopy]:
+    def _objects(self) -> Iterator[Copy]:
         if self._with_objects and self._node.objects is not None:
             for copy in all_objects(self._node.objects):
-                yield LocalCopy(copy.chunk_id, "objects", copy.size_bytes, copy.modified_s)
+                yield Copy(copy.chunk_id, "objects", copy.size_bytes)
 
     async def _is_true(self, chunk_id: str) -> bool:
         """Whether the truth is whole."""

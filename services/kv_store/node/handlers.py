@@ -26,23 +26,23 @@ class FileHandlers:
     def __init__(self, files: NodeFiles) -> None:
         self._files = files
 
-    @unary(pb.OpenResponse)
+    @unary
     async def Open(self, request: pb.OpenRequest, ctx: RequestContext) -> pb.OpenResponse:
         opened = await self._files.open(ctx, request.chunk_ids, request.node_id, request.direct)
         return pb.OpenResponse(chunks=map(OPENED.to_pb, opened))
 
-    @unary(pb.StageResponse)
+    @unary
     async def Stage(self, request: pb.StageRequest, ctx: RequestContext) -> pb.StageResponse:
         return pb.StageResponse(directory=await self._files.stage(ctx, request.node_id))
 
-    @unary(kv_store_pb2.PutResponse)
+    @unary
     async def Adopt(self, request: pb.AdoptRequest, ctx: RequestContext) -> kv_store_pb2.PutResponse:
         existed = await self._files.adopt(
             ctx, request.chunk_id, request.node_id, request.path, request.replace, request.write_back
         )
         return kv_store_pb2.PutResponse(chunk_id=request.chunk_id, existed=existed)
 
-    @unary(pb.ChainResponse)
+    @unary
     async def Chain(self, request: pb.ChainRequest, ctx: RequestContext) -> pb.ChainResponse:
         chain = await self._files.chain(ctx, request.parent_id)
         return pb.ChainResponse(chain=None if chain is None else CHAIN.to_pb(chain))
@@ -56,18 +56,18 @@ class AgentHandlers(StoreHandlers, FileHandlers):
         FileHandlers.__init__(self, agent)
         self._agent = agent
 
-    @unary(pb.LocalCopiesResponse)
+    @unary
     async def LocalCopies(
         self, request: pb.LocalCopiesRequest, ctx: RequestContext
     ) -> pb.LocalCopiesResponse:
         copies = await self._agent.local_copies(ctx, request.chunk_ids)
         return pb.LocalCopiesResponse(chunks=map(PEER_COPY.to_pb, copies))
 
-    @unary(pb.NeededResponse)
+    @unary
     async def Needed(self, request: pb.NeededRequest, ctx: RequestContext) -> pb.NeededResponse:
         return pb.NeededResponse(chunk_ids=await self._agent.needed(ctx, request.chunk_ids, request.grace_s))
 
-    @unary(pb.ReadersResponse)
+    @unary
     async def Readers(self, request: pb.ReadersRequest, ctx: RequestContext) -> pb.ReadersResponse:
         return pb.ReadersResponse(lately=await self._agent.read_lately(ctx))
 

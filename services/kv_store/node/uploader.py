@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from shared.errors import KvquiltError
+from shared.streams import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,7 @@ class Uploader:
             await asyncio.gather(*self._workers)
 
     async def close(self) -> None:
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await cancelled(self._workers)
 
     async def _work(self) -> None:
         delay_s = self._first_delay_s

@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from services.kv_store.tiers.chunk_files import verified
 from services.kv_store.tiers.local import LocalTier
 from shared.errors import KvquiltError
+from shared.streams import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,7 @@ class Promotion:
         await asyncio.gather(*self._running.values())
 
     async def close(self) -> None:
-        for task in self._running.values():
-            task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await cancelled(self._running.values())
 
     async def _promote(self, chunk_id: str) -> None:
         try:

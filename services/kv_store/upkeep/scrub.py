@@ -2,7 +2,7 @@
 from elsewhere.
 
     other nodes ─▶ each verifies (and repairs) its own tiers ─┐
-    home node   ─▶ its own tiers, and the object store        ├─▶ which referenced chunks have no good copy left: ``missing``
+    home node   ─▶ its own tiers, and the object store        ├─▶ which referenced chunks have no good copy left: missing
                                                               ┘
 A file of a newer format version is whole for all that we can tell: it is neither damaged nor touched.
 """  # noqa: E501
@@ -16,12 +16,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from typing import Protocol
 
 from shared.errors import CorruptData, FailedPrecondition, KvquiltError, NotFound
 from shared.kv_reports import DamagedCopy, VerifyProgress
 from shared.request import RequestContext
+from shared.streams import merged
 
 log = logging.getLogger(__name__)
 
@@ -29,15 +30,13 @@ _AT_ONCE = 4
 _REPORT_S = 0.5
 
 
-class Copy(Protocol):
-    """One copy of a chunk."""
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a chunk. ``tier``: memory, disk, pending or objects."""
 
-    @property
-    def chunk_id(self) -> str: ...
-    @property
-    def tier(self) -> str: ...
-    @property
-    def size_bytes(self) -> int: ...
+    chunk_id: str
+    tier: str
+    size_bytes: int
 
 
 class Copies(Protocol):
@@ -82,8 +81,8 @@ class Scrub:
     _suspects: set[str] = field(default_factory=set)
 
     async def run(self, ctx: RequestContext) -> AsyncGenerator[VerifyProgress, None]:
-        """Progress from time to time; ``missing`` in the last one: chunks of which damaged copies were found
-        and no good one is left here."""
+        """Progress from time to time; missing in the last one: chunks of which damaged copies were found and
+        no good one is left here."""
         reported = time.monotonic()
         news: list[DamagedCopy] = []
         copies = self.copies.all()
@@ -95,7 +94,7 @@ class Scrub:
                 yield VerifyProgress(self.num_copies, self.num_bytes, tuple(news))
                 reported, news = time.monotonic(), []
         lost = [c for c in sorted(self._suspects) if not await self._has_good_copy(c)]
-        yield VerifyProgress(self.num_copies, self.num_bytes, missing=tuple(lost))
+        yield VerifyProgress(self.num_copies, self.num_bytes, missing_chunk_ids=tuple(lost))
 
     async def _look_at(self, copy: Copy) -> DamagedCopy | None:
         """The damage, if there is any."""
@@ -166,25 +165,25 @@ async def scrub_cluster(
     referenced: Callable[[], Collection[str]],
     stored: Stored,
 ) -> AsyncGenerator[VerifyProgress, None]:
-    """The other nodes first, all at once, then the home node; the last message says what is ``missing`` in
-    the whole cluster.
+    """The other nodes first, all at once, then the home node; the last message says what is missing in the
+    whole cluster.
 
     Raises:
         Unavailable: a node did not answer to the end; what was found until then has been told.
     """
     told: dict[str, VerifyProgress] = {}
     for verifying in (peers, {home.node_id: partial(home.run, ctx)}):
-        async with aclosing(_merged(verifying)) as updates:
+        async with aclosing(merged(starmap(_of_node, verifying.items()), patient=True)) as updates:
             async for node_id, now in updates:
                 told[node_id] = now
                 yield replace(_total(told), damaged=now.damaged)
-    lost = {node_id: set(last.missing) for node_id, last in told.items()}
+    lost = {node_id: set(last.missing_chunk_ids) for node_id, last in told.items()}
     missing = [
         c
         async for c in _missing(sorted(referenced()), lost, stored)
         if not (home.repair and await home.restored(c))
     ]
-    yield replace(_total(told), missing=tuple(missing))
+    yield replace(_total(told), missing_chunk_ids=tuple(missing))
 
 
 def _total(told: Mapping[str, VerifyProgress]) -> VerifyProgress:
@@ -208,28 +207,10 @@ async def _missing(
                 yield chunk_id
 
 
-async def _merged(nodes: Mapping[str, Verify]) -> AsyncGenerator[tuple[str, VerifyProgress], None]:
-    """Tells what each node says, as it comes. The first error ends them all, after the others' news."""
-    updates: asyncio.Queue[tuple[str, VerifyProgress] | None] = asyncio.Queue()
-
-    async def follow(node_id: str, verify: Verify) -> None:
-        try:
-            async with aclosing(verify()) as progress:
-                async for now in progress:
-                    updates.put_nowait((node_id, now))
-        finally:
-            updates.put_nowait(None)
-
-    tasks = [asyncio.create_task(follow(node_id, verify)) for node_id, verify in nodes.items()]
-    try:
-        for _ in tasks:
-            while (update := await updates.get()) is not None:
-                yield update
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def _of_node(node_id: str, verify: Verify) -> AsyncGenerator[tuple[str, VerifyProgress], None]:
+    async with aclosing(verify()) as updates:
+        async for now in updates:
+            yield node_id, now
 
 
 def _take(copies: Iterator[Copy]) -> list[Copy]:

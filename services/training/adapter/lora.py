@@ -49,16 +49,17 @@ class TrainedAdapter:
             layers.setdefault(site.layer, {})[site.path] = pair
         return AdapterWeights(layers, self._model.spec.device)
 
-    def adapter(self, name: str, base: str, facts: AdapterFacts) -> LoraAdapter:
+    def adapter(self, name: str, base: str, facts: AdapterFacts, state: Mapping[str, Tensor]) -> LoraAdapter:
+        """Of what was its ``state``."""
         pairs = {
-            site: LoraPair(a_rI.detach(), b_Or.detach(), self._scale)
-            for site, (a_rI, b_Or) in self._pairs.items()
+            site: LoraPair(state[_key(site, "A")].detach(), state[_key(site, "B")].detach(), self._scale)
+            for site in self._pairs
         }
         return LoraAdapter(name, pairs, base, facts)
 
     def state(self) -> dict[str, Tensor]:
         return {
-            f"{site.layer}.{site.path}.{half}": x
+            _key(site, half): x
             for site, pair in self._pairs.items()
             for half, x in zip("AB", pair, strict=True)
         }
@@ -79,3 +80,7 @@ def _check_targets(targets: tuple[str, ...], there: set[str]) -> None:
 
 def _last(site: Site) -> str:
     return site.path.rpartition(".")[2]
+
+
+def _key(site: Site, half: str) -> str:
+    return f"{site.layer}.{site.path}.{half}"

@@ -1,8 +1,9 @@
 """The training of an adapter: updates, evaluation meanwhile, checkpoints. Equal settings, contexts and model
 give the same losses and the same weights, in one go or in several.
 
-``out`` holds the adapter as it was at the last checkpoint (PEFT's files), ``checkpoint.pt`` with all that it
-takes to go on, and ``losses.jsonl`` with a line per update.
+``out`` holds the adapter as it was when it was closest to the teacher (PEFT's files): it may learn its
+contexts by heart and leave others. Beside it are ``checkpoint.pt`` with all that it takes to go on, and
+``losses.jsonl`` with a line per update.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class Closeness:
         return f"KL {self.divergence:.4f}, agreement {self.agreement:.1%}"
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The adapter at the evaluation that was closest."""
+
+    update: int
+    closeness: Closeness
+    state: dict[str, Tensor]
+
+
 class AdapterTrainer:
     """``say`` is told of what the caller should know beside the losses.
 
@@ -81,6 +91,7 @@ class AdapterTrainer:
         self.settings, self.update, self.out = settings, 0, out
         self.adapter = TrainedAdapter(pupil.model, settings)
         self.before: Closeness | None = None
+        self.best: Best | None = None
         self.losses: list[float] = []
         self._pupil, self._kept, self._say = pupil, kept, say
         shuffled = random.Random(f"{settings.seed} contexts").sample(list(lessons), len(lessons))
@@ -99,12 +110,14 @@ class AdapterTrainer:
     def done(self) -> bool:
         return self.update >= self.settings.updates
 
-    def train(self, on_update: Callable[[float], None], interrupted: Callable[[], bool]) -> None:
-        """Up to the last update, or until interrupted; then there is a checkpoint."""
+    def train(self, on_update: Callable[[Closeness | None], None], interrupted: Callable[[], bool]) -> None:
+        """Up to the last update, or until interrupted; then there is a checkpoint. ``on_update`` is told how
+        close it is, where that was evaluated."""
         if self.before is None:
             self.before = self.evaluate()
         while not self.done and not interrupted():
-            on_update(self.train_update())
+            self.train_update()
+            on_update(self._look())
             if self.update % self.settings.checkpoint_every == 0:
                 self.save()
         self.save()
@@ -127,6 +140,15 @@ class AdapterTrainer:
         self.losses.append(loss)
         return loss
 
+    def _look(self) -> Closeness | None:
+        if self.update % self.settings.evaluate_every and not self.done:
+            return None
+        found = self.evaluate()
+        if self.best is None or found.divergence < self.best.closeness.divergence:
+            state = {name: x.detach().clone() for name, x in self.adapter.state().items()}
+            self.best = Best(self.update, found, state)
+        return found
+
     @torch.no_grad()
     def evaluate(self) -> Closeness:
         """With the adapter as it is now."""
@@ -139,27 +161,32 @@ class AdapterTrainer:
         return Closeness(float(torch.cat(apart).mean()), float(torch.cat(alike).float().mean()))
 
     def save(self) -> None:
-        """The adapter, and all that it takes to go on."""
+        """The adapter at its best, as it is if it was never evaluated, and all that it takes to go on."""
         self.out.mkdir(parents=True, exist_ok=True)
         facts = AdapterFacts(
             self._pupil.model.fingerprint,
             self._pupil.kv_context,
-            {**{k: _told(v) for k, v in asdict(self.settings).items()}, "update": f"{self.update}"},
+            {
+                **{k: _told(v) for k, v in asdict(self.settings).items()},
+                "update": f"{self.best.update if self.best else self.update}",
+            },
         )
-        write_adapter(self.adapter.adapter(self.out.name, self._pupil.base, facts), self.out)
+        state = self.best.state if self.best else self.adapter.state()
+        write_adapter(self.adapter.adapter(self.out.name, self._pupil.base, facts, state), self.out)
         losses = (json.dumps({"update": i + 1, "loss": loss}) + "\n" for i, loss in enumerate(self.losses))
         (self.out / LOSSES).write_text("".join(losses), encoding="utf-8")
-        state = {
+        checkpoint = {
             "of": self._of(),
             "update": self.update,
             "adapter": self.adapter.state(),
             "optimizer": self._optimizer.state_dict(),
             "losses": self.losses,
             "together": self._together,
-            "before": None if self.before is None else asdict(self.before),
+            "before": self.before and asdict(self.before),
+            "best": self.best and (self.best.update, asdict(self.best.closeness), self.best.state),
         }
         written = self.out / f"{CHECKPOINT}.new"
-        torch.save(state, written)
+        torch.save(checkpoint, written)
         written.replace(self.out / CHECKPOINT)
 
     def resume(self) -> bool:
@@ -187,7 +214,10 @@ class AdapterTrainer:
         self.adapter.load(state["adapter"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.update, self.losses, self._together = state["update"], state["losses"], state["together"]
-        self.before = None if state["before"] is None else Closeness(**state["before"])
+        self.before = state["before"] and Closeness(**state["before"])
+        if state["best"]:
+            update, closeness, weights = state["best"]
+            self.best = Best(update, Closeness(**closeness), weights)
         return True
 
     def _of(self) -> dict[str, str]:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.engine.attention import Lane
-from shared.engine.kv.segment import Placement
+from shared.engine.kv.segment import Placement, Places
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
 
@@ -80,7 +79,7 @@ class ReferenceAttention:
         more_HS = tempering.scale * tempering.temperature * hot_HS - rest_HS
         return torch.lerp(rest_HSD, hot_HSD, more_HS.sigmoid()[..., None])
 
-    def _tensor(self, places: Sequence[int] | NDArray[np.int64]) -> Tensor:
+    def _tensor(self, places: Places) -> Tensor:
         return torch.as_tensor(np.asarray(places), device=self.rotation.device)
 
 

@@ -15,6 +15,7 @@ from shared.engine.kv.residency import Entry
 from shared.engine.kv.segment import Branch, Placement
 from shared.engine.model.spec import ModelSpec
 from shared.generation.modes import Offsets
+from shared.identity import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class PlacedContext:
     positions. Questions begin at the last of ``own_positions``, which are one more."""
 
     placements: tuple[Placement, ...]
-    own_ids: tuple[int, ...]
+    own_ids: TokenIds
     own_positions: tuple[int, ...]
 
     @property
@@ -104,7 +105,7 @@ def plant_on(job: ContextJob, base: Branch) -> None:
         job.questions.append(Question(index, Branch(job.host.spec, question, base.end, parent=base)))
 
 
-def together(base: PlacedContext, question: tuple[int, ...], spec: ModelSpec) -> Branch:
+def together(base: PlacedContext, question: TokenIds, spec: ModelSpec) -> Branch:
     """The question in one branch with the tokens that are computed for it."""
     positions = (*base.own_positions, *range(base.end + 1, base.end + len(question) + 1))
     return Branch.at(spec, base.own_ids + question, positions, base.placements)
@@ -118,7 +119,7 @@ def uproot(job: ContextJob) -> None:
 
 
 def chunk_branch(
-    spec: ModelSpec, prefix: Entry | None, token_ids: tuple[int, ...], chain: Sequence[Entry] = ()
+    spec: ModelSpec, prefix: Entry | None, token_ids: TokenIds, chain: Sequence[Entry] = ()
 ) -> Branch:
     """A chunk is computed behind the prefix and the chunks in front of it in its document; its keys are kept
     at local positions from 0 on."""

@@ -15,6 +15,7 @@ from shared.engine.jobs.context import Grower, Host
 from shared.engine.kv.segment import Branch, Placement, Tempering
 from shared.errors import ContextTooLong, FailedPrecondition, InvalidRequest, NotFound
 from shared.generation.forest import Merge
+from shared.identity import TokenIds
 
 
 @dataclass(slots=True, eq=False)
@@ -80,14 +81,14 @@ class ForestNodes:
         self.by_id[branch] = node
         return node
 
-    def start(self, branch: int, token_ids: tuple[int, ...]) -> ForestNode:
+    def start(self, branch: int, token_ids: TokenIds) -> ForestNode:
         check_ids("start.token_ids", token_ids, self.host.spec)
         self.check_room("start.token_ids", len(token_ids))
         root = Branch(self.host.spec, token_ids, self.origin, self.context, self.base)
         root.tempering = self.tempering
         return ForestNode(branch, root, list(token_ids))
 
-    def extend(self, branch: int, token_ids: tuple[int, ...]) -> ForestNode:
+    def extend(self, branch: int, token_ids: TokenIds) -> ForestNode:
         node = self.resting("append.branch", branch)
         check_ids("append.token_ids", token_ids, self.host.spec)
         self.check_room("append.token_ids", len(node.tokens) + len(token_ids))

@@ -51,6 +51,9 @@ def is_broken(key: str, error: Exception) -> bool:
     return isinstance(error, CorruptData)
 
 
+Tell = Callable[[FirstLayer | Loaded], None]
+
+
 class ChunkRead:
     """One stored chunk on its way into ``segment``. ``tell`` hears of it on whichever thread notices:
     ``FirstLayer`` at most once, then ``Loaded`` exactly once."""
@@ -60,7 +63,7 @@ class ChunkRead:
         key: str,
         stored: StoredSegment,
         segment: Segment,
-        tell: Callable[[FirstLayer | Loaded], None],
+        tell: Tell,
     ) -> None:
         assert segment.arrival is not None
         self._key = key

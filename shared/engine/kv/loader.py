@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.kv.chunk_reads import ChunkRead, FirstLayer, Loaded, ReadList, is_broken
+from shared.engine.kv.chunk_reads import ChunkRead, Loaded, ReadList, Tell, is_broken
 from shared.engine.kv.segment import Segment
-from shared.engine.kv.source import SegmentSource, StoredSegment
+from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
 from shared.errors import InternalError, KvquiltError
 from shared.generation.asked import Chunk
@@ -31,19 +31,6 @@ class Checked:
     key: str
     intact: bool
     broken: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedChunk:
-    """A complete segment that is to be stored; see ``SegmentSource.save``."""
-
-    key: str
-    prefix_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    segment: Segment
-    replace: bool
-    write_back: bool
-    encoding: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +65,7 @@ class Loader:
     def load(
         self,
         chunk_lens: Mapping[str, int],
-        tell: Callable[[FirstLayer | Loaded], None],
+        tell: Tell,
         encoding: str = "",
     ) -> None:
         """Reads the chunks of one request, layer by layer. Calls ``tell`` with ``Loaded`` once per chunk,
@@ -125,9 +112,7 @@ class Loader:
             log.exception("nobody can say what stands in front of chunk %s", chunk.chunk_id)
         tell(FoundChain(chunk.chunk_id, None if chain is None else tuple(chain)))
 
-    def _load(
-        self, chunk_lens: Mapping[str, int], tell: Callable[[FirstLayer | Loaded], None], encoding: str
-    ) -> None:
+    def _load(self, chunk_lens: Mapping[str, int], tell: Tell, encoding: str) -> None:
         stored = self._open(chunk_lens, encoding)
         for key in chunk_lens.keys() - stored.keys():
             tell(Loaded(key, None, broken=False))
@@ -190,19 +175,9 @@ class Loader:
             log.exception("%d chunks could not be asked for in advance", len(chunk_ids))
 
     def _save(self, chunk: ComputedChunk, done: Callable[[Saved], None] | None) -> None:
-        key, segment = chunk.key, chunk.segment
-        error: KvquiltError | None = None
+        key, error = chunk.key, None
         try:
-            self._source.save(
-                key,
-                chunk.prefix_ids,
-                chunk.token_ids,
-                segment.k_LKTD,
-                segment.v_LKTD,
-                chunk.replace,
-                chunk.write_back,
-                chunk.encoding,
-            )
+            self._source.save(chunk)
         except KvquiltError as failure:
             log.warning("KV of chunk %s could not be stored: %s", key, failure.detail)
             error = failure

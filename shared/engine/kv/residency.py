@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from shared.engine.kv.segment import Branch, Segment
 from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk
+from shared.identity import TokenIds
 
 
 class State(enum.Enum):
@@ -36,12 +37,12 @@ class Entry:
     failed its checksum and must be replaced. ``chain`` None: not known (yet)."""
 
     key: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     state: State
     refs: int = 0
     segment: Segment | None = None
     branch: Branch | None = None
-    prefix_ids: tuple[int, ...] = ()
+    prefix_ids: TokenIds = ()
     chain: tuple[Chunk, ...] | None = None
     broken: bool = False
 
@@ -64,7 +65,7 @@ class Pool:
         self.num_bytes = 0
         self._entries: dict[str, Entry] = {}
 
-    def acquire(self, key: str, token_ids: tuple[int, ...]) -> tuple[Entry, bool]:
+    def acquire(self, key: str, token_ids: TokenIds) -> tuple[Entry, bool]:
         """The entry with one more reference, and whether it is new (LOADING; somebody must fill it).
 
         Raises:

@@ -19,8 +19,11 @@ from shared.engine.kv.arrival import Arrival
 from shared.engine.kv.exclusion import Excluded
 from shared.engine.kv.host_memory import host_tensors
 from shared.engine.model.spec import ModelSpec
+from shared.identity import TokenIds
 
 _GROWTH_TOKENS = 32
+Ints = NDArray[np.int64]
+Places = Sequence[int] | Ints
 
 
 class Segment:
@@ -38,9 +41,7 @@ class Segment:
     computes it.
     """
 
-    def __init__(
-        self, spec: ModelSpec, capacity: int, start: int = 0, places: NDArray[np.int64] | None = None
-    ) -> None:
+    def __init__(self, spec: ModelSpec, capacity: int, start: int = 0, places: Ints | None = None) -> None:
         self._spec = spec
         self.start = start
         self._places = places
@@ -48,7 +49,7 @@ class Segment:
         self.capacity = capacity
         self.arrival: Arrival | None = None
         self.k_LKTD, self.v_LKTD = ([self._buffer(capacity) for _ in range(spec.num_layers)] for _ in "kv")
-        self._addresses: NDArray[np.int64] | None = None
+        self._addresses: Ints | None = None
 
     @classmethod
     def arriving(cls, spec: ModelSpec, num_tokens: int) -> Segment:
@@ -71,7 +72,7 @@ class Segment:
     def num_bytes(self) -> int:
         return self.capacity * self._spec.kv_bytes_per_token
 
-    def places(self, begin: int, end: int) -> Sequence[int] | NDArray[np.int64]:
+    def places(self, begin: int, end: int) -> Places:
         """Local positions of tokens [begin, end); a range where they stand one behind the other."""
         if self._places is None:
             return range(self.start + begin, self.start + end)
@@ -115,7 +116,7 @@ class Segment:
         """To host memory when its request is paused, and back."""
         self._replace(lambda x_KTD: x_KTD.to(device))
 
-    def addresses(self) -> NDArray[np.int64]:
+    def addresses(self) -> Ints:
         """The places in memory where each layer's keys and then each layer's values begin, [2 · L]; until
         other buffers take their place."""
         if self._addresses is None:
@@ -208,7 +209,7 @@ class Branch:
     def __init__(
         self,
         spec: ModelSpec,
-        pending: tuple[int, ...],
+        pending: TokenIds,
         offset: int,
         context: tuple[Placement, ...] = (),
         parent: Branch | None = None,
@@ -229,7 +230,7 @@ class Branch:
     def at(
         cls,
         spec: ModelSpec,
-        pending: tuple[int, ...],
+        pending: TokenIds,
         positions: Sequence[int],
         context: tuple[Placement, ...] = (),
     ) -> Branch:
@@ -274,7 +275,7 @@ class Branch:
             child, node = node, node.parent
         return [p for p in (*self.context, *reversed(ancestors)) if p.num_tokens]
 
-    def fork(self, pending: tuple[int, ...] = (), num_seen: int | None = None, capacity: int = 0) -> Branch:
+    def fork(self, pending: TokenIds = (), num_seen: int | None = None, capacity: int = 0) -> Branch:
         """A branch on the first ``num_seen`` computed tokens of this one (None: on all). Nothing is
         copied."""
         start = self.segment.start + (self.segment.length if num_seen is None else num_seen)

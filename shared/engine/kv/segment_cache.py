@@ -17,11 +17,12 @@ from shared.engine.decoding.forest import chunk_branch
 from shared.engine.inbox import Inbox
 from shared.engine.jobs.context import ContextJob
 from shared.engine.jobs.job import BranchWork, Computed, Job
-from shared.engine.kv.chunk_reads import FirstLayer, Loaded
+from shared.engine.kv.chunk_reads import FirstLayer, Loaded, Tell
 from shared.engine.kv.encodings import EXACT
-from shared.engine.kv.loader import ComputedChunk, FoundChain, Loader
+from shared.engine.kv.loader import FoundChain, Loader
 from shared.engine.kv.residency import Entry, Pool, State
 from shared.engine.kv.segment import Branch, Segment
+from shared.engine.kv.source import ComputedChunk
 from shared.engine.model.spec import ModelSpec
 from shared.generation.asked import Chunk, chain_of
 from shared.identity import ids_hash
@@ -62,7 +63,7 @@ class SegmentCache:
             if branch is not None:
                 self._pool.compute(job.prefix, branch)
 
-    def acquire_chunks(self, job: ContextJob, tell: Callable[[FirstLayer | Loaded], None]) -> None:
+    def acquire_chunks(self, job: ContextJob, tell: Tell) -> None:
         """References to all chunks of the context; ``tell`` is called, on a loader's thread, for those that
         had to be looked for: with ``Loaded`` once each, before that perhaps with ``FirstLayer``.
 

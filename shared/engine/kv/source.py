@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from shared.engine.kv.segment import Segment
 from shared.generation.asked import Chunk
+from shared.identity import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedChunk:
+    """A complete segment, computed behind ``prefix_ids``, that is to be stored. ``replace``: what is stored
+    now was found broken. ``write_back``: no answer waits for it, so durable on this machine is enough for
+    now. ``encoding`` empty: the source's own."""
+
+    key: str
+    prefix_ids: TokenIds
+    token_ids: TokenIds
+    segment: Segment
+    replace: bool
+    write_back: bool
+    encoding: str = ""
 
 
 class StoredSegment(Protocol):
@@ -58,22 +76,8 @@ class SegmentSource(Protocol):
         """These will be opened soon: brings them nearer, if it can. Need not wait for that."""
         ...
 
-    def save(
-        self,
-        chunk_id: str,
-        prefix_ids: Sequence[int],
-        token_ids: Sequence[int],
-        k_LHTD: Sequence[Tensor],
-        v_LHTD: Sequence[Tensor],
-        replace: bool,
-        write_back: bool,
-        encoding: str = "",
-    ) -> None:
-        """Makes KV computed behind ``prefix_ids`` durable: returns once it is. ``replace``: what is stored
-        now was found broken.
-
-        ``write_back``: no answer waits for it, so durable on this machine is enough for now. ``encoding``
-        empty: the source's own.
+    def save(self, chunk: ComputedChunk) -> None:
+        """Makes it durable: returns once it is.
 
         Raises:
             KvquiltError: it could not be stored (``StorageFull``, ``Unavailable``, …).
@@ -96,15 +100,5 @@ class NoSource:
     def prefetch(self, chunk_ids: Sequence[str]) -> None:
         pass
 
-    def save(
-        self,
-        chunk_id: str,
-        prefix_ids: Sequence[int],
-        token_ids: Sequence[int],
-        k_LHTD: Sequence[Tensor],
-        v_LHTD: Sequence[Tensor],
-        replace: bool,
-        write_back: bool,
-        encoding: str = "",
-    ) -> None:
+    def save(self, chunk: ComputedChunk) -> None:
         pass

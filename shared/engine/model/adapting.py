@@ -6,7 +6,7 @@ the bits that are added depend on anybody else's rows: a branch with several row
 single rows (decoding) go through together in tiles of a fixed number, which copies fill up::
 
     rows of the pass   [branch a: 5 rows, qa][b, qa][c][d, other][e, qa]
-    groups             qa: a's 5    qa: b, e and 14 copies    other: d and 15 copies
+    groups             qa: a's 5    qa: b, e and 6 copies    other: d and 7 copies
 
 The layer's modules get hooks for this pass, where it has such rows, and else none. Nothing here is in place
 on what gradients need, so what trains can go through it as well. Shapes: R rows of the pass, P rows of a
@@ -15,7 +15,7 @@ group with its copies, I inputs and O outputs of a linear layer, r rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,8 +28,8 @@ from torch.utils.hooks import RemovableHandle
 from shared.engine.model.lora import LoraAdapter
 from shared.engine.model.packing import PackedGatedMlp
 
-TILE = 16
-"""Single rows of one adapter that go through together."""
+TILE = 8
+"""Single rows of one adapter that go through together: on packed weights hardly slower than one row."""
 
 
 class LowRank(NamedTuple):
@@ -39,12 +39,13 @@ class LowRank(NamedTuple):
     b_Or: Tensor
 
     def __call__(self, x_PI: Tensor) -> Tensor:
-        return linear(linear(x_PI, self.a_rI), self.b_Or)
+        """In the type of ``x_PI``."""
+        return linear(linear(x_PI.to(self.a_rI.dtype), self.a_rI), self.b_Or).to(x_PI.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter where the model computes, in its type. ``layers``: of each decoder layer that it changes, by
+    """An adapter where the model computes. ``layers``: of each decoder layer that it changes, by
     the linear layer's path."""
 
     layers: Mapping[int, Mapping[str, LowRank]]
@@ -95,7 +96,7 @@ def _group(weights: AdapterWeights, rows: Sequence[int], size: int) -> AdaptedRo
     return AdaptedRows(weights, torch.tensor([*rows, *copies], device=weights.device), len(rows))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _LayerRows:
     """A group in one decoder layer (``packing.ChangedRows``)."""
 
@@ -110,9 +111,6 @@ class _LayerRows:
     def rows_P(self) -> Tensor:
         return self.group.rows_P
 
-    def concerns(self, place: str) -> bool:
-        return any(path == place or path.startswith(f"{place}.") for path in self.by_path)
-
     def plus(self, path: str, x_PI: Tensor, product_PO: Tensor) -> Tensor:
         added = self.by_path.get(path)
         return product_PO if added is None else product_PO + added(x_PI)
@@ -121,11 +119,9 @@ class _LayerRows:
 @contextmanager
 def adapting(module: torch.nn.Module, layer: int, groups: Sequence[AdaptedRows]) -> Iterator[None]:
     """Inside, the decoder layer adds to the products of these rows what their adapters say."""
-    parts = [_LayerRows(g, g.weights.layers[layer]) for g in groups if layer in g.weights.layers]
-    hooks = [
-        _hook(module, place, [part for part in parts if part.concerns(place)])
-        for place in sorted({_place(module, path) for part in parts for path in part.by_path})
-    ]
+    hooks = _hooks(
+        module, [_LayerRows(g, g.weights.layers[layer]) for g in groups if layer in g.weights.layers]
+    )
     try:
         yield
     finally:
@@ -133,21 +129,32 @@ def adapting(module: torch.nn.Module, layer: int, groups: Sequence[AdaptedRows])
             hook.remove()
 
 
-def _place(module: torch.nn.Module, path: str) -> str:
-    """Where a linear layer is computed: by itself, or as part of a packed MLP."""
-    parent = path.rpartition(".")[0]
-    return parent if isinstance(module.get_submodule(parent), PackedGatedMlp) else path
+def _hooks(module: torch.nn.Module, parts: Sequence[_LayerRows]) -> list[RemovableHandle]:
+    """One for each linear layer that is changed, and one for a packed MLP, which computes three as one."""
+    hooks: list[RemovableHandle] = []
+    packed: dict[PackedGatedMlp, list[_LayerRows]] = {}
+    for path in {path: None for part in parts for path in part.by_path}:
+        changed = [part for part in parts if path in part.by_path]
+        parent, _, name = path.partition(".")
+        owner = getattr(module, parent)
+        if isinstance(owner, PackedGatedMlp):
+            known = packed.setdefault(owner, [])
+            known += (part for part in changed if part not in known)
+        else:
+            hooks.append(getattr(owner, name).register_forward_hook(_adding(path, changed)))
+    return hooks + [mlp.register_forward_pre_hook(_handing(changed)) for mlp, changed in packed.items()]
 
 
-def _hook(module: torch.nn.Module, place: str, parts: Sequence[_LayerRows]) -> RemovableHandle:
-    submodule = module.get_submodule(place)
-    if isinstance(submodule, PackedGatedMlp):
-        return submodule.register_forward_pre_hook(lambda _, args: (*args, parts))
-
+def _adding(path: str, parts: Sequence[_LayerRows]) -> Callable[..., None]:
     def add(_: torch.nn.Module, args: tuple[Tensor, ...], product: Tensor) -> None:
         x_RI, product_RO = args[0].reshape(-1, args[0].shape[-1]), product.view(-1, product.shape[-1])
         for part in parts:
-            added_PO = part.by_path[place](x_RI[part.rows_P])
+            added_PO = part.by_path[path](x_RI.index_select(0, part.rows_P))
             product_RO.index_add_(0, part.rows, added_PO[: len(part.rows)])
 
-    return submodule.register_forward_hook(add)
+    return add
+
+
+def _handing(parts: Sequence[_LayerRows]) -> Callable[..., tuple[object, ...]]:
+    """To ``PackedGatedMlp.forward``."""
+    return lambda _, args: (*args, parts)

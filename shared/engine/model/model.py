@@ -96,13 +96,15 @@ class LoadedModel:
         ]
 
     def place(self, adapter: LoraAdapter) -> AdapterWeights:
-        """The adapter where the model computes.
+        """The adapter where the model computes. On a CPU in float32: products as small as its own are faster
+        so than in half the width.
 
         Raises:
             ModelMismatch: it was made for another model.
         """
         adapter.check_base(self._linear_shapes, self.fingerprint)
-        return AdapterWeights.of(adapter, self.spec.device, self.spec.dtype)
+        on_cpu = self.spec.device.type == "cpu"
+        return AdapterWeights.of(adapter, self.spec.device, torch.float32 if on_cpu else self.spec.dtype)
 
     def forward(self, plan: ModelPass) -> Tensor:
         """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden

@@ -72,11 +72,11 @@ class PackedGatedMlp(torch.nn.Module):
         else:
             out = self._down(self._up.times(x, self._gate(x, "swish")))
         for one in changed:
-            x_PE = x.reshape(-1, x.shape[-1])[one.rows_P]
+            x_PE = x.reshape(-1, x.shape[-1]).index_select(0, one.rows_P)
             gate_PI = one.plus("mlp.gate_proj", x_PE, self._gate(x_PE))
             inner_PI = torch.nn.functional.silu(gate_PI) * one.plus("mlp.up_proj", x_PE, self._up(x_PE))
             changed_PE = one.plus("mlp.down_proj", inner_PI, self._down(inner_PI))
-            out.view(-1, out.shape[-1])[one.rows] = changed_PE[: len(one.rows)]
+            out.view(-1, out.shape[-1]).index_copy_(0, one.rows, changed_PE[: len(one.rows)])
         return out
 
 

@@ -164,7 +164,16 @@ def test_wrong_input_is_named(args: list[str], says: str) -> None:
 def test_cacheclip_needs_an_auxiliary_model(tmp_path: Path) -> None:
     config = tmp_path / "quilt.yaml"
     config.write_text("model: demo\nselector: {model: ''}\n", encoding="utf-8")
-    result = evaluated("--suite", "ruler", "--config", config)
+    result = evaluated("--suite", "ruler", "--config", config, "--modes", "full,cacheclip")
     assert result.exit_code == 2
     assert "--modes: cacheclip needs an auxiliary model" in result.output
     assert "selector.model" in result.output
+    kept = tmp_path / "answers.jsonl"
+    by_default = ["--length", "400", "--cases", "1", "--tasks", "vt", "--max-tokens", "2", "--answers", kept]
+    assert evaluated("--suite", "ruler", "--config", config, *by_default).exit_code == 0
+    assert {answer["mode"] for answer in answers_in(kept)} == {
+        "closed book",
+        "full",
+        "reordered document",
+        "reordered none",
+    }

@@ -24,7 +24,7 @@ from cluster.cli.store_console import (
     tenants_table,
     tiers_table,
 )
-from cluster.cli.store_upkeep import ScrubFindings, migrate, repair, verify
+from cluster.cli.store_upkeep import migrate, print_findings, repair, verify
 from shared.documents import DocumentInfo, Stage, UpsertProgress
 from shared.kv_reports import DamagedCopy, NodeStats, StoreStats, TenantStats, TierStats, VerifyProgress
 from shared.kv_types import AlikeDocuments, ChunkStat
@@ -215,28 +215,34 @@ async def test_verifying_gathers_all_damage_and_what_is_missing() -> None:
         [
             VerifyProgress(1, 10, (first,)),
             VerifyProgress(5, 50, (second,)),
-            VerifyProgress(9, 90, missing=("c1",)),
+            VerifyProgress(9, 90, missing_chunk_ids=("c1",)),
         ]
     )
     findings = await verify(console()[0], store, CTX, repair=False)
-    assert findings == ScrubFindings(9, 90, [first, second], ("c1",))
-    assert not findings.whole
+    assert findings == VerifyProgress(9, 90, (first, second), ("c1",))
     assert store.asked == [("verify", False)]
     screen, out = console()
-    findings.print(screen)
+    print_findings(screen, findings)
     assert "9 copies of 90 bytes verified: 2 damaged" in out.getvalue()
     assert "c1  no durable good copy is left" in out.getvalue()
 
 
 async def test_a_whole_store_is_whole() -> None:
-    assert (await verify(console()[0], Store([VerifyProgress(9, 90)]), CTX, repair=False)).whole
+    found = await verify(console()[0], Store([VerifyProgress(9, 90)]), CTX, repair=False)
+    assert found == VerifyProgress(9, 90)
 
 
 async def test_what_is_missing_is_computed_for_every_tenant_that_has_documents() -> None:
     store = Store(lost={"c1": "acme", "c2": "beta"})
     ingest = Ingest(store)
     assert await repair(
-        console()[0], console()[0], store, ingest, contexts, "", ScrubFindings(missing=("c1", "c2"))
+        console()[0],
+        console()[0],
+        store,
+        ingest,
+        contexts,
+        "",
+        VerifyProgress(0, 0, missing_chunk_ids=("c1", "c2")),
     )
     assert ingest.calls == [("refresh", "acme", "", "", "c1", "c2"), ("refresh", "beta", "", "", "c2")]
 
@@ -245,7 +251,13 @@ async def test_for_one_tenant_only_its_own_are_computed_and_the_rest_is_named() 
     store = Store(lost={"c1": "acme", "c2": "beta"})
     screen, out = console()
     assert not await repair(
-        screen, console()[0], store, Ingest(store), contexts, "acme", ScrubFindings(missing=("c1", "c2"))
+        screen,
+        console()[0],
+        store,
+        Ingest(store),
+        contexts,
+        "acme",
+        VerifyProgress(0, 0, missing_chunk_ids=("c1", "c2")),
     )
     assert "c2  could not be computed anew" in out.getvalue()
     assert "c1  could not" not in out.getvalue()
@@ -254,7 +266,7 @@ async def test_for_one_tenant_only_its_own_are_computed_and_the_rest_is_named() 
 async def test_nothing_missing_needs_no_computing() -> None:
     store = Store()
     ingest = Ingest(store)
-    assert await repair(console()[0], console()[0], store, ingest, contexts, "", ScrubFindings())
+    assert await repair(console()[0], console()[0], store, ingest, contexts, "", VerifyProgress(0, 0))
     assert ingest.calls == []
 
 

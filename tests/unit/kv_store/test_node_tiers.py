@@ -15,10 +15,12 @@ import pytest
 from services.kv_store.blobs.protocol import Blobs, Link
 from services.kv_store.fetching.fetch import FetchConfig
 from services.kv_store.fetching.flight import FlightReader
+from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
-from services.kv_store.node.copies import LocalCopy, NodeCopies
+from services.kv_store.node.copies import NodeCopies
 from services.kv_store.tiers.chunk_names import blob_of
+from services.kv_store.upkeep.scrub import Copy
 from shared.errors import CorruptData, KvquiltError, NotFound, StorageFull, Unavailable
 from shared.kv_format import ChunkFile, verify_chunk, write_chunk
 from shared.kv_types import OpenedChunk, RemoteFile
@@ -77,7 +79,7 @@ def copies_of(tiers: NodeTiers) -> NodeCopies:
 
 
 def nobody() -> PeerSearch:
-    return PeerSearch(KnownNodes(), "here", RequestContext.create(), [], FlightReader())
+    return PeerSearch(Neighbours("here", KnownNodes()), RequestContext.create(), [], FlightReader())
 
 
 async def open_one(tiers: NodeTiers, chunk_id: str = A) -> OpenedChunk:
@@ -549,10 +551,7 @@ async def test_every_copy_is_named_and_verified_by_itself(make: Make, stored: Di
     objects.failure = Unavailable("down")
     await put(tiers, B, write_back=True)
     copies = sorted(copies_of(tiers).all(), key=lambda c: c.tier)
-    assert [LocalCopy(c.chunk_id, c.tier, c.size_bytes, 0) for c in copies] == [
-        LocalCopy(A, "disk", SIZE, 0),
-        LocalCopy(B, "pending", SIZE, 0),
-    ]
+    assert copies == [Copy(A, "disk", SIZE), Copy(B, "pending", SIZE)]
     assert [await copies_of(tiers).verify_copy(c.chunk_id, c.tier) for c in copies] == [SIZE, SIZE]
     objects.failure = None
     assert await copies_of(tiers).verify_copy(A, "objects") == SIZE

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from services.kv_store.upkeep.scrub import Scrub, scrub_cluster
+from services.kv_store.upkeep.scrub import Copy, Scrub, scrub_cluster
 from shared.errors import CorruptData, FailedPrecondition, NotFound, Unavailable
 from shared.kv_reports import DamagedCopy, VerifyProgress
 from shared.request import RequestContext
@@ -20,13 +20,6 @@ from tests.kv_chunks import chunk_id_of
 CTX = RequestContext.create(deadline_ms=36_000_000)
 A, B, C = (chunk_id_of(n) for n in range(3))
 HEARD: list[str] = []
-
-
-@dataclass(frozen=True)
-class Copy:
-    tier: str
-    chunk_id: str
-    size_bytes: int = 10
 
 
 @dataclass
@@ -43,7 +36,7 @@ class Node:
     def all(self) -> Iterator[Copy]:
         for tier in self.tiers:
             for chunk_id in list(self._states(tier)):
-                yield Copy(tier, chunk_id)
+                yield Copy(chunk_id, tier, 10)
 
     async def verify_copy(self, chunk_id: str, tier: str) -> int:
         await asyncio.sleep(0)
@@ -92,7 +85,7 @@ async def test_damage_is_told_and_left_alone_without_repair() -> None:
     node = Node({A: "good", B: "bad"}, {A: "bad"}, elsewhere={A, B})
     last, damaged = await run(Scrub("n", node, repair=False))
     assert damaged == [DamagedCopy(A, "n", "memory", "flipped"), DamagedCopy(B, "n", "disk", "flipped")]
-    assert last.missing == (B,)
+    assert last.missing_chunk_ids == (B,)
     assert (node.memory, node.disk) == ({A: "bad"}, {A: "good", B: "bad"})
 
 
@@ -101,7 +94,7 @@ async def test_a_damaged_copy_is_replaced_where_there_is_a_good_one_and_removed_
     last, damaged = await run(Scrub("n", node, repair=True))
     assert {(d.chunk_id, d.restored) for d in damaged} == {(A, True), (B, False), (C, True)}
     assert (node.disk, node.memory) == ({A: "good", C: "good"}, {C: "good"})
-    assert last.missing == (B,)
+    assert last.missing_chunk_ids == (B,)
 
 
 async def test_what_a_newer_program_wrote_is_neither_damaged_nor_touched() -> None:
@@ -130,7 +123,7 @@ async def test_a_copy_that_is_replaced_by_a_good_one_meanwhile_stays() -> None:
     node = Healing({A: "bad"})
     last, damaged = await run(Scrub("n", node, repair=True))
     assert [d.restored for d in damaged] == [False]
-    assert (node.disk, last.missing) == ({A: "good"}, ())
+    assert (node.disk, last.missing_chunk_ids) == ({A: "good"}, ())
 
 
 async def test_a_keeper_that_is_down_ends_the_scrub_with_its_error() -> None:
@@ -156,14 +149,14 @@ async def cluster(
             messages.append(message)
             HEARD.extend(d.chunk_id for d in message.damaged)
     assert [m.num_copies for m in messages] == sorted(m.num_copies for m in messages)
-    assert not any(m.missing for m in messages[:-1])
+    assert not any(m.missing_chunk_ids for m in messages[:-1])
     return messages[-1], [d for m in messages for d in m.damaged]
 
 
 async def test_a_chunk_is_missing_when_no_node_has_a_good_copy_and_a_document_needs_it() -> None:
     nodes = {"home": Node({A: "bad", B: "bad"}), "other": Node({A: "good", B: "bad", C: "bad"})}
     last, damaged = await cluster(nodes, referenced=[A, B, chunk_id_of(9)])
-    assert set(last.missing) == {B, chunk_id_of(9)}  # of C, nobody needs it
+    assert set(last.missing_chunk_ids) == {B, chunk_id_of(9)}  # of C, nobody needs it
     assert {(d.node_id, d.chunk_id) for d in damaged} == {
         ("home", A),
         ("home", B),
@@ -176,17 +169,17 @@ async def test_a_chunk_is_missing_when_no_node_has_a_good_copy_and_a_document_ne
 async def test_after_a_repair_only_what_was_lost_everywhere_is_missing() -> None:
     nodes = {"home": Node({A: "bad", B: "bad"}, elsewhere={A}), "other": Node({A: "good", B: "bad"})}
     last, _ = await cluster(nodes, [A, B], repair=True)
-    assert last.missing == (B,)
+    assert last.missing_chunk_ids == (B,)
     assert (nodes["home"].disk, nodes["other"].disk) == ({A: "good"}, {A: "good"})
 
 
 async def test_what_is_not_where_it_must_be_is_brought_there_from_whoever_has_it() -> None:
     nodes = {"home": Node(elsewhere={A}), "other": Node()}
     last, _ = await cluster(nodes, [A, B], repair=True)
-    assert last.missing == (B,)
+    assert last.missing_chunk_ids == (B,)
     assert nodes["home"].disk == {A: "good"}
     last, _ = await cluster({"home": Node(elsewhere={A})}, [A], repair=False)
-    assert last.missing == (A,)
+    assert last.missing_chunk_ids == (A,)
 
 
 async def test_a_node_that_does_not_answer_is_an_error_after_the_others_were_heard() -> None:

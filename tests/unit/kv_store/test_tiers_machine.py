@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.kv_store.fetching.flight import FlightReader
+from services.kv_store.fetching.nodes import Neighbours
 from services.kv_store.fetching.sources import PeerSearch
 from services.kv_store.node.chunks import NodeTiers
 from services.kv_store.node.copies import NodeCopies
@@ -166,7 +167,7 @@ class TiersMachine(RuleBasedStateMachine):
 
 
 def nobody() -> PeerSearch:
-    return PeerSearch(KnownNodes(), "here", RequestContext.create(), [], FlightReader())
+    return PeerSearch(Neighbours("here", KnownNodes()), RequestContext.create(), [], FlightReader())
 
 
 TestTiersMachine = TiersMachine.TestCase

@@ -109,3 +109,10 @@ def test_passages_are_filled_up_with_other_things_and_contexts_have_a_longest_on
     assert sum(map(count, draw_trial(0, 3, Shapes(context_tokens=150), count=count).texts)) <= 150
     with pytest.raises(InvalidRequest, match="--context-tokens"):
         draw_trial(0, 1, Shapes(context_tokens=20), count=count)
+    longest = max(map(count, plain.texts))
+    short = draw_trial(0, 1, Shapes(chunk_tokens=longest - 1), count=count)
+    assert max(map(count, short.texts)) < longest
+    with pytest.raises(
+        InvalidRequest, match="--chunk-tokens: of 200 contexts each had a passage of more than 5"
+    ):
+        draw_trial(0, 1, Shapes(chunk_tokens=5), count=count)

@@ -18,7 +18,7 @@ from services.training.adapter.kept import Kept
 from services.training.adapter.lessons import AdapterContext, Lesson, Taught
 from services.training.adapter.settings import AdapterSettings
 from services.training.adapter.teacher import Teacher
-from services.training.adapter.trainer import AdapterTrainer, Pupil
+from services.training.adapter.trainer import AdapterTrainer, Closeness, Pupil
 from services.training.twin_request import PlacedChunk
 from shared.engine import Engine, wrap_model
 from shared.engine.model.lora_files import read_adapter
@@ -84,7 +84,7 @@ def trained(out: Path, *stops: int, settings: AdapterSettings = TINY) -> Adapter
     for stop in stops:
         trainer = trainer_at(out, settings)
         trainer.resume()
-        trainer.train(lambda loss: None, lambda: trainer.update >= stop)  # noqa: B023
+        trainer.train(lambda found: None, lambda: trainer.update >= stop)  # noqa: B023
     return trainer
 
 
@@ -151,7 +151,7 @@ class TestTraining:
     def test_brings_the_pupil_nearer_to_the_teacher(self, tmp_path: Path) -> None:
         settings = dataclasses.replace(TINY, updates=40, held_out=0.0)
         trainer = trainer_at(tmp_path / "out", settings)
-        trainer.train(lambda loss: None, lambda: False)
+        trainer.train(lambda found: None, lambda: False)
         assert sum(trainer.losses[-5:]) < 0.6 * sum(trainer.losses[:5])
 
     def test_begins_as_the_model_without_it(self, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ class TestTraining:
         class Killed(BaseException):
             pass
 
-        def kill(loss: float) -> None:
+        def kill(found: Closeness | None) -> None:
             if trainer.update == 5:
                 raise Killed
 
@@ -191,7 +191,7 @@ class TestTraining:
         resumed = trainer_at(tmp_path / "killed")
         assert resumed.resume()
         assert resumed.update == 4
-        resumed.train(lambda loss: None, lambda: False)
+        resumed.train(lambda found: None, lambda: False)
         assert resumed.losses == trained(tmp_path / "once", 6).losses
 
     def test_a_checkpoint_of_other_settings_or_data_is_refused(self, tmp_path: Path) -> None:
@@ -230,6 +230,26 @@ class TestTraining:
     def test_one_context_is_too_few(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="two contexts"):
             trainer_at(tmp_path / "out", lessons=taught(tmp_path)[0][:1])
+
+
+class TestTheBest:
+    def test_is_what_is_written_whatever_comes_after_it(self, tmp_path: Path) -> None:
+        settings = dataclasses.replace(TINY, evaluate_every=2)
+        trainer = trainer_at(tmp_path / "out", settings)
+        trainer.train(lambda found: None, lambda: trainer.update >= 2)
+        trainer.adapter.load({name: x + 1 for name, x in trainer.adapter.state().items()})
+        trainer.save()
+        resumed = trainer_at(tmp_path / "out", settings)
+        resumed.resume()
+        resumed.train(lambda found: None, lambda: False)
+        assert trainer.best is not None
+        assert resumed.best is not None
+        assert resumed.best.update == 2
+        assert resumed.best.closeness == trainer.best.closeness != resumed.evaluate()
+        written = read_adapter(tmp_path / "out", "out")
+        assert written.facts.recipe["update"] == "2"
+        for site, pair in written.pairs.items():
+            assert torch.equal(pair.b_Or, trainer.best.state[f"{site.layer}.{site.path}.B"])
 
 
 class TestWhatIsTrainedServes:
