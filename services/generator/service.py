@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from services.generator.chunk_texts import ChunkReader, ChunkText
 from services.generator.config import GeneratorConfig
+from services.generator.edits import settled
 from services.generator.engine_thread import EngineThread
 from services.generator.events import end_of, selected_of
 from services.generator.identified import Identified, Identities
@@ -20,7 +21,7 @@ from shared.engine import Engine
 from shared.errors import InvalidRequest
 from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, total_len
 from shared.generation.described import ModelDescription, PrefilledChunk
-from shared.generation.forest import Append, Edit, ForestRequest, Grow, Start
+from shared.generation.forest import Edit, ForestRequest
 from shared.generation.orders import ForestOrder, GenerationOrder
 from shared.generation.pieces import Piece
 from shared.generation.told import ChunkStoredEvent, DoneEvent, Event, SelectedEvent
@@ -190,7 +191,7 @@ class Generator:
             links=links,
             adapter=reusing.adapter,
         )
-        edits = (self._settled(command) async for command in commands)
+        edits = (settled(command, self.prompts, self.config) async for command in commands)
         async with aclosing(self._thread.stream(request, ctx, edits)) as events:
             async for event in events:
                 if isinstance(event, SelectedEvent):
@@ -199,23 +200,6 @@ class Generator:
                     yield end_of(event, chunks, reusing)
                 else:
                     yield event
-
-    def _settled(self, command: Edit) -> Edit:
-        """``command`` as the engine is told it: pieces are ids, and growth has a limit."""
-        match command:
-            case Start(branch, piece):
-                return Start(branch, self.prompts.question("start.piece", piece))
-            case Append(branch, piece):
-                return Append(branch, self.prompts.plain("append.piece", piece))
-            case Grow(branch, sampling):
-                asked, limit = sampling.max_tokens or self.config.max_tokens, self.config.max_tokens_limit
-                if asked > limit:
-                    raise InvalidRequest(
-                        f"grow.sampling.max_tokens: {asked} is more than the {limit} allowed"
-                    )
-                return Grow(branch, replace(sampling, max_tokens=asked))
-            case _:
-                return command
 
     def describe(self) -> ModelDescription:
         spec, tokenizer = self.model.spec, self.tokenizer
