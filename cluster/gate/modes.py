@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster.gate.names import parse_names
+from cluster.gate.names import parse_names, parse_shares
 from cluster.gate.tasks import TaskKind
 from shared.engine.modes.token_selection import DEFAULT_RATIO
 from shared.errors import InvalidRequest
@@ -154,13 +154,4 @@ def parse_ratios(numbers: str) -> tuple[float, ...]:
     Raises:
         InvalidRequest: something is no number from 0 to 1.
     """
-    ratios = []
-    for number in filter(None, (part.strip() for part in numbers.split(","))):
-        try:
-            ratio = float(number)
-        except ValueError:
-            ratio = -1.0
-        if not 0 <= ratio <= 1:  # True for NaN
-            raise InvalidRequest(f"--ratios: {number!r} is not a share of the tokens; write 0 to 1")
-        ratios.append(ratio)
-    return tuple(dict.fromkeys(ratio for ratio in ratios if ratio))
+    return tuple(filter(None, parse_shares("--ratios", numbers, "the tokens")))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cluster.evaluation.metrics import Metric
-from shared.errors import InvalidRequest
+from cluster.gate.names import parse_shares
 
 T = TypeVar("T")
 DEFAULT_NOISE = "0,0.2,0.4,0.6,0.8"
@@ -43,13 +43,4 @@ def parse_noise(numbers: str) -> tuple[float, ...]:
     Raises:
         InvalidRequest: something is no number from 0 to 1.
     """
-    shares = []
-    for number in filter(None, (part.strip() for part in numbers.split(","))):
-        try:
-            share = float(number)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 1:  # True for NaN
-            raise InvalidRequest(f"--noise: {number!r} is not a share of the passages; write 0 to 1")
-        shares.append(share)
-    return tuple(dict.fromkeys(shares))
+    return parse_shares("--noise", numbers, "the passages")
