@@ -187,11 +187,13 @@ def _shared_values(
 
 
 def under(given: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` where it says something, ``shared`` elsewhere; sections are merged."""
+    """``given`` where it says something, ``shared`` elsewhere; sections are merged. A section does not hide
+    what is none in its place: whoever reads the settings refuses that."""
     result = dict(shared)
     for key, value in given.items():
         below = result.get(key)
-        result[key] = (
-            under(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
-        )
+        if isinstance(value, Mapping) and below is not None:
+            result[key] = under(value, below) if isinstance(below, Mapping) else below
+        else:
+            result[key] = value
     return result

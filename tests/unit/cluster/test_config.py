@@ -12,7 +12,7 @@ import pytest
 
 from cluster import applications
 from cluster.compose import APPLICATIONS
-from cluster.config import QuiltConfig, load_quilt
+from cluster.config import QuiltConfig, load_quilt, under
 from cluster.paths import DEMO_MODEL, default_data_dir
 from shared.config import load, to_dict
 from shared.errors import ConfigError
@@ -68,6 +68,12 @@ def test_callers_over_http_ask_for_the_model_by_the_name_that_the_operator_used(
 def test_a_section_wins_over_the_shared_value(tmp_path: Path) -> None:
     config = load_quilt({"data_dir": str(tmp_path), "retrieval": {"milvus_uri": "http://milvus:19530"}}, {})
     assert config.retrieval.milvus_uri == "http://milvus:19530"
+
+
+def test_an_option_of_a_section_does_not_hide_that_the_section_is_none() -> None:
+    values = under({"ingestion": {"kv_context": "none"}}, {"ingestion": 3, "model": "demo"})
+    with pytest.raises(ConfigError, match="ingestion"):
+        load_quilt(values, {}, resolve=str)
 
 
 def test_the_prompt_reaches_those_that_make_prompts(tmp_path: Path, model: Path) -> None:
