@@ -133,6 +133,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         "mem_get_info": lambda *_: (1 << 34, 1 << 34),
+        "Event": lambda **_: SimpleNamespace(record=lambda *_: None, synchronize=lambda: None),
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=4),
     }
     for name, fake in fakes.items():

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention import Attention
+from shared.engine.device_arrays import integers
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.packing import can_pack, pack_linears
@@ -37,7 +38,7 @@ class ModelPass(Attention, Protocol):
     ``StepPlan``, and what trains as that serves."""
 
     @property
-    def token_ids(self) -> Sequence[int]: ...
+    def token_ids(self) -> Sequence[int] | Tensor: ...
     @property
     def adapted(self) -> Sequence[AdaptedRows]: ...
 
@@ -114,10 +115,10 @@ class LoadedModel:
             hidden_RE = self.run_layer(layer, hidden_RE, plan)
         return hidden_RE
 
-    def embed(self, token_ids: Sequence[int]) -> Tensor:
-        """Returns what goes into the first layer [R, E]."""
-        ids_1R = torch.tensor([token_ids], device=self.spec.device)
-        hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
+    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """Returns what goes into the first layer [R, E]. A tensor of ids [R] is on the device already."""
+        ids_R = token_ids if isinstance(token_ids, Tensor) else integers(token_ids, self.spec.device)
+        hidden_RE: Tensor = self._decoder.embed_tokens(ids_R[None])[0]
         return hidden_RE
 
     def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
