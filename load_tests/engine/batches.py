@@ -26,7 +26,7 @@ class BatchEngine:
         self.loaded_tokens = 0
         self._numbers = itertools.count()
         self._engine = case.build_engine(
-            HostKv(case.shape, case.chunk_len),
+            HostKv(case.shape, case.chunk_len, case.device),
             resident_bytes=3 * max_batch * case.prompt_len * case.shape.kv_bytes_per_token,
             max_step_tokens=max(2048, max_batch * case.question),
         )

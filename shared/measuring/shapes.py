@@ -96,8 +96,8 @@ def random_model(shape: Shape, device: str = "cpu") -> Any:
     }
     with _default_dtype(torch.bfloat16), torch.device(device):
         if shape.family == "llama":
-            return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=shape.head_dim)).eval()
-        return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+            return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=shape.head_dim)).eval().to(device)
+        return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval().to(device)
 
 
 @contextmanager

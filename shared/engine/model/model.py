@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,6 +28,8 @@ from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 # Parts of the names of settings that change keys and values at equal weights: rms_norm_eps, hidden_act,
 # residual_multiplier, … Chosen by name, so that settings which a later transformers adds do not make stored
@@ -78,6 +82,22 @@ class LoadedModel:
         """From now on the model's weights are for its products alone: nothing else reads them."""
         _ = self.fingerprint
         pack_linears(self.hf_model)
+
+    def fuse(self) -> None:
+        """From now on small operations between the products are a kernel each (``fused``), where Triton is
+        there to compile them."""
+        if importlib.util.find_spec("triton") is None:
+            return
+        from shared.engine.model.fused import fuse, no_rotation, skip_no_rotation
+
+        try:
+            fuse(self._decoder)
+        except Exception as error:  # whatever a compiler or a driver may raise
+            log.warning("the layers' small kernels cannot be fused here (%s); slower", error)
+            return
+        for layer in self._layers:
+            skip_no_rotation(layer)
+        self._unrotated = no_rotation(self._unrotated)
 
     def compile(self) -> None:
         """From now on what stands between two attentions is one compiled piece, for any number of rows, so

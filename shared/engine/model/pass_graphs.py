@@ -26,6 +26,7 @@ from torch import Tensor
 from shared.engine.attention import Lane
 from shared.engine.backends.tables import Tables, TableSizes, Tiling
 from shared.engine.device_arrays import DeviceArrays
+from shared.engine.kv.arrival import Patience
 from shared.engine.model.adapting import AdaptedRows
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Angles
@@ -78,17 +79,23 @@ class PassGraphs:
         self._passes: OrderedDict[Form, _GraphPass] = OrderedDict()
         self._broken = False
 
-    def logits(self, lanes: Sequence[Lane], rows: Sequence[int]) -> Tensor | None:
+    def logits(self, lanes: Sequence[Lane], rows: Sequence[int], patience: Patience) -> Tensor | None:
         """Runs the lanes' rows through the model. Returns the logits [B, V] of some of them, in float32,
-        until the next call; None: this pass is none for a graph, and nothing was done."""
+        until the next call; None: this pass is none for a graph, and nothing was done. Segments that arrive
+        are waited for as a whole: one pass of few rows takes less than it could gain layer by layer.
+
+        Raises:
+            GivenUp: one was not there in time. Nothing was done.
+        """
         num_rows = sum(lane.num_rows for lane in lanes)
         if self._broken or num_rows > MOST_ROWS or any(lane.adapter or lane.branch.probe for lane in lanes):
             return None
         if self._backend.fixed and _more_rows(num_rows) != num_rows:
             return None  # a product with more rows may round elsewhere
         tables = self._backend.tables(lanes)
-        if not all(piece.segment.whole for piece in tables.pieces):
-            return None
+        for arrival in [a for piece in tables.pieces if (a := piece.segment.arrival) and not a.settled]:
+            for layer in range(self._model.spec.num_layers):
+                arrival.wait_for(layer, patience)
         form = _form_of(tables, len(rows), len(self._backend.angles(tables)[0]))
         one = self._passes.get(form)
         if one is None:

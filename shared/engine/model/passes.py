@@ -65,7 +65,7 @@ class PassRunner:
     def _logits(self, lanes: Sequence[Lane], rows: Sequence[int], patience: Patience) -> torch.Tensor:
         """Runs all rows. Returns the logits of these."""
         if self._graphs is not None:
-            logits_BV = self._graphs.logits(lanes, rows)
+            logits_BV = self._graphs.logits(lanes, rows, patience)
             if logits_BV is not None:
                 return logits_BV
         hidden_RE = self._model.forward(StepPlan(lanes, self._backend, patience))
