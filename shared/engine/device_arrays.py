@@ -32,7 +32,7 @@ class DeviceArrays:
         host = torch.zeros(max(sum(room), _ALIGNMENT), dtype=torch.uint8)
         self._host = host.pin_memory() if on_gpu else host
         self._device = torch.empty_like(self._host, device=device) if on_gpu else self._host
-        self._copied = torch.cuda.Event() if on_gpu else None
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         self.tensors = tuple(
             self._device[start : start + size].view(_TYPES[array.dtype])
             for start, size, array in zip(self._starts, self._sizes, arrays, strict=True)

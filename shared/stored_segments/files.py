@@ -150,7 +150,7 @@ class PinnedPiece:
 
     def ordered(self) -> None:
         """The copies out of it are in the order of the current stream."""
-        self._copied = torch.cuda.Event()
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._copied.record()
 
     def wait(self) -> None:

@@ -102,7 +102,7 @@ class ChunkRead:
         with self._lock:  # what is told first must arrive first
             if self._arrival.failed:
                 return
-            self._arrival.layer_arrived(layer, self._copies and self._copies.ordered())
+            self._arrival.layer_arrived(layer, self._copies.ordered() if self._copies else None)
             if self._arrival.whole:
                 self._tell(Loaded(self._key, self._segment, broken=False))
             elif layer == 0:

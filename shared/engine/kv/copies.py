@@ -10,7 +10,7 @@ class Copies:
     """The stream of a loader's threads."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def enter(self) -> None:
         """From now on the calling thread orders its copies there."""
@@ -18,7 +18,7 @@ class Copies:
 
     def ordered(self) -> torch.cuda.Event:
         """What is over when all is that was ordered so far."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 

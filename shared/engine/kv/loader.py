@@ -62,7 +62,7 @@ class Loader:
         self._readers = ThreadPoolExecutor(
             _REQUESTS_AT_A_TIME * num_threads,
             thread_name_prefix="kv-load",
-            initializer=self._copies and self._copies.enter,
+            initializer=self._copies.enter if self._copies else None,
         )
         self._verifiers = ThreadPoolExecutor(num_threads, thread_name_prefix="kv-verify")
         self._scout = ThreadPoolExecutor(1, thread_name_prefix="kv-prefetch")

@@ -190,7 +190,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, body: Body) -> Body:
         graph = torch.cuda.CUDAGraph()
