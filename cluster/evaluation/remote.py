@@ -49,6 +49,7 @@ class RemoteBench:
         connect: Connect,
         tenant: str = "",
         positions: int = 0,
+        retrieve: int = 0,
     ) -> None:
         """
         Raises:
@@ -64,7 +65,7 @@ class RemoteBench:
         config = AutoConfig.from_pretrained(models.primary)
         self.positions = positions_of(positions, served.max_positions)
         self._preparer = CasePreparer(
-            models, self.prompts, contexts, self.positions, config.vocab_size, served.fingerprint
+            models, self.prompts, contexts, self.positions, config.vocab_size, served.fingerprint, retrieve
         )
         self.cutter = self._preparer.cutter
         self._shape = shape_of(config)
@@ -118,10 +119,11 @@ class RemoteBench:
     ) -> tuple[Told, float]:
         """What it was answered, and the seconds that it took."""
         order = GenerationOrder(
-            tuple(pieces_of(one, arm)) if arm.mode else (),
+            tuple(pieces_of(one, arm)),
             (Tokenized(one.question_ids, one.case.question),),
             reuse=Reuse(arm.mode or ReuseMode.FULL, Recompute(arm.ratio)),
             sampling=sampling,
+            adapter=arm.adapter,
         )
         events = [event async for event in client.generate(self._context(), order)]
         return told_of(events)
@@ -134,7 +136,7 @@ def pieces_of(one: PreparedCase, arm: EvalArm) -> list[Piece]:
     """The placed chunks, with what they stand behind."""
     ingested = one.ingested_as(arm)
     pieces: list[Piece] = []
-    for i in one.cut.placed:
+    for i in one.placed(arm):
         chunk = Tokenized(ingested.chunks[i].token_ids, one.cut.texts[i])
         context = tuple(link.token_ids for link in ingested.contexts[i]) if arm.context else ()
         pieces.append(Conditioned(chunk, context) if context else chunk)
