@@ -192,6 +192,7 @@ def evaluate(
             config.selector.model,
             config.ingestion,
             config.generator.engine.dtype,
+            stop=config.generator.stop,
             adapters=places,
             device=config.generator.engine.device,
         ),

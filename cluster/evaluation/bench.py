@@ -83,7 +83,7 @@ class EvalBench:
         self._shape = shape_of(model.hf_model.config)
         spans = self._preparer.spans
         self._selections = Selections.of_models(models.auxiliary, spans) if models.auxiliary else None
-        self._names = count()
+        self._names, self._stop = count(), models.stop
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
@@ -106,11 +106,11 @@ class EvalBench:
         """
         asked = [self._preparer.prepare(task, case) for case in cases]
         self._warm(asked, arms)
-        top = SamplingParams(max_tokens=task.max_tokens, top_logprobs=TOP)
+        top = SamplingParams(max_tokens=task.max_tokens, top_logprobs=TOP, stop=self._stop)
         full, full_s = self._run([self._request(one, FULL, top) for one in asked])
         likeliest = [dict(told.first.top_logprobs) for told in full]
         watching = [
-            SamplingParams(max_tokens=task.max_tokens, watch_ids=tuple(sorted(tokens)))
+            SamplingParams(max_tokens=task.max_tokens, watch_ids=tuple(sorted(tokens)), stop=self._stop)
             for tokens in likeliest
         ]
         found: list[list[EvalAnswer]] = [[] for _ in asked]

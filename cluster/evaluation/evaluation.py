@@ -148,6 +148,7 @@ class EvalRun:
             "prompt": dataclasses.asdict(ingestion.prompt),
             "dtype": self.models.dtype,
             "device": self.models.device,
+            "stop": list(self.models.stop),
             "retrieve": self.retrieve,
             "adapters": {
                 name: adapter_identity(self.models.adapters[name])

@@ -58,7 +58,7 @@ class RemoteBench:
         """
         from transformers import AutoConfig
 
-        self._connect, self._tenant = connect, tenant
+        self._connect, self._tenant, self._stop = connect, tenant, models.stop
         self.prompts = prompts_of(models)
         served = asyncio.run(self._described())
         check_served(served, self.prompts, models.primary)
@@ -96,7 +96,7 @@ class RemoteBench:
         self, task: EvalTask, cases: Sequence[EvalCase], arms: Sequence[EvalArm]
     ) -> list[list[EvalAnswer]]:
         asked = [self._preparer.prepare(task, case) for case in cases]
-        sampling = SamplingParams(max_tokens=task.max_tokens, top_logprobs=TOP)
+        sampling = SamplingParams(max_tokens=task.max_tokens, top_logprobs=TOP, stop=self._stop)
         async with self._connect() as client:
             for context in dict.fromkeys(arm.context for arm in arms if arm.context is not None):
                 stored = EvalArm(ReuseMode.REORDERED, context)
