@@ -120,15 +120,16 @@ def test_scores_are_reported_where_the_model_reads_the_documents(tmp_path: Path)
 
 
 def test_retrieved_chunks_and_adapters_are_asked_besides(tmp_path: Path) -> None:
-    documents = sorted((DEMO_ASSETS / "documents").glob("*.txt"))[:2]
-    texts = [path.read_text(encoding="utf-8") for path in documents]
     data, kept, report = tmp_path / "demo.json", tmp_path / "answers.jsonl", tmp_path / "report.json"
-    ctxs = [{"title": "", "text": text} for text in texts]
-    data.write_text(
-        json.dumps([{"question": texts[0][:40], "answers": ["?"], "ctxs": ctxs}]), encoding="utf-8"
-    )
-    write_adapter(random_adapter(load_model(str(DEMO_MODEL)).hf_model), tmp_path / "tuned")
-    command = ["--suite", "ctxs", "--data", data, *QUICK, "--kv-context", "document", "--retrieve", "2"]
+    ctxs = [
+        {"title": "", "text": "\n\n".join(f"The {name} stands at place {i} of the river." for i in range(40))}
+        for name in ("mill", "lighthouse")
+    ]
+    asked = {"question": "Where stands the mill?", "answers": ["of the river"], "ctxs": ctxs}
+    data.write_text(json.dumps([asked]), encoding="utf-8")
+    write_adapter(random_adapter(load_model(str(DEMO_MODEL), pack=False).hf_model), tmp_path / "tuned")
+    command = ["--suite", "ctxs", "--data", data, *QUICK, "--length", "2000", "--kv-context", "document"]
+    command += ["--retrieve", "2"]
     result = evaluated(*command, "--adapter", tmp_path / "tuned", "--answers", kept, "--json", report)
     assert result.exit_code == 0, result.output
     answers = {answer["mode"]: answer for answer in answers_in(kept)}
