@@ -43,7 +43,7 @@ Measure = Callable[[], Iterator[Measurement]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReportPlan:
     """``case``: of the large model; ``small``: of the small one. ``batches``: of Table 4; ``short``: contexts
     and batches of Table 11."""
 
@@ -98,7 +98,7 @@ def _ratio(m: Measurement) -> float | None:
 class GpuReport:
     """``on_part`` is called after every part, to keep what is known. ``failed``: part → why."""
 
-    plan: Plan
+    plan: ReportPlan
     on_part: Callable[[GpuReport], None] = lambda _: None
     measurements: list[Measurement] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -232,7 +232,7 @@ def run_gpu_report(args: argparse.Namespace) -> int:
         if args.json:
             write_report(args.json, report.measurements, report.details(), **asdict(rates))
 
-    report = GpuReport(Plan(case, small, rates), keep)
+    report = GpuReport(ReportPlan(case, small, rates), keep)
     printed(report.run())
     details = report.details()
     print()

@@ -8,7 +8,7 @@ import pytest
 
 from load_tests.engine import __main__ as command
 from load_tests.engine.compare import Runs
-from load_tests.engine.gpu_report import Aim, GpuReport, Plan, aims_of
+from load_tests.engine.gpu_report import Aim, GpuReport, ReportPlan, aims_of
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import measured
@@ -16,7 +16,7 @@ from shared.measuring.shapes import Shape
 
 TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
 CASE = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)
-PLAN = Plan(
+PLAN = ReportPlan(
     CASE,
     replace(CASE, context=16),
     Rates(flops=1e15, bytes_per_s=1e12),

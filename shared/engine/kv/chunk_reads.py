@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.engine.kv.copies import Copies
+from shared.engine.kv.copy_stream import CopyStream
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NotFound
@@ -65,7 +65,7 @@ class ChunkRead:
         stored: StoredSegment,
         segment: Segment,
         tell: Tell,
-        copies: Copies | None = None,
+        copies: CopyStream | None = None,
     ) -> None:
         """``copies``: what the device waits for, if it has to."""
         assert segment.arrival is not None

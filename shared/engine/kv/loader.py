@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.kv.chunk_reads import ChunkRead, Loaded, ReadList, Tell, is_broken
-from shared.engine.kv.copies import Copies
+from shared.engine.kv.copy_stream import CopyStream
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
@@ -58,7 +58,7 @@ class Loader:
         self._spec = spec
         self._num_threads = num_threads
         self._closing = threading.Event()
-        self._copies = Copies(spec.device) if spec.device.type == "cuda" else None
+        self._copies = CopyStream(spec.device) if spec.device.type == "cuda" else None
         self._readers = ThreadPoolExecutor(
             _REQUESTS_AT_A_TIME * num_threads,
             thread_name_prefix="kv-load",

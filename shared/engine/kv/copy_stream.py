@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 
-class Copies:
+class CopyStream:
     """The stream of a loader's threads."""
 
     def __init__(self, device: torch.device) -> None:
