@@ -41,9 +41,9 @@ class FusedRmsNorm(torch.nn.Module):
         x = x.contiguous()
         out, size = torch.empty_like(x), x.shape[-1]
         num_rows = x.numel() // size
-        rms_norm_kernel[(num_rows,)](
-            x, self.weight, out, self._eps, SIZE=size, BLOCK=triton.next_power_of_2(size)
-        )
+        block = triton.next_power_of_2(size)
+        warps = 8 if block > _BLOCK else 4
+        rms_norm_kernel[(num_rows,)](x, self.weight, out, self._eps, SIZE=size, BLOCK=block, num_warps=warps)
         return out
 
 
