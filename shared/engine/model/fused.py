@@ -79,7 +79,7 @@ class JointProduct:
     def of(self, nth: int, x: Tensor) -> Tensor:
         """With the weight of that layer. The first one that is asked of new rows computes for all."""
         if x is not self._x:
-            self._x, self._products = x, linear(x, self.weight, self.bias).split(self.widths, -1)
+            self._x, self._products = x, torch.split(linear(x, self.weight, self.bias), self.widths, -1)
         product = self._products[nth]
         if nth == len(self.widths) - 1:
             self._x, self._products = None, ()
