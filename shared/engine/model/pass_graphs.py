@@ -17,7 +17,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 512
 """Of a pass that is recorded: with more, the kernels take longer than their launches."""
 _MOST_GRAPHS = 48
+# settings of models whose layers ask the host which experts there are rows for
+_ROUTED = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 Body = Callable[[], Tensor]
 Record = Callable[[Body], Body]
@@ -69,6 +71,12 @@ class Form:
     tiling: Tiling
     excludes: bool
     num_angles: int
+
+
+def can_be_recorded(config: Any) -> bool:
+    """``config``: of ``transformers``. False for a mixture of experts: what waits for the host cannot be
+    recorded, and the attempt costs memory."""
+    return not any(getattr(config, name, None) for name in _ROUTED)
 
 
 class PassGraphs:
