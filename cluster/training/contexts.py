@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 
 from cluster.training.examples import Example, ExampleDocument
 from services.ingestion.chunker import Chunker, TextChunk
@@ -83,11 +83,9 @@ class ContextMaker:
     def _cuts(self, documents: Iterable[ExampleDocument]) -> Iterator[_Cut]:
         block = 0
         for document in documents:
-            parse = parse_markdown if document.text.startswith("#") else parse_plain
-            parsed = replace(parse(document.text.encode(), "utf-8"), title=document.title)
             chain: tuple[Ids, ...] = ()
             in_block = 0
-            for number, chunk in enumerate(self._chunker.split(parsed)):
+            for number, chunk in enumerate(self._split(document)):
                 if chunk.header is not None:
                     chain = (chunk.header,) if chunk.header else ()
                 if number and self._ends(chunk, in_block):
@@ -96,6 +94,19 @@ class ContextMaker:
                 chain = (*chain, chunk.token_ids)
                 in_block += len(chunk.token_ids)
             block += 1
+
+    def _split(self, document: ExampleDocument) -> list[TextChunk]:
+        if document.chunks:
+            starts = accumulate((len(chunk.text) + 1 for chunk in document.chunks), initial=0)
+            return self._chunker.recut(
+                document.title,
+                [
+                    TextChunk(chunk.text, (), start, start + len(chunk.text), chunk.heading)
+                    for start, chunk in zip(starts, document.chunks, strict=False)
+                ],
+            )
+        parse = parse_markdown if document.text.startswith("#") else parse_plain
+        return self._chunker.split(replace(parse(document.text.encode(), "utf-8"), title=document.title))
 
     def _ends(self, chunk: TextChunk, in_block: int) -> bool:
         """Whether a block ends in front of the chunk. Isolated chunks have none: what would be one under
