@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -130,10 +130,9 @@ class _Desk:
 
     async def take(self, wait_s: float) -> list[tuple[Any, ...]]:
         """What was told since, or is within this time."""
-        try:
-            await asyncio.wait_for(self._come.wait(), wait_s)
-        except TimeoutError:
-            return []
+        if not self._news:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._come.wait(), wait_s)
         self._come.clear()
         news, self._news = self._news, []
         return news
