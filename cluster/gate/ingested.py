@@ -13,6 +13,7 @@ from services.generator.prompts import Prompts
 from services.ingestion.chains import conditioned, identified
 from services.ingestion.chunker import Chunker, HeadingPaths, TextChunk
 from services.ingestion.config import IngestionConfig
+from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.plain import parse_plain
 from services.ingestion.recipe import context_tokens
@@ -81,6 +82,14 @@ class Ingesting:
             tuple(texts[i] for i in sorted(texts)),
             tuple(contexts[i] for i in sorted(contexts)),
         )
+
+    def split(self, parsed: ParsedDocument) -> Manifest:
+        """A document as ingestion cuts it.
+
+        Raises:
+            UnreadableDocument: a single character is longer than a chunk.
+        """
+        return self.named(parsed.title, self._chunker.split(parsed))
 
     def named(self, title: str, cut: Sequence[TextChunk]) -> Manifest:
         """A document of these chunks."""

@@ -70,7 +70,7 @@ class ContextMaker:
             for first in range(0, len(example.questions), self._num_questions):
                 questions = example.questions[first : first + self._num_questions]
                 rng = random.Random(f"{self._seed} {example.name} {first}")
-                found = _retrieved(questions, [cut.text for cut in cuts], self._num_chunks)
+                found = retrieved(questions, [cut.text for cut in cuts], self._num_chunks)
                 rng.shuffle(found)
                 blocks = {cuts[i].block for i in found}
                 yield AdapterContext(
@@ -105,7 +105,7 @@ class ContextMaker:
         return in_block + len(chunk.token_ids) > self._block_tokens
 
 
-def _retrieved(questions: Sequence[str], texts: Sequence[str], count: int) -> list[int]:
+def retrieved(questions: Sequence[str], texts: Sequence[str], count: int) -> list[int]:
     """Every question's best chunk, then every question's second best, and so on."""
     words = [set(_WORD.findall(text.lower())) for text in texts]
     found_in = Counter(word for of_one in words for word in of_one)

@@ -88,16 +88,23 @@ class Sight:
 
     def attend(self, q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scale: float) -> Tensor:
         """Queries come rotated to their positions, keys as they lie. Returns [rows of all groups, H, D]."""
-        group_size = q_RHD.shape[1] // k_NKD.shape[1]
-        keys = self._keys_GT.flatten()
         q_GHSD = self._by_group(q_RHD.index_select(0, self._rows_GS.flatten()))
-        k_GHTD, v_GHTD = (
-            self._by_group(x).repeat_interleave(group_size, 1)
-            for x in (rotated(k_NKD.index_select(0, keys), self._angles), v_NKD.index_select(0, keys))
-        )
+        k_GHTD = self._seen(rotated(k_NKD.index_select(0, self._keys_GT.flatten()), self._angles), q_RHD)
+        v_GHTD = self._seen(v_NKD.index_select(0, self._keys_GT.flatten()), q_RHD)
         bias = self._bias_of(q_GHSD.dtype)
         out_GHSD = F.scaled_dot_product_attention(q_GHSD, k_GHTD, v_GHTD, attn_mask=bias, scale=scale)
         return out_GHSD.transpose(1, 2).flatten(0, 1).index_select(0, self._unpadded)
+
+    def weights(self, q_RHD: Tensor, k_NKD: Tensor, scale: float) -> Tensor:
+        """What ``attend`` weighs keys by: the mean over heads [G, S, T], in float32."""
+        q_GHSD = self._by_group(q_RHD.index_select(0, self._rows_GS.flatten())).float()
+        k_GHTD = self._seen(rotated(k_NKD.index_select(0, self._keys_GT.flatten()), self._angles), q_RHD)
+        scores_GHST = scale * q_GHSD @ k_GHTD.float().transpose(-1, -2)
+        return (scores_GHST + self._bias_of(torch.float32)).softmax(-1).mean(1)
+
+    def _seen(self, x_NKD: Tensor, q_RHD: Tensor) -> Tensor:
+        """By group, and as many heads as queries have."""
+        return self._by_group(x_NKD).repeat_interleave(q_RHD.shape[1] // x_NKD.shape[1], 1)
 
     def _by_group(self, x_NHD: Tensor) -> Tensor:
         return x_NHD.view(len(self._rows_GS), -1, *x_NHD.shape[1:]).transpose(1, 2)

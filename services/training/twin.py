@@ -32,6 +32,8 @@ from shared.engine.model.spec import ModelSpec
 from shared.errors import ContextTooLong
 
 _PLACED, _RECOMPUTED, _BRANCHES = 0, 1, 2  # parts of what private rows see
+IN_CONTEXT = (_PLACED, _RECOMPUTED)
+"""Parts of a private group that are prefix and chunks; the others are its branches."""
 
 
 class TwinStep:
@@ -64,10 +66,12 @@ class TwinStep:
             RequestRows(context.prefix, context.chunks, private.context, private.branches)
             for context, private in zip(contexts, privates, strict=True)
         )
+        self.private_groups = [private.group for private in privates]
+        """What private rows are and see, by request: first those of its context, then its branches."""
         rotation = spec.rotation()
         self._sights: list[Sight] = [
             *sights_of((group for context in contexts for group in context.groups), rotation, first),
-            *sights_of((private.group for private in privates), rotation, first),
+            *sights_of(self.private_groups, rotation, first),
         ]
         positions_R = np.concatenate([np.zeros(0, np.int64), *rows.positions])
         if len(positions_R) and positions_R.max() >= spec.sight:
@@ -86,11 +90,15 @@ class TwinStep:
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """See ``shared.engine.attention.Attention.run``; no segment grows."""
-        q_RHD = rotated(q_HRD.transpose(0, 1), self._angles)
+        q_RHD = self.placed(q_HRD)
         k_NKD = _behind([segment.k_LTKD[layer] for segment in self._segments], k_KRD)
         v_NKD = _behind([segment.v_LTKD[layer] for segment in self._segments], v_KRD)
         outs = [sight.attend(q_RHD, k_NKD, v_NKD, scale) for sight in self._sights]
         return torch.cat(outs).index_select(0, self._order).transpose(0, 1)
+
+    def placed(self, q_HRD: Tensor) -> Tensor:
+        """Queries [R, H, D] of all rows, rotated to their positions."""
+        return rotated(q_HRD.transpose(0, 1), self._angles)
 
 
 def _behind(known: Sequence[Tensor], fresh_KRD: Tensor) -> Tensor:

@@ -1,0 +1,114 @@
+"""Makes contexts that the auxiliary model learns to select from: chunks as ingestion makes them, in the order of
+their documents, as the primary and the auxiliary read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cluster.gate.ingested import Ingested, Ingesting
+from cluster.gate.selections import Selections
+from cluster.gate.tasks import DocumentLayout, sources_of
+from cluster.gate.trials import Trial
+from cluster.training.contexts import retrieved
+from cluster.training.examples import Example, ExampleDocument
+from services.ingestion.formats.markdown import parse_markdown
+from services.ingestion.formats.plain import parse_plain
+from services.training.auxiliary.contexts import Reading, SelectionContext
+from services.training.contexts import Context, ContextShape
+from services.training.corpus import Worlds
+from services.training.cross_chunk import draw_cross_chunk
+from services.training.names import Split
+from services.training.twin_request import PlacedChunk
+from shared.errors import InvalidRequest
+from shared.prompt import PromptTokenizer
+
+_PASSAGES, _CHARS = (4, 6), (160, 300)
+_PATIENCE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionContextMaker:
+    """``prompts``: the primary's; ``selections``: by the auxiliary, whose prompts are ``auxiliary``.
+    ``num_chunks``: most chunks of a context; ``num_questions``: most questions about one."""
+
+    ingesting: Ingesting
+    prompts: PromptTokenizer
+    selections: Selections
+    auxiliary: PromptTokenizer
+    num_chunks: int
+    num_questions: int
+
+    def of_examples(self, examples: Iterable[Example]) -> Iterator[SelectionContext]:
+        """
+        Raises:
+            UnreadableDocument: a single character is longer than a chunk.
+        """
+        for example in examples:
+            cut = _joined([self._ingested(document) for document in example.documents])
+            for first in range(0, len(example.questions), self.num_questions):
+                questions = example.questions[first : first + self.num_questions]
+                placed = sorted(retrieved(questions, cut.texts, self.num_chunks))
+                yield self._context(example.name, cut, placed, questions)
+
+    def invented(self, seed: int, count: int, split: Split) -> Iterator[SelectionContext]:
+        """About things of one kind; who names a thing is a document of its own, so that no chunk's document
+        tells whose it is.
+
+        Raises:
+            InvalidRequest: chunks are too short for what is invented.
+        """
+        for number in range(count):
+            context, cut = self._drawn(random.Random(f"{seed} selection {split.value} {number}"), split)
+            questions = [question.text for question in context.questions]
+            yield self._context(f"invented context {number}", cut, range(len(cut.chunks)), questions)
+
+    def _drawn(self, rng: random.Random, split: Split) -> tuple[Context, Ingested]:
+        """One whose passages are chunks."""
+        for attempt in range(_PATIENCE):
+            shape = ContextShape(rng.randint(*_PASSAGES), rng.randint(*_CHARS))
+            context = draw_cross_chunk(rng, Worlds.load(), shape, split, self.num_questions)
+            with contextlib.suppress(InvalidRequest):
+                return context, self.ingesting.ingest(
+                    sources_of(Trial(attempt, context), DocumentLayout.APART)
+                )
+        raise InvalidRequest(
+            f"--invented: of {_PATIENCE} contexts each had a passage longer than ingestion.chunk_tokens; raise "
+            "that, or name --data"
+        )
+
+    def _ingested(self, document: ExampleDocument) -> Ingested:
+        parse = parse_markdown if document.text.startswith("#") else parse_plain
+        parsed = replace(parse(document.text.encode(), "utf-8"), title=document.title)
+        manifest = self.ingesting.split(parsed)
+        return self.ingesting.chunks_of(manifest, range(len(manifest.chunks)))
+
+    def _context(
+        self, name: str, cut: Ingested, placed: Sequence[int], questions: Sequence[str]
+    ) -> SelectionContext:
+        texts, contexts = [cut.texts[i] for i in placed], tuple(cut.contexts[i] for i in placed)
+        found = list(self.selections.placed(texts, contexts))
+        primary = [
+            PlacedChunk(chunk.primary.token_ids, tuple(link.token_ids for link in context))
+            for (chunk, _), context in zip(found, contexts, strict=True)
+        ]
+        auxiliary = [PlacedChunk(chain[-1], chain[:-1]) for _, chain in found]
+        return SelectionContext.of(
+            name,
+            Reading(tuple(primary), tuple(map(self.prompts.encode_question, questions))),
+            Reading(tuple(auxiliary), tuple(map(self.auxiliary.encode_question, questions))),
+            [chunk for chunk, _ in found],
+        )
+
+
+def _joined(of_documents: Sequence[Ingested]) -> Ingested:
+    """Of several documents, as if it were of one."""
+    return Ingested(
+        tuple(chunk for one in of_documents for chunk in one.chunks),
+        tuple(link for one in of_documents for link in one.links),
+        tuple(text for one in of_documents for text in one.texts),
+        tuple(context for one in of_documents for context in one.contexts),
+    )
