@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from cluster.cli.session import Session
+from cluster.cli.train_auxiliary import auxiliary
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from services.training.adapter.settings import AdapterSettings
 from shared.generation.modes import ReuseMode
@@ -71,3 +72,6 @@ def adapter(session: Session, **options: Any) -> None:
         f"serve it: generator.engine.adapters: {{{out.name}: {out}}}, and kvquilt ask … --adapter {out.name}",
         soft_wrap=True,
     )
+
+
+train.add_command(auxiliary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -93,10 +94,18 @@ class Task(Protocol):
     def loop(self, examples: Iterable[Any], on_progress: Callable[[int, int], None], say: Any) -> Any: ...
 
 
+TaskT = TypeVar("TaskT", bound=Task)
+
+
 def run_training(
-    session: Session, options: dict[str, Any], task_of: Callable[[QuiltConfig, Any], Task]
-) -> None:
-    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``."""
+    session: Session,
+    options: dict[str, Any],
+    task_of: Callable[[QuiltConfig, Any], TaskT],
+    asking: str = "asking the teacher",
+    apart: float | None = None,
+) -> TaskT:
+    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``.
+    ``apart``: of invented examples, see ``invented_examples``; None: as it has it. Returns the recipe."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -109,7 +118,9 @@ def run_training(
     data, invented, kv_context = options["data"], options["invented"], options["kv_context"]
     if (data is None) == (invented is None):
         raise ConfigError("--data: name a file, or say --invented N, one of both")
-    examples = read_examples(data) if data is not None else invented_examples(options["seed"], invented)
+    shares = {} if apart is None else {"apart": apart}
+    invent = partial(invented_examples, options["seed"], invented, **shares)
+    examples = read_examples(data) if data is not None else invent()
     chosen = {"model": options["model"], "ingestion": kv_context and {"kv_context": kv_context}}
     config = served_config(options["config_path"], chosen, session.out)
     torch.set_num_threads(options["threads"])
@@ -128,9 +139,10 @@ def run_training(
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bar(*columns, console=session.err, transient=True) as bar:
-        asked = bar.add_task("asking the teacher")
+        asked = bar.add_task(asking)
         loop = task.loop(examples, lambda done, of: bar.update(asked, completed=done, total=of), say)
     train(loop, say)
+    return task
 
 
 def _setting(usual: LoopSettings, name: str, kind: type, help_: str | None) -> Callable[[CommandT], CommandT]:

@@ -24,7 +24,8 @@ from services.training.names import Split
 from shared.errors import InvalidRequest
 
 _FORM = '{"documents": [{"title": "…", "text": "…"}], "questions": ["…"]}'
-_APART = 1 / 3  # of invented examples, those in which who names a thing is a document of its own
+_APART = 1 / 3
+_DRAWS = {Split.TRAIN: "training", Split.HELD_OUT: "held out"}
 _QUESTIONS = 8
 
 
@@ -58,17 +59,20 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
-def invented_examples(seed: int, count: int) -> Iterator[Example]:
-    """About things whose names evaluations never use; evidence lies in one chunk or in two."""
+def invented_examples(
+    seed: int, count: int, split: Split = Split.TRAIN, apart: float = _APART
+) -> Iterator[Example]:
+    """About things whose names are those of ``split``; evaluations never use those of training. Evidence lies
+    in one chunk or in two. ``apart``: share of the examples in which who names a thing is a document of its
+    own."""
     worlds = Worlds.load()
     for number in range(count):
-        rng = random.Random(f"{seed} training {number}")
+        rng = random.Random(f"{seed} {_DRAWS[split]} {number}")
         shape = ContextShape(rng.randint(4, 6), rng.randint(160, 300))
-        context = draw_cross_chunk(rng, worlds, shape, Split.TRAIN, _QUESTIONS)
-        apart = rng.random() < _APART
+        context = draw_cross_chunk(rng, worlds, shape, split, _QUESTIONS)
         yield Example(
             f"invented context {number}",
-            tuple(_documents(context.passages, apart)),
+            tuple(_documents(context.passages, rng.random() < apart)),
             tuple(question.text for question in context.questions),
         )
 

@@ -1,33 +1,21 @@
-"""Makes contexts that the auxiliary model learns to select from: chunks as ingestion makes them, in the order of
-their documents, as the primary and the auxiliary read them.
+"""Makes contexts that the auxiliary model learns to select from: chunks as ingestion makes them, in the order
+of their documents, as the primary and the auxiliary read them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.gate.ingested import Ingested, Ingesting
 from cluster.gate.selections import Selections
-from cluster.gate.tasks import DocumentLayout, sources_of
-from cluster.gate.trials import Trial
 from cluster.training.contexts import retrieved
 from cluster.training.examples import Example, ExampleDocument
 from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.plain import parse_plain
 from services.training.auxiliary.contexts import Reading, SelectionContext
-from services.training.contexts import Context, ContextShape
-from services.training.corpus import Worlds
-from services.training.cross_chunk import draw_cross_chunk
-from services.training.names import Split
 from services.training.twin_request import PlacedChunk
-from shared.errors import InvalidRequest
 from shared.prompt import PromptTokenizer
-
-_PASSAGES, _CHARS = (4, 6), (160, 300)
-_PATIENCE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +30,7 @@ class SelectionContextMaker:
     num_chunks: int
     num_questions: int
 
-    def of_examples(self, examples: Iterable[Example]) -> Iterator[SelectionContext]:
+    def contexts(self, examples: Iterable[Example]) -> Iterator[SelectionContext]:
         """
         Raises:
             UnreadableDocument: a single character is longer than a chunk.
@@ -53,32 +41,6 @@ class SelectionContextMaker:
                 questions = example.questions[first : first + self.num_questions]
                 placed = sorted(retrieved(questions, cut.texts, self.num_chunks))
                 yield self._context(example.name, cut, placed, questions)
-
-    def invented(self, seed: int, count: int, split: Split) -> Iterator[SelectionContext]:
-        """About things of one kind; who names a thing is a document of its own, so that no chunk's document
-        tells whose it is.
-
-        Raises:
-            InvalidRequest: chunks are too short for what is invented.
-        """
-        for number in range(count):
-            context, cut = self._drawn(random.Random(f"{seed} selection {split.value} {number}"), split)
-            questions = [question.text for question in context.questions]
-            yield self._context(f"invented context {number}", cut, range(len(cut.chunks)), questions)
-
-    def _drawn(self, rng: random.Random, split: Split) -> tuple[Context, Ingested]:
-        """One whose passages are chunks."""
-        for attempt in range(_PATIENCE):
-            shape = ContextShape(rng.randint(*_PASSAGES), rng.randint(*_CHARS))
-            context = draw_cross_chunk(rng, Worlds.load(), shape, split, self.num_questions)
-            with contextlib.suppress(InvalidRequest):
-                return context, self.ingesting.ingest(
-                    sources_of(Trial(attempt, context), DocumentLayout.APART)
-                )
-        raise InvalidRequest(
-            f"--invented: of {_PATIENCE} contexts each had a passage longer than ingestion.chunk_tokens; raise "
-            "that, or name --data"
-        )
 
     def _ingested(self, document: ExampleDocument) -> Ingested:
         parse = parse_markdown if document.text.startswith("#") else parse_plain

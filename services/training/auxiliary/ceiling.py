@@ -1,9 +1,9 @@
 """Chooses windows by what they truly add: the ceiling of what any scores could choose within a number of
 tokens.
 
-Greedy: of all windows, and at first of all pairs that were tried, the one is taken with which the answer becomes
-likeliest; then the next to it, until the tokens are used up or nothing adds anything. It needs the answer, so
-nobody can serve it.
+Greedy: of all windows, and at first of all pairs that were tried, the one is taken with which the answer
+becomes likeliest; then the next to it, until the tokens are used up or nothing adds anything. It needs the
+answer, so nobody can serve it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _Climb:
 def best_tokens(
     asking: Counterfactuals, context: SelectionContext, labels: Sequence[SelectionLabels], num_tokens: int
 ) -> list[Ids]:
-    """By question, the primary's tokens of windows that are taken while they are fewer than ``num_tokens``."""
+    """By question, the primary's tokens of windows that are taken while they are fewer than
+    ``num_tokens``."""
     climbs = [_begun(one, num_tokens) for one in labels]
     while any(not climb.done for climb in climbs):
         wanted: list[Forced] = []

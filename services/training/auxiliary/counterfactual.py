@@ -84,8 +84,8 @@ class PlacedKv:
 
 
 class Counterfactuals:
-    """Over one context. ``answers``: token ids, by question; ``max_rows``: of one pass, though a branch is never
-    divided.
+    """Over one context. ``answers``: token ids, by question; ``max_rows``: of one pass, though a branch is
+    never divided.
 
     Raises:
         ContextTooLong: context, question and answer have more positions than the model.

@@ -1,9 +1,10 @@
 """Compares choices of windows, question by question: how likely the reference's answer is, and whether it is
 given token by token, when what each chooses is computed anew.
 
-``stored`` chooses nothing, ``random`` any windows, ``attention`` those that the primary attends to most when it
-reads everything, and the ceiling those that truly add most. Every other choice is an auxiliary model's. All but
-the ceiling, which may stop earlier, take windows until a ratio of the tokens is reached, as ``budget`` does.
+``stored`` chooses nothing, ``random`` any windows, ``attention`` those that the primary attends to most when
+it reads everything, and the ceiling those that truly add most. Every other choice is an auxiliary model's.
+All but the ceiling, which may stop earlier, take windows until a ratio of the tokens is reached, as
+``budget`` does.
 
 Shapes: Q questions, W windows.
 """

@@ -1,4 +1,5 @@
-"""Keeps labels on disk, which are computed once. What is missing, cut short or of another model is computed."""
+"""Keeps labels on disk, which are computed once. What is missing, cut short or of another model is
+computed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Measures what computing windows of a context anew is worth to its questions, by the primary itself.
 
-The reference is what the primary answers when it computes the whole context (``full``, greedy). A window's gain
-is what that answer's log-probability rises by when the window alone is computed anew. Antecedent and mention are
-worth little alone, so pairs are asked too, among the windows that gain most and those that the primary attends
-to most.
+The reference is what the primary answers when it computes the whole context (``full``, greedy). A window's
+gain is what that answer's log-probability rises by when the window alone is computed anew. Antecedent and
+mention are worth little alone, so pairs are asked too, among the windows that gain most and those that the
+primary attends to most.
 
 Shapes: W windows, N pairs.
 """

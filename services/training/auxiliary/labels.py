@@ -18,9 +18,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectionLabels:
-    """Of one question. ``answer``: the reference's; ``stored``, ``computed``: its log-probability if nothing and
-    if everything is computed anew; ``gain_W``: of each window alone; ``pairs_N2``, ``pair_gain_N``: of two
-    together; ``attended_W``: the primary's own mean attention, in its last layer, to the tokens of a window."""
+    """Of one question. ``answer``: the reference's; ``stored``, ``computed``: its log-probability if nothing
+    and if everything is computed anew; ``gain_W``: of each window alone; ``pairs_N2``, ``pair_gain_N``: of
+    two together; ``attended_W``: the primary's own mean attention, in its last layer, to the tokens of a
+    window."""
 
     answer: Ids
     stored: float

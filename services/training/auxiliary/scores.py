@@ -1,8 +1,9 @@
-"""Scores tokens of contexts by what questions attend to in a model's last layer, with gradients: what the selector
-serves (``shared.selection.scoring``, all chunks stitched), over chunks that are computed in the same pass.
+"""Scores tokens of contexts by what questions attend to in a model's last layer, with gradients: what the
+selector serves (``shared.selection.scoring``, all chunks stitched), over chunks that are computed in the same
+pass.
 
-Shapes: G requests, S rows of a request and T keys of it (both padded), R rows of the step, H query heads, K kv
-heads, D head_dim, N tokens of a request's chunks.
+Shapes: G requests, S rows of a request and T keys of it (both padded), R rows of the step, H query heads, K
+kv heads, D head_dim, N tokens of a request's chunks.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from shared.engine.model.model import LoadedModel
 
 
 def attended(model: LoadedModel, requests: Sequence[TwinRequest]) -> list[list[Tensor]]:
-    """Of every branch of every request, the mean attention [N] of its rows and all heads in the last layer to the
-    tokens of the request's chunks, in order."""
+    """Of every branch of every request, the mean attention [N] of its rows and all heads in the last layer to
+    the tokens of the request's chunks, in order."""
     step = _WatchedStep(model, requests)
     with contextlib.suppress(_Enough):
         model.forward(step)

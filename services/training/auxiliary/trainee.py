@@ -1,9 +1,10 @@
 """The auxiliary model as the training loop trains it: all of its weights, so that the windows which questions
 attend to are those that are worth computing anew.
 
-A window's score is what the selector's is: the mean of its tokens' scores. The loss is the cross-entropy of the
-windows' shares of all scores from their shares of all worth, a distribution over the windows of a context; every
-question counts alike. Of what is attended in front of the chunks and in the question nothing is asked.
+A window's score is what the selector's is: the mean of its tokens' scores. The loss is the cross-entropy of
+the windows' shares of all scores from their shares of all worth, a distribution over the windows of a
+context; every question counts alike. Of what is attended in front of the chunks and in the question nothing
+is asked.
 
 Shapes: W windows.
 """
