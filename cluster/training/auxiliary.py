@@ -12,6 +12,7 @@ from cluster.training.examples import Example
 from cluster.training.run import Say
 from cluster.training.selection_contexts import SelectionContextMaker
 from cluster.training.task import KEPT, ServedModel
+from services.training.auxiliary.contexts import SelectionContext
 from services.training.auxiliary.judge import Verdicts, judge
 from services.training.auxiliary.kept import KeptLabels
 from services.training.auxiliary.labeller import Labeller, Progress
@@ -71,8 +72,14 @@ class AuxiliaryTask:
         of_lesson = {id(lesson): one for lesson, one in zip(lessons, labelled, strict=True)}
         teaching = [lesson for lesson in lessons if lesson.num_tokens]
         told, asked = sum(x.num_tokens for x in lessons), sum(len(x.shares) for x in lessons)
-        say(f"{told} of {asked} questions teach something; for the others nothing is worth computing anew")
+        if len(teaching) < 2:
+            raise ConfigError(
+                f"data: {told} of {asked} questions teach something, in {len(teaching)} contexts, and it takes "
+                "two; for the others nothing is worth computing anew: give questions whose evidence lies in "
+                "several documents, longer --answer-tokens, or another --kv-context"
+            )
         loop = TrainingLoop(self._trainee(self._auxiliary), teaching, self._settings, self._out, say)
+        say(f"{told} of {asked} questions teach something; for the others nothing is worth computing anew")
         if loop.resume():
             say(f"goes on at update {loop.update} of {self._settings.updates}")
         self._held_out = [of_lesson[id(lesson)] for lesson in loop.held_out]
@@ -98,8 +105,12 @@ class AuxiliaryTask:
             over = self._labeller.counterfactuals
             yield ratio, judge(labelled, over, choices, ratio, self._settings.seed, on_progress)
 
+    def contexts(self, examples: Iterable[Example]) -> list[SelectionContext]:
+        """As both models read them."""
+        return list(self._maker.contexts(examples))
+
     def _labelled(self, examples: Iterable[Example], on_progress: Progress) -> list[LabelledContext]:
-        return self._labeller.label(list(self._maker.contexts(examples)), on_progress)
+        return self._labeller.label(self.contexts(examples), on_progress)
 
     def _trainee(self, path: str) -> AuxiliaryTrainee:
         prompts = PromptTokenizer.of_model(path)

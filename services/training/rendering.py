@@ -30,7 +30,7 @@ def to_html(document: CorpusDocument) -> bytes:
     for section in document.sections:
         body += [f"<h2>{html.escape(section.heading)}</h2>", f"<p>{html.escape(_prose(section))}</p>"]
     head = f'<head>\n<meta charset="utf-8">\n<title>{title}</title>\n</head>'
-    return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{chr(10).join(body)}\n</body>\n</html>\n'.encode()
+    return f'<!doctype html>\n<html lang="en">\n{head}\n<body>\n{chr(10).join(body)}\n</body>\n</html>\n'.encode()  # noqa: E501
 
 
 def to_pdf(document: CorpusDocument) -> bytes:

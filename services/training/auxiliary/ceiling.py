@@ -9,7 +9,7 @@ answer, so nobody can serve it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.training.auxiliary.contexts import SelectionContext
 from services.training.auxiliary.counterfactual import Counterfactuals, Forced
@@ -22,12 +22,19 @@ Windows = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Climb:
-    """Of one question: the windows so far, and the gain that they come to. ``tried``: what is asked next."""
+    """Of one question: the windows so far, and the gain that they come to."""
 
-    windows: Windows
-    gain: float
+    windows: Windows = ()
+    gain: float = 0.0
     done: bool = False
-    tried: list[Windows] = field(default_factory=list)
+
+    def take(self, tried: Sequence[Windows], gains: Sequence[float]) -> bool:
+        """Takes the best of what was tried, if that adds anything."""
+        best = max(range(len(gains)), key=gains.__getitem__, default=None)
+        if best is None or gains[best] < self.gain + _ADDS:
+            return False
+        self.windows, self.gain = tried[best], gains[best]
+        return True
 
 
 def best_tokens(
@@ -35,37 +42,33 @@ def best_tokens(
 ) -> list[Ids]:
     """By question, the primary's tokens of windows that are taken while they are fewer than
     ``num_tokens``."""
-    climbs = [_begun(one, num_tokens) for one in labels]
+    climbs = [_begun(one) if num_tokens > 0 else _Climb(done=True) for one in labels]
     while any(not climb.done for climb in climbs):
-        wanted: list[Forced] = []
-        for question, climb in enumerate(climbs):
-            climb.tried = [] if climb.done else list(_further(context, climb.windows, num_tokens))
-            wanted += (Forced(question, context.tokens_of(windows)) for windows in climb.tried)
-        outcomes = iter(asking.outcomes(wanted))
-        for climb, one in zip(climbs, labels, strict=True):
-            _climb(climb, [next(outcomes).logprob - one.stored for _ in climb.tried])
+        tried = [[] if climb.done else list(_further(context, climb.windows, num_tokens)) for climb in climbs]
+        outcomes = iter(
+            asking.outcomes(
+                [
+                    Forced(question, context.tokens_of(windows))
+                    for question, of_one in enumerate(tried)
+                    for windows in of_one
+                ]
+            )
+        )
+        for climb, of_one, one in zip(climbs, tried, labels, strict=True):
+            climb.done = not climb.take(of_one, [next(outcomes).logprob - one.stored for _ in of_one])
     return [context.tokens_of(climb.windows) for climb in climbs]
 
 
-def _begun(labels: SelectionLabels, num_tokens: int) -> _Climb:
-    """By what is known already."""
-    known: dict[Windows, float] = {(): 0.0}
-    if num_tokens > 0:
-        known |= {(window,): gain for window, gain in enumerate(labels.gain_W.tolist())}
-        known |= zip(map(tuple, labels.pairs_N2.tolist()), labels.pair_gain_N.tolist(), strict=True)
-    windows = max(known, key=known.__getitem__)
-    return _Climb(windows, known[windows], done=not windows)
+def _begun(labels: SelectionLabels) -> _Climb:
+    """By what is known already: with a window, or with the pair that adds something to it."""
+    climb = _Climb()
+    climb.take([(window,) for window in range(len(labels.gain_W))], labels.gain_W.tolist())
+    climb.take([(one, other) for one, other in labels.pairs_N2.tolist()], labels.pair_gain_N.tolist())
+    climb.done = not climb.windows
+    return climb
 
 
 def _further(context: SelectionContext, windows: Windows, num_tokens: int) -> Iterator[Windows]:
     if len(context.tokens_of(windows)) < num_tokens:
         others = (window for window in range(len(context.windows)) if window not in windows)
         yield from ((*windows, window) for window in others if context.windows[window])
-
-
-def _climb(climb: _Climb, gains: Sequence[float]) -> None:
-    best = max(range(len(gains)), key=gains.__getitem__, default=None)
-    if best is None or gains[best] < climb.gain + _ADDS:
-        climb.done = True
-    else:
-        climb.windows, climb.gain = climb.tried[best], gains[best]

@@ -52,6 +52,8 @@ class Labeller:
         Raises:
             ContextTooLong: names the context.
         """
+        for context in contexts:
+            self._check_room(context)
         engine = Engine(self.model, decode=self.decode)
         try:
             return self._label(engine, contexts, on_progress)
@@ -79,22 +81,24 @@ class Labeller:
     def counterfactuals(self, labelled: LabelledContext) -> Counterfactuals:
         return self._over(labelled.context, [one.answer for one in labelled.labels])
 
-    def _over(self, context: SelectionContext, answers: Sequence[Ids]) -> Counterfactuals:
-        try:
-            return Counterfactuals(
-                self.model, self.prefix_ids, context.primary, answers, self.settings.rows_per_pass
+    def _check_room(self, context: SelectionContext) -> None:
+        longest = max(map(len, context.primary.questions))
+        needed = len(self.prefix_ids) + context.num_tokens + longest + self.settings.answer_tokens
+        if needed > self.model.spec.sight:
+            raise ContextTooLong(
+                f"{context.name}: with a question and its answer it takes {needed} positions, the model has "
+                f"{self.model.spec.sight}; give fewer or shorter chunks"
             )
-        except ContextTooLong as error:
-            raise ContextTooLong(f"{context.name}: {error.detail}") from None
+
+    def _over(self, context: SelectionContext, answers: Sequence[Ids]) -> Counterfactuals:
+        return Counterfactuals(
+            self.model, self.prefix_ids, context.primary, answers, self.settings.rows_per_pass
+        )
 
     def _answers(self, engine: Engine, contexts: Sequence[SelectionContext]) -> Iterator[list[Ids]]:
         """Greedy, the end mark included."""
         asked = AskedTogether(engine, [self._request(f"{i}", one.primary) for i, one in enumerate(contexts)])
-        try:
-            asked.run()
-        except ContextTooLong as error:
-            names = " to ".join(dict.fromkeys((contexts[0].name, contexts[-1].name)))
-            raise ContextTooLong(f"{names}: {error.detail}") from None
+        asked.run()
         for context, events in zip(contexts, asked.events, strict=True):
             told = [event for event in events if isinstance(event, TokenEvent)]
             yield [
