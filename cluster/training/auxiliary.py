@@ -74,9 +74,9 @@ class AuxiliaryTask:
         told, asked = sum(x.num_tokens for x in lessons), sum(len(x.shares) for x in lessons)
         if len(teaching) < 2:
             raise ConfigError(
-                f"data: {told} of {asked} questions teach something, in {len(teaching)} contexts, and it takes "
-                "two; for the others nothing is worth computing anew: give questions whose evidence lies in "
-                "several documents, longer --answer-tokens, or another --kv-context"
+                f"data: {told} of {asked} questions teach something, in {len(teaching)} contexts, and it "
+                "takes two; for the others nothing is worth computing anew: give questions whose evidence "
+                "lies in several documents, longer --answer-tokens, or another --kv-context"
             )
         loop = TrainingLoop(self._trainee(self._auxiliary), teaching, self._settings, self._out, say)
         say(f"{told} of {asked} questions teach something; for the others nothing is worth computing anew")

@@ -6,5 +6,5 @@ over the stored context and is forced through the reference's answer (``counterf
 the answer's log-probability rises by. The other target is what the primary itself attends to, as CacheClip
 has it. The auxiliary's scores are those that the selector serves, with gradients (``scores``). ``ceiling``
 chooses by true gain, and ``judge`` compares all choices, question by question. Start reading at ``contexts``
-and ``labels``, then ``recipe``.
+and ``labels``, then ``trainee``.
 """
