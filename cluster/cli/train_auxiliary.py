@@ -12,16 +12,19 @@ from cluster.cli.session import Session
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from services.training.auxiliary.settings import AuxiliarySettings, Target
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch is slow to import
     from rich.table import Table
 
+    from cluster.config import QuiltConfig
+    from cluster.training.task import ServedModel
     from services.training.auxiliary.judge import Verdicts
 
+_USUAL = AuxiliarySettings()
 _FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
 @click.command()
-@training_options(AuxiliarySettings())
+@training_options(_USUAL)
 @click.option(
     "--auxiliary", "begin_with", help="Model directory or hub id to begin with. Default: selector.model."
 )
@@ -36,7 +39,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 @click.option(
     "--pair-windows",
     type=int,
-    default=AuxiliarySettings.pair_windows,
+    default=_USUAL.pair_windows,
     show_default=True,
     help="So many windows of a question are also tried two by two; 0: none.",
 )
@@ -88,22 +91,25 @@ def auxiliary(session: Session, **options: Any) -> None:
         answer_tokens=options["answer_tokens"],
     )
     ratios = parse_shares("--ratios", options["ratios"], "the tokens")
-    beside = {str(path): str(path) for path in options["beside"]}
+    beside = [str(path) for path in options["beside"]]
 
-    def task(config: Any, served: Any) -> AuxiliaryTask:
+    def task(config: QuiltConfig, served: ServedModel) -> AuxiliaryTask:
         named = options["begin_with"] or config.selector.model
         return AuxiliaryTask(served, named, replace(settings, stop=config.generator.stop), options["out"])
 
-    trained = run_training(session, options, task, "measuring what windows are worth", apart=1.0)
-    judged = None
-    if options["data"] is None:
-        judged = invented_examples(options["seed"], options["num_judged"], Split.HELD_OUT, apart=1.0)
-    if options["num_judged"]:
+    trained, examples = run_training(session, options, task, apart=1.0)
+    held_out, num_judged = options["invented"] is None, options["num_judged"]
+    if not held_out:
+        examples = list(invented_examples(options["seed"], num_judged, Split.HELD_OUT, apart=1.0))
+    if num_judged:
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         with Bar(*columns, console=session.err, transient=True) as bar:
             asked = bar.add_task("comparing choices")
-            progress = lambda done, of: bar.update(asked, completed=done, total=of)  # noqa: E731
-            for ratio, verdicts in trained.judge(judged, beside, ratios, progress):
+
+            def on_progress(done: int, of: int) -> None:
+                bar.update(asked, completed=done, total=of)
+
+            for ratio, verdicts in trained.judge(examples, beside, ratios, on_progress, held_out):
                 session.out.print(table_of(ratio, verdicts))
     session.out.print(f"serve it: selector.model: {options['out']}", soft_wrap=True)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,7 +16,13 @@ from services.training.loop_settings import LoopSettings
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
 
+if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.examples import Example
+    from cluster.training.run import Task
+    from cluster.training.task import ServedModel
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+TaskT = TypeVar("TaskT", bound="Task")
 
 
 def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
@@ -31,6 +37,9 @@ def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
             type=EXISTING_FILE,
             help="The quilt.yaml that the model is served with: its prompt, chunks and type of weights "
             "count.",
+        ),
+        click.option(
+            "--device", help="cpu, cuda or cuda:1. Default: generator.engine.device of the settings."
         ),
         click.option(
             "--kv-context",
@@ -88,24 +97,14 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
     return {field.name: options[field.name] for field in fields(LoopSettings)}
 
 
-class Task(Protocol):
-    """A recipe with its settings."""
-
-    def loop(self, examples: Iterable[Any], on_progress: Callable[[int, int], None], say: Any) -> Any: ...
-
-
-TaskT = TypeVar("TaskT", bound=Task)
-
-
 def run_training(
     session: Session,
     options: dict[str, Any],
-    task_of: Callable[[QuiltConfig, Any], TaskT],
-    asking: str = "asking the teacher",
+    task_of: Callable[[QuiltConfig, ServedModel], TaskT],
     apart: float | None = None,
-) -> TaskT:
-    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``.
-    ``apart``: of invented examples, see ``invented_examples``; None: as it has it. Returns the recipe."""
+) -> tuple[TaskT, list[Example]]:
+    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``; it is
+    returned, with what it was trained on. ``apart``: see ``invented_examples``; None: as it has it."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -118,10 +117,14 @@ def run_training(
     data, invented, kv_context = options["data"], options["invented"], options["kv_context"]
     if (data is None) == (invented is None):
         raise ConfigError("--data: name a file, or say --invented N, one of both")
-    shares = {} if apart is None else {"apart": apart}
-    invent = partial(invented_examples, options["seed"], invented, **shares)
-    examples = read_examples(data) if data is not None else invent()
-    chosen = {"model": options["model"], "ingestion": kv_context and {"kv_context": kv_context}}
+    invent = invented_examples if apart is None else partial(invented_examples, apart=apart)
+    examples = read_examples(data) if data is not None else list(invent(options["seed"], invented))
+    device = options["device"]
+    chosen = {
+        "model": options["model"],
+        "ingestion": kv_context and {"kv_context": kv_context},
+        "generator": device and {"engine": {"device": device}},
+    }
     config = served_config(options["config_path"], chosen, session.out)
     torch.set_num_threads(options["threads"])
     served = ServedModel(
@@ -139,10 +142,21 @@ def run_training(
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bar(*columns, console=session.err, transient=True) as bar:
-        asked = bar.add_task(asking)
-        loop = task.loop(examples, lambda done, of: bar.update(asked, completed=done, total=of), say)
+        asked = bar.add_task("asking the teacher")
+
+        def on_progress(done: int, of: int) -> None:
+            bar.update(asked, completed=done, total=of)
+
+        if options["workers"] == 1:
+            loop = task.loop(examples, on_progress, say)
+        else:
+            from cluster.training.together import Team, train_together
+
+            team = Team(options["workers"], served.device.startswith("cuda"), options["threads"])
+            train_together(task, examples, team, on_progress, say)
+            return task, examples
     train(loop, say)
-    return task
+    return task, examples
 
 
 def _setting(usual: LoopSettings, name: str, kind: type, help_: str | None) -> Callable[[CommandT], CommandT]:

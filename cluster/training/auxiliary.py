@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.gate.ingested import Ingesting
@@ -20,6 +20,7 @@ from services.training.auxiliary.labels import LabelledContext
 from services.training.auxiliary.settings import AuxiliarySettings
 from services.training.auxiliary.trainee import AuxiliaryTrainee, SelectionLesson
 from services.training.loop import TrainingLoop
+from services.training.workers import Workers
 from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import load_auxiliary
@@ -28,48 +29,42 @@ from shared.selection.spans import SpanTokenizer
 UNTUNED, TUNED = "untuned", "tuned"
 
 
+@dataclass(frozen=True, slots=True)
 class AuxiliaryTask:
-    """Gains are measured in float32, whatever the model is served in: small ones are lost in bfloat16's
-    rounding.
+    """``auxiliary``: a model directory or hub id to begin with. Gains are measured in float32, whatever the
+    model is served in: small ones are lost in bfloat16's rounding.
 
     Raises:
-        ConfigError, InvalidRequest, ModelUnsupported: no auxiliary model is named, or one of the models
-        cannot be used.
+        ConfigError: no auxiliary model is named.
     """
 
-    def __init__(self, served: ServedModel, auxiliary: str, settings: AuxiliarySettings, out: Path) -> None:
-        """``auxiliary``: a model directory or hub id."""
-        if not auxiliary:
+    served: ServedModel
+    auxiliary: str
+    settings: AuxiliarySettings
+    out: Path
+
+    def __post_init__(self) -> None:
+        if not self.auxiliary:
             raise ConfigError(
                 "--auxiliary: the model's settings name none; name a model directory or hub id to begin with"
             )
-        self._settings, self._out, self._auxiliary, self._device = settings, out, auxiliary, served.device
-        prompts, read = served.prompts(), load_auxiliary(auxiliary)
-        self._prompts = read.prompts
-        model = replace(served, dtype="float32").load(prompts)
-        self._maker = SelectionContextMaker(
-            Ingesting(served.ingestion, prompts, model.spec.vocab_size, model.fingerprint),
-            prompts,
-            Selections(read, SpanTokenizer(prompts, served.ingestion.model)),
-            read.prompts,
-            served.num_chunks,
-            served.num_questions,
-        )
-        kept = KeptLabels.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
-        self._labeller = Labeller(model, prompts.prefix_ids, settings, kept, prompts.decode)
-        self._held_out: list[LabelledContext] = []
 
     def loop(
-        self, examples: Iterable[Example], on_progress: Progress, say: Say
+        self,
+        examples: Iterable[Example],
+        on_progress: Progress,
+        say: Say,
+        workers: Workers | None = None,
     ) -> TrainingLoop[SelectionLesson]:
         """Has the primary say what windows are worth, and goes on from a checkpoint, if there is one.
 
         Raises:
-            ConfigError, InvalidRequest, UnreadableDocument: an example or a setting cannot be used.
+            ConfigError, InvalidRequest, ModelUnsupported, UnreadableDocument: a model, a setting or an
+                example cannot be used.
         """
-        labelled = self._labelled(examples, on_progress)
-        lessons = [SelectionLesson.of(one, self._settings.target) for one in labelled]
-        of_lesson = {id(lesson): one for lesson, one in zip(lessons, labelled, strict=True)}
+        bench = self._bench()
+        labelled = bench.labelled(examples, on_progress, workers)
+        lessons = [SelectionLesson.of(one, self.settings.target) for one in labelled]
         teaching = [lesson for lesson in lessons if lesson.num_tokens]
         told, asked = sum(x.num_tokens for x in lessons), sum(len(x.shares) for x in lessons)
         if len(teaching) < 2:
@@ -78,42 +73,80 @@ class AuxiliaryTask:
                 "takes two; for the others nothing is worth computing anew: give questions whose evidence "
                 "lies in several documents, longer --answer-tokens, or another --kv-context"
             )
-        loop = TrainingLoop(self._trainee(self._auxiliary), teaching, self._settings, self._out, say)
         say(f"{told} of {asked} questions teach something; for the others nothing is worth computing anew")
+        trainee = bench.trainee(self.auxiliary)
+        loop = TrainingLoop(trainee, teaching, self.settings, self.out, say, workers)
         if loop.resume():
-            say(f"goes on at update {loop.update} of {self._settings.updates}")
-        self._held_out = [of_lesson[id(lesson)] for lesson in loop.held_out]
+            say(f"goes on at update {loop.update} of {self.settings.updates}")
         return loop
 
     def judge(
         self,
-        examples: Iterable[Example] | None,
-        beside: Mapping[str, str],
+        examples: Iterable[Example],
+        beside: Sequence[str],
         ratios: Sequence[float],
         on_progress: Progress,
+        held_out: bool = False,
     ) -> Iterator[tuple[float, Verdicts]]:
-        """By ratio, over ``examples``; None: over what was held out of training. ``beside``: further
-        auxiliary models, by name.
+        """By ratio. ``beside``: further auxiliary models. ``held_out``: of ``examples``, which it was trained
+        on, only what was held out.
 
         Raises:
             ConfigError: one of these has another tokenizer.
         """
-        paths = {UNTUNED: self._auxiliary, **beside, TUNED: str(self._out)}
-        choices = {name: self._trainee(path).window_scores for name, path in paths.items()}
-        labelled = self._held_out if examples is None else self._labelled(examples, on_progress)
+        bench = self._bench()
+        paths = {UNTUNED: self.auxiliary, **{path: path for path in beside}, TUNED: str(self.out)}
+        choices = {name: bench.trainee(path).window_scores for name, path in paths.items()}
+        if held_out:
+            loop = self.loop(examples, on_progress, lambda line: None)
+            labelled = [lesson.labelled for lesson in loop.held_out]
+        else:
+            labelled = bench.labelled(examples, on_progress)
         for ratio in ratios:
-            over = self._labeller.counterfactuals
-            yield ratio, judge(labelled, over, choices, ratio, self._settings.seed, on_progress)
+            over = bench.labeller.counterfactuals
+            yield ratio, judge(labelled, over, choices, ratio, self.settings.seed, on_progress)
 
     def contexts(self, examples: Iterable[Example]) -> list[SelectionContext]:
         """As both models read them."""
-        return list(self._maker.contexts(examples))
+        return list(self._bench().maker.contexts(examples))
 
-    def _labelled(self, examples: Iterable[Example], on_progress: Progress) -> list[LabelledContext]:
-        return self._labeller.label(self.contexts(examples), on_progress)
+    def _bench(self) -> _Bench:
+        served = replace(self.served, dtype="float32")
+        prompts, read = served.prompts(), load_auxiliary(self.auxiliary)
+        model = served.load(prompts)
+        maker = SelectionContextMaker(
+            Ingesting(served.ingestion, prompts, model.spec.vocab_size, model.fingerprint),
+            prompts,
+            Selections(read, SpanTokenizer(prompts, served.ingestion.model)),
+            read.prompts,
+            served.num_chunks,
+            served.num_questions,
+        )
+        kept = KeptLabels.at(self.out / KEPT, model.fingerprint, prompts.prefix_ids)
+        labeller = Labeller(model, prompts.prefix_ids, self.settings, kept, prompts.decode)
+        return _Bench(maker, labeller, read.prompts, served.device)
 
-    def _trainee(self, path: str) -> AuxiliaryTrainee:
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Both models, loaded. ``prompts``: the auxiliary's."""
+
+    maker: SelectionContextMaker
+    labeller: Labeller
+    prompts: PromptTokenizer
+    device: str
+
+    def labelled(
+        self, examples: Iterable[Example], on_progress: Progress, workers: Workers | None = None
+    ) -> list[LabelledContext]:
+        return self.labeller.label(list(self.maker.contexts(examples)), on_progress, workers)
+
+    def trainee(self, path: str) -> AuxiliaryTrainee:
+        """
+        Raises:
+            ConfigError: it has another tokenizer.
+        """
         prompts = PromptTokenizer.of_model(path)
-        if prompts is None or prompts.hash != self._prompts.hash:
-            raise ConfigError(f"--beside: {path} has another tokenizer than {self._auxiliary}")
-        return AuxiliaryTrainee(path, prompts, self._labeller.model.fingerprint, self._device)
+        if prompts is None or prompts.hash != self.prompts.hash:
+            raise ConfigError(f"--beside: {path} has another tokenizer than the model to begin with")
+        return AuxiliaryTrainee(path, prompts, self.labeller.model.fingerprint, self.device)

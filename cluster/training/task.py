@@ -7,13 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example
 from services.ingestion.config import IngestionConfig
+from services.training.devices import prepare_device
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson
 from services.training.distillation.settings import DistillationSettings
 from services.training.distillation.teacher import Progress, Teacher
+from services.training.workers import Workers
 from shared.engine import load_model
 from shared.engine.model.model import LoadedModel
 from shared.errors import ConfigError
@@ -58,6 +62,7 @@ class ServedModel:
         Raises:
             ConfigError, ModelUnsupported: it cannot be loaded so.
         """
+        prepare_device(torch.device(self.device))
         model = load_model(self.ingestion.model, dtype=self.dtype, device=self.device, pack=False)
         model.end_also_at(prompts.end_ids)
         return model
@@ -79,6 +84,7 @@ def distil(
     settings: DistillationSettings,
     out: Path,
     on_progress: Progress,
+    workers: Workers | None = None,
 ) -> Distillation:
     """Has the teacher say what it knows.
 
@@ -90,4 +96,4 @@ def distil(
     model = served.load(prompts)
     kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
     teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode)
-    return Distillation(model, prompts, teacher.lessons(contexts, on_progress), kept)
+    return Distillation(model, prompts, teacher.lessons(contexts, on_progress, workers), kept)

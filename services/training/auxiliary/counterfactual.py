@@ -146,13 +146,13 @@ class Counterfactuals:
         targets_A = torch.tensor([token for answer in answers for token in answer], device=device)
         logprobs_A, exact_A = self._told(hidden_RE[torch.tensor(rows, device=device)], targets_A)
         lens = [len(answer) for answer in answers]
-        parts = zip(logprobs_A.split(lens), exact_A.split(lens), strict=True)
+        parts = zip(torch.split(logprobs_A, lens), torch.split(exact_A, lens), strict=True)
         return [Outcome(float(logprobs.sum()), bool(exact.all())) for logprobs, exact in parts]
 
     def _told(self, hidden_AE: Tensor, targets_A: Tensor) -> tuple[Tensor, Tensor]:
         logprobs, exact = [], []
         size = max(1, _LOGITS_AT_ONCE // self._model.spec.vocab_size)
-        for hidden, targets in zip(hidden_AE.split(size), targets_A.split(size), strict=True):
+        for hidden, targets in zip(torch.split(hidden_AE, size), torch.split(targets_A, size), strict=True):
             logits_AV = self._model.logits(hidden)
             logprobs.append(logits_AV.log_softmax(-1).gather(1, targets[:, None])[:, 0])
             exact.append(logits_AV.argmax(-1) == targets)
@@ -211,8 +211,10 @@ class _BranchStep:
         of_context = (q_KXD @ k_KND.transpose(1, 2)).view(*q_KGBPD.shape[:-1], num_placed)
         scores = torch.cat([of_context, q_KGBPD @ k_KGBPD.transpose(-1, -2)], -1).float() * scale
         weights = scores.masked_fill(self._hidden_BPX, float("-inf")).softmax(-1).to(q_HRD.dtype)
-        to_context, to_own = weights.split([num_placed, self.num_rows], -1)
-        out = (to_context.reshape(num_kv_heads, -1, num_placed) @ v_KND).view_as(q_KGBPD) + to_own @ v_KGBPD
+        to_context, to_own = torch.split(weights, [num_placed, self.num_rows], -1)
+        out: Tensor = (to_context.reshape(num_kv_heads, -1, num_placed) @ v_KND).view_as(
+            q_KGBPD
+        ) + to_own @ v_KGBPD
         return out.reshape(q_HRD.shape)
 
     def _turned(self, x_HRD: Tensor) -> Tensor:

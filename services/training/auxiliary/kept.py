@@ -41,7 +41,7 @@ class KeptLabels:
                 SelectionLabels(
                     tuple(arrays[f"{i}.answer"].tolist()),
                     *arrays[f"{i}.logprobs"].tolist(),
-                    **{name: arrays[f"{i}.{name}"] for name in _ARRAYS},
+                    *(arrays[f"{i}.{name}"] for name in _ARRAYS),
                 )
                 for i in range(len(context.primary.questions))
             )

@@ -24,6 +24,7 @@ from services.training.auxiliary.labels import Floats, LabelledContext, Selectio
 from services.training.auxiliary.scores import attended
 from services.training.auxiliary.settings import AuxiliarySettings
 from services.training.twin_request import Ids, TwinRequest
+from services.training.workers import Alone, Workers
 from shared.engine import Engine
 from shared.engine.decoding.text import Decode
 from shared.engine.model.model import LoadedModel
@@ -47,18 +48,27 @@ class Labeller:
     kept: KeptLabels
     decode: Decode | None = None
 
-    def label(self, contexts: Sequence[SelectionContext], on_progress: Progress) -> list[LabelledContext]:
-        """
+    def label(
+        self, contexts: Sequence[SelectionContext], on_progress: Progress, workers: Workers | None = None
+    ) -> list[LabelledContext]:
+        """Of several workers each measures its share, and reads what the others have kept.
+
         Raises:
             ContextTooLong: names the context.
         """
+        workers = workers or Alone()
         for context in contexts:
             self._check_room(context)
+        mine = contexts[workers.rank :: workers.count]
         engine = Engine(self.model, decode=self.decode)
         try:
-            return self._label(engine, contexts, on_progress)
+            labelled = self._label(engine, mine, on_progress)
+            if workers.count > 1:
+                workers.wait_for_all()
+                labelled = self._label(engine, contexts, lambda done, of: None)
         finally:
             engine.shut_down()
+        return labelled
 
     def _label(
         self, engine: Engine, contexts: Sequence[SelectionContext], on_progress: Progress

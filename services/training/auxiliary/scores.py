@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.training.sight import Sight, SightGroup
+from services.training.sight import Ints, SightGroup, angles_of, on_device, rotated
 from services.training.twin import IN_CONTEXT, TwinStep
 from services.training.twin_request import TwinRequest
 from shared.engine.model.model import LoadedModel
@@ -38,13 +38,27 @@ class _WatchedStep(TwinStep):
     def __init__(self, model: LoadedModel, requests: Sequence[TwinRequest]) -> None:
         super().__init__(requests, model.spec)
         self._requests, self._last = requests, model.spec.num_layers - 1
-        self._watch = Sight(self.private_groups, model.spec.rotation(), first=0)
+        groups, rotation = self.private_groups, model.spec.rotation()
+        num_rows, num_keys = (max(map(len, x)) for x in ([g.rows for g in groups], [g.keys for g in groups]))
+        hidden_GST = np.zeros((len(groups), num_rows, num_keys), dtype=np.bool_)
+        for hidden_ST, group in zip(hidden_GST, groups, strict=True):
+            hidden_ST[: len(group.rows)] = True  # but rows of padding see everything
+            hidden_ST[: len(group.rows), : len(group.keys)] = ~group.seen_ST()
+        self._hidden_GST = on_device(hidden_GST, rotation.device)
+        self._rows_GS = on_device(_padded([g.rows.key for g in groups], num_rows), rotation.device)
+        self._keys_GT = on_device(_padded([g.keys.key for g in groups], num_keys), rotation.device)
+        self._turns = angles_of(_padded([g.keys.turn for g in groups], num_keys).flatten(), rotation)
         self._weights_GST = torch.empty(0)
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         if layer < self._last:
             return super().run(layer, q_HRD, k_KRD, v_KRD, scale)
-        self._weights_GST = self._watch.weights(self.placed(q_HRD), k_KRD.transpose(0, 1), scale)
+        q_RHD, k_RKD = rotated(q_HRD.transpose(0, 1), self._angles), k_KRD.transpose(0, 1)
+        k_GTKD = rotated(k_RKD[self._keys_GT.flatten()], self._turns).unflatten(0, self._keys_GT.shape)
+        k_GTHD = k_GTKD.repeat_interleave(len(q_HRD) // len(k_KRD), 2).float()
+        scores_GHST = scale * torch.einsum("gshd,gthd->ghst", q_RHD[self._rows_GS].float(), k_GTHD)
+        hidden_G1ST = self._hidden_GST[:, None]
+        self._weights_GST = scores_GHST.masked_fill(hidden_G1ST, float("-inf")).softmax(-1).mean(1)
         raise _Enough
 
     def scores(self) -> list[list[Tensor]]:
@@ -55,6 +69,10 @@ class _WatchedStep(TwinStep):
 def _of_branches(request: TwinRequest, group: SightGroup, weights_ST: Tensor) -> list[Tensor]:
     keys = group.keys
     chunks_N = np.isin(keys.part, IN_CONTEXT) & (keys.position >= len(request.prefix_ids))
-    weights_SN = weights_ST[:, torch.from_numpy(np.flatnonzero(chunks_N)).to(weights_ST.device)]
+    weights_SN = weights_ST[:, on_device(np.flatnonzero(chunks_N), weights_ST.device)]
     lens = [len(request.private), *map(len, request.branches)]
-    return [of_branch.mean(0) for of_branch in weights_SN[: sum(lens)].split(lens)[1:]]
+    return [of_branch.mean(0) for of_branch in torch.split(weights_SN[: sum(lens)], lens)[1:]]
+
+
+def _padded(rows: Sequence[Ints], length: int) -> Ints:
+    return np.stack([np.pad(row, (0, length - len(row))) for row in rows])

@@ -42,12 +42,16 @@ class SelectionLesson:
     """``shares``: by question, what share of all scores each window shall have; None: the question teaches
     nothing."""
 
-    context: SelectionContext
+    labelled: LabelledContext
     shares: tuple[Floats | None, ...]
 
     @classmethod
     def of(cls, labelled: LabelledContext, target: Target) -> SelectionLesson:
-        return cls(labelled.context, tuple(_shares(labels, target) for labels in labelled.labels))
+        return cls(labelled, tuple(_shares(labels, target) for labels in labelled.labels))
+
+    @property
+    def context(self) -> SelectionContext:
+        return self.labelled.context
 
     @property
     def num_tokens(self) -> int:
@@ -147,7 +151,7 @@ class AuxiliaryTrainee:
 
 
 def _means(scores_T: Tensor, context: SelectionContext) -> list[Tensor]:
-    return [of_window.mean() for of_window in scores_T.split(list(context.window_lens))]
+    return [of_window.mean() for of_window in torch.split(scores_T, list(context.window_lens))]
 
 
 def _shares(labels: SelectionLabels, target: Target) -> Floats | None:
