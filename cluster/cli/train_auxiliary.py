@@ -50,7 +50,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
     "--judge",
     "num_judged",
     type=click.IntRange(min=0),
-    default=40,
+    default=20,
     show_default=True,
     help="Contexts to compare it on in the end: invented ones with names of their own; of --data those held "
     "out, however many.",
@@ -63,7 +63,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
     help="Another auxiliary model with this tokenizer, to compare as well.",
 )
 @click.pass_obj
-def auxiliary(session: Session, **options: Any) -> None:
+def auxiliary(session: Session, /, **options: Any) -> None:
     """Train the auxiliary model that chooses what cacheclip computes anew.
 
     The model itself tells what each window of a context is worth to each question: a branch that computes

@@ -147,7 +147,7 @@ def run_training(
         def on_progress(done: int, of: int) -> None:
             bar.update(asked, completed=done, total=of)
 
-        if options["workers"] == 1:
+        if options.get("workers", 1) == 1:
             loop = task.loop(examples, on_progress, say)
         else:
             from cluster.training.together import Team, train_together

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.training.auxiliary.contexts import Reading
@@ -145,18 +146,19 @@ class Counterfactuals:
         device = hidden_RE.device
         targets_A = torch.tensor([token for answer in answers for token in answer], device=device)
         logprobs_A, exact_A = self._told(hidden_RE[torch.tensor(rows, device=device)], targets_A)
-        lens = [len(answer) for answer in answers]
-        parts = zip(torch.split(logprobs_A, lens), torch.split(exact_A, lens), strict=True)
-        return [Outcome(float(logprobs.sum()), bool(exact.all())) for logprobs, exact in parts]
+        firsts = np.cumsum([0, *map(len, answers[:-1])])
+        logprobs = np.add.reduceat(logprobs_A, firsts).tolist()
+        exact = np.logical_and.reduceat(exact_A, firsts).tolist()
+        return [Outcome(*one) for one in zip(logprobs, exact, strict=True)]
 
-    def _told(self, hidden_AE: Tensor, targets_A: Tensor) -> tuple[Tensor, Tensor]:
+    def _told(self, hidden_AE: Tensor, targets_A: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         logprobs, exact = [], []
         size = max(1, _LOGITS_AT_ONCE // self._model.spec.vocab_size)
         for hidden, targets in zip(torch.split(hidden_AE, size), torch.split(targets_A, size), strict=True):
             logits_AV = self._model.logits(hidden)
             logprobs.append(logits_AV.log_softmax(-1).gather(1, targets[:, None])[:, 0])
             exact.append(logits_AV.argmax(-1) == targets)
-        return torch.cat(logprobs).double().cpu(), torch.cat(exact).cpu()
+        return torch.cat(logprobs).double().cpu().numpy(), torch.cat(exact).cpu().numpy()
 
 
 class _BranchStep:
@@ -167,7 +169,7 @@ class _BranchStep:
     def __init__(
         self,
         placed: PlacedKv,
-        context_ids: np.typing.NDArray[np.int64],
+        context_ids: NDArray[np.int64],
         recomputed: Sequence[Ids],
         tails: Sequence[Ids],
         spec: ModelSpec,
@@ -203,19 +205,17 @@ class _BranchStep:
         num_kv_heads, _, head_dim = k_KRD.shape
         shape = (num_kv_heads, -1, num_branches, self.num_rows, head_dim)
         q_KGBPD, k_KGBPD, v_KGBPD = (
-            x.reshape(shape) for x in (self._turned(q_HRD), self._turned(k_KRD), v_KRD)
+            x.reshape(shape) for x in (scale * self._turned(q_HRD), self._turned(k_KRD), v_KRD)
         )
         k_KND, v_KND = self._placed.k_LKND[layer], self._placed.v_LKND[layer]
         num_placed = self._placed.num_tokens
         q_KXD = q_KGBPD.reshape(num_kv_heads, -1, head_dim)
         of_context = (q_KXD @ k_KND.transpose(1, 2)).view(*q_KGBPD.shape[:-1], num_placed)
-        scores = torch.cat([of_context, q_KGBPD @ k_KGBPD.transpose(-1, -2)], -1).float() * scale
-        weights = scores.masked_fill(self._hidden_BPX, float("-inf")).softmax(-1).to(q_HRD.dtype)
+        scores = torch.cat([of_context, q_KGBPD @ k_KGBPD.transpose(-1, -2)], -1).float()
+        weights = scores.masked_fill_(self._hidden_BPX, float("-inf")).softmax(-1).to(q_HRD.dtype)
         to_context, to_own = torch.split(weights, [num_placed, self.num_rows], -1)
-        out: Tensor = (to_context.reshape(num_kv_heads, -1, num_placed) @ v_KND).view_as(
-            q_KGBPD
-        ) + to_own @ v_KGBPD
-        return out.reshape(q_HRD.shape)
+        out: Tensor = (to_context.reshape(num_kv_heads, -1, num_placed) @ v_KND).view_as(q_KGBPD)
+        return (out + to_own @ v_KGBPD).reshape(q_HRD.shape)
 
     def _turned(self, x_HRD: Tensor) -> Tensor:
         return rotated(x_HRD.transpose(0, 1), self._angles).transpose(0, 1)

@@ -175,10 +175,10 @@ class Labeller:
         """When it reads everything, as ``full`` does."""
         reading = context.primary
         request = TwinRequest(self.prefix_ids, reading.chunks, reading.questions, ReuseMode.FULL)
-        ((*scores_QT,),) = attended(self.model, [request])
+        (scores_QT,) = attended(self.model, [request])
         return [
-            np.array([float(scores_T[list(window)].mean()) if window else 0.0 for window in context.windows])
-            for scores_T in (scores_T.double().cpu().numpy() for scores_T in scores_QT)
+            np.array([scores_T[list(window)].mean() if window else 0.0 for window in context.windows])
+            for scores_T in scores_QT.double().cpu().numpy()
         ]
 
 

@@ -3,7 +3,7 @@ selector serves (``shared.selection.scoring``, all chunks stitched), over chunks
 pass.
 
 Shapes: G requests, S rows of a request and T keys of it (both padded), R rows of the step, H query heads, K
-kv heads, D head_dim, N tokens of a request's chunks.
+kv heads, D head_dim, B branches and N tokens of a request's chunks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from services.training.twin_request import TwinRequest
 from shared.engine.model.model import LoadedModel
 
 
-def attended(model: LoadedModel, requests: Sequence[TwinRequest]) -> list[list[Tensor]]:
-    """Of every branch of every request, the mean attention [N] of its rows and all heads in the last layer to
-    the tokens of the request's chunks, in order."""
+def attended(model: LoadedModel, requests: Sequence[TwinRequest]) -> list[Tensor]:
+    """By request, the mean attention [B, N] of each branch's rows and all heads in the last layer to the
+    tokens of the request's chunks, in order."""
     step = _WatchedStep(model, requests)
     with contextlib.suppress(_Enough):
         model.forward(step)
@@ -54,24 +54,28 @@ class _WatchedStep(TwinStep):
         if layer < self._last:
             return super().run(layer, q_HRD, k_KRD, v_KRD, scale)
         q_RHD, k_RKD = rotated(q_HRD.transpose(0, 1), self._angles), k_KRD.transpose(0, 1)
-        k_GTKD = rotated(k_RKD[self._keys_GT.flatten()], self._turns).unflatten(0, self._keys_GT.shape)
+        k_GTKD = rotated(k_RKD[self._keys_GT.flatten()], self._turns).view(
+            *self._keys_GT.shape, *k_RKD.shape[1:]
+        )
         k_GTHD = k_GTKD.repeat_interleave(len(q_HRD) // len(k_KRD), 2).float()
         scores_GHST = scale * torch.einsum("gshd,gthd->ghst", q_RHD[self._rows_GS].float(), k_GTHD)
         hidden_G1ST = self._hidden_GST[:, None]
         self._weights_GST = scores_GHST.masked_fill(hidden_G1ST, float("-inf")).softmax(-1).mean(1)
         raise _Enough
 
-    def scores(self) -> list[list[Tensor]]:
+    def scores(self) -> list[Tensor]:
         weights = zip(self._requests, self.private_groups, self._weights_GST, strict=True)
         return [_of_branches(*of_one) for of_one in weights]
 
 
-def _of_branches(request: TwinRequest, group: SightGroup, weights_ST: Tensor) -> list[Tensor]:
-    keys = group.keys
+def _of_branches(request: TwinRequest, group: SightGroup, weights_ST: Tensor) -> Tensor:
+    keys, lens_B = group.keys, np.array(list(map(len, request.branches)))
     chunks_N = np.isin(keys.part, IN_CONTEXT) & (keys.position >= len(request.prefix_ids))
+    mean_BS = np.zeros((len(lens_B), len(weights_ST)))
+    of_branches = np.repeat(np.eye(len(lens_B)) / lens_B, lens_B, axis=0).T
+    mean_BS[:, len(request.private) : len(request.private) + len(of_branches.T)] = of_branches
     weights_SN = weights_ST[:, on_device(np.flatnonzero(chunks_N), weights_ST.device)]
-    lens = [len(request.private), *map(len, request.branches)]
-    return [of_branch.mean(0) for of_branch in torch.split(weights_SN[: sum(lens)], lens)[1:]]
+    return torch.from_numpy(mean_BS).to(weights_SN) @ weights_SN
 
 
 def _padded(rows: Sequence[Ints], length: int) -> Ints:

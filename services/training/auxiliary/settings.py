@@ -31,7 +31,7 @@ class AuxiliarySettings(LoopSettings):
 
     updates: int = 400
     target: Target = Target.GAIN
-    pair_windows: int = 12
+    pair_windows: int = 8
     answer_tokens: int = 32
     stop: tuple[str, ...] = ()
     rows_per_pass: int = 4096

@@ -6,7 +6,7 @@ the windows' shares of all scores from their shares of all worth, a distribution
 context; every question counts alike. Of what is attended in front of the chunks and in the question nothing
 is asked.
 
-Shapes: W windows.
+Every lesson has a question that teaches something. Shapes: Q questions, T tokens of the auxiliary, W windows.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from shared.prompt import PromptTokenizer
 
 LEAST_WORTH = 0.05
 """Nats that some window must add for a question to teach anything."""
+_LEAST_SCORE = 1e-12
 _COPIED = (".json", ".jinja", ".model", ".txt")
 _WRITTEN = ("config.json", "generation_config.json")
 
@@ -97,14 +98,14 @@ class AuxiliaryTrainee:
         return {**self._made_of, "prompt": prompt}
 
     def loss(self, lessons: Sequence[SelectionLesson]) -> Tensor:
-        return torch.stack([-(wanted_W * told_W).sum() for wanted_W, told_W in self._told(lessons)]).sum()
+        return torch.stack([-(wanted_QW * told_QW).sum() for wanted_QW, told_QW in self._told(lessons)]).sum()
 
     def evaluate(self, lessons: Sequence[SelectionLesson]) -> Tally:
         told = list(self._told(lessons))
-        losses = torch.stack([-(wanted_W * told_W).sum() for wanted_W, told_W in told])
-        alike = torch.stack([wanted_W.argmax() == told_W.argmax() for wanted_W, told_W in told])
+        losses = torch.stack([-(wanted_QW * told_QW).sum() for wanted_QW, told_QW in told])
+        alike = torch.cat([wanted_QW.argmax(1) == told_QW.argmax(1) for wanted_QW, told_QW in told])
         loss, num_alike = torch.stack([losses.sum(), alike.float().sum()]).tolist()
-        return Tally(loss, num_alike, len(told))
+        return Tally(loss, num_alike, len(alike))
 
     def release(self) -> None:
         pass
@@ -127,22 +128,19 @@ class AuxiliaryTrainee:
     @torch.no_grad()
     def window_scores(self, context: SelectionContext) -> list[Floats]:
         """By question, as it is now."""
-        (scores,) = attended(self.model, [self._request(context, range(len(context.auxiliary.questions)))])
-        return [torch.stack(_means(one, context)).double().cpu().numpy() for one in scores]
+        (scores_QT,) = attended(self.model, [self._request(context, range(len(context.auxiliary.questions)))])
+        return list(_of_windows(scores_QT, context).double().cpu().numpy())
 
     def _told(self, lessons: Sequence[SelectionLesson]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of every question that teaches something the shares that are wanted, and the logarithms of those
-        that there are [W]."""
+        """By lesson, of the questions that teach something: the shares that are wanted, and the logarithms of
+        those that there are [Q, W]."""
         asked = [[i for i, one in enumerate(lesson.shares) if one is not None] for lesson in lessons]
-        some = [(lesson, questions) for lesson, questions in zip(lessons, asked, strict=True) if questions]
-        requests = [self._request(lesson.context, questions) for lesson, questions in some]
-        for (lesson, questions), scores in zip(
-            some, attended(self.model, requests) if some else [], strict=True
-        ):
-            for question, scores_T in zip(questions, scores, strict=True):
-                mean_W = torch.stack(_means(scores_T, lesson.context)).clamp_min(1e-12)
-                wanted = torch.from_numpy(lesson.shares[question]).to(mean_W)
-                yield wanted, (mean_W / mean_W.sum()).log()
+        requests = [self._request(one.context, few) for one, few in zip(lessons, asked, strict=True)]
+        for lesson, scores_QT in zip(lessons, attended(self.model, requests), strict=True):
+            score_QW = _of_windows(scores_QT, lesson.context).clamp_min(_LEAST_SCORE)
+            wanted_QW = np.stack([shares_W for shares_W in lesson.shares if shares_W is not None])
+            told_QW = (score_QW / score_QW.sum(1, keepdim=True)).log()
+            yield torch.from_numpy(wanted_QW).to(told_QW), told_QW
 
     def _request(self, context: SelectionContext, questions: Sequence[int]) -> TwinRequest:
         reading = context.auxiliary
@@ -150,8 +148,11 @@ class AuxiliaryTrainee:
         return TwinRequest(self._prompts.prefix_ids, reading.chunks, branches)
 
 
-def _means(scores_T: Tensor, context: SelectionContext) -> list[Tensor]:
-    return [of_window.mean() for of_window in torch.split(scores_T, list(context.window_lens))]
+def _of_windows(scores_QT: Tensor, context: SelectionContext) -> Tensor:
+    """Means over the tokens of each window [Q, W]."""
+    lens_W = np.array(context.window_lens)
+    of_window_TW = np.repeat(np.eye(len(lens_W)) / lens_W, lens_W, axis=0)
+    return scores_QT @ torch.from_numpy(of_window_TW).to(scores_QT)
 
 
 def _shares(labels: SelectionLabels, target: Target) -> Floats | None:

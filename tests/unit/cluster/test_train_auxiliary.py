@@ -35,7 +35,7 @@ def auxiliary(*args: object) -> Result:
 
 def test_trains_and_compares_its_choice(tmp_path: Path) -> None:
     out = tmp_path / "aux"
-    first = auxiliary(*QUICK, "--invented", 3, "--judge", 1, "--ratios", "0.1,0.3", "--out", out)
+    first = auxiliary(*QUICK, "--invented", 2, "--judge", 1, "--ratios", "0.1,0.3", "--out", out)
     assert first.exit_code == 0, first.output
     assert "update 2/2  loss " in first.output
     assert "30 % of the tokens" in first.output
@@ -45,7 +45,7 @@ def test_trains_and_compares_its_choice(tmp_path: Path) -> None:
     weights = (out / "model.safetensors").read_bytes()
     assert weights != (DEMO_MODEL / "auxiliary" / "model.safetensors").read_bytes()
     load_auxiliary(str(out))
-    again = auxiliary(*QUICK, "--invented", 3, "--judge", 0, "--out", out)
+    again = auxiliary(*QUICK, "--invented", 2, "--judge", 0, "--out", out)
     assert again.exit_code == 0, again.output
     assert "goes on at update 2 of 2" in again.output
     assert (out / "model.safetensors").read_bytes() == weights
@@ -73,7 +73,6 @@ def test_trains_on_a_file_beside_another_one(tmp_path: Path) -> None:
         (("--invented", 3, "--pair-windows", -1), "pair_windows: must be at least 0"),
         (("--invented", 3, "--ratios", "2"), "--ratios: '2' is not a share of the tokens"),
         (("--invented", 3, "--auxiliary", "/nowhere"), "/nowhere"),
-        (("--invented", 3, "--auxiliary", ""), "--auxiliary"),
         (("--invented", 2, "--judge", 1, "--beside", DEMO_MODEL), "has another tokenizer than"),
     ],
 )

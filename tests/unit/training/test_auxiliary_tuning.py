@@ -355,6 +355,10 @@ class TestTraining:
         with pytest.raises(ConfigError, match="made with primary"):
             other.resume()
 
+    def test_no_auxiliary_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="--auxiliary: the model's settings name none"):
+            AuxiliaryTask(ServedModel(IngestionConfig(str(DEMO))), "", TINY, tmp_path)
+
     def test_a_question_teaches_only_if_something_is_worth_computing(self) -> None:
         def lesson(gains: list[float], target: Target) -> SelectionLesson:
             labels = SelectionLabels(
