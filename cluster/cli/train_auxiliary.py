@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch is slow to import
     from rich.table import Table
 
     from cluster.config import QuiltConfig
-    from cluster.training.task import ServedModel
+    from cluster.training.task import TrainedModel
     from services.training.auxiliary.judge import Verdicts
 
 _USUAL = AuxiliarySettings()
@@ -93,7 +93,7 @@ def auxiliary(session: Session, /, **options: Any) -> None:
     ratios = parse_shares("--ratios", options["ratios"], "the tokens")
     beside = [str(path) for path in options["beside"]]
 
-    def task(config: QuiltConfig, served: ServedModel) -> AuxiliaryTask:
+    def task(config: QuiltConfig, served: TrainedModel) -> AuxiliaryTask:
         named = options["begin_with"] or config.selector.model
         return AuxiliaryTask(served, named, replace(settings, stop=config.generator.stop), options["out"])
 

@@ -18,11 +18,11 @@ from shared.kv_types import KvContext
 
 if TYPE_CHECKING:  # torch is slow to import
     from cluster.training.examples import Example
-    from cluster.training.run import Task
-    from cluster.training.task import ServedModel
+    from cluster.training.run import TrainingTask
+    from cluster.training.task import TrainedModel
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-TaskT = TypeVar("TaskT", bound="Task")
+TaskT = TypeVar("TaskT", bound="TrainingTask")
 
 
 def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
@@ -55,6 +55,18 @@ def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
             "--invented", type=click.IntRange(min=2), help="Instead: so many contexts of invented documents."
         ),
         click.option(
+            "--collection",
+            help="Instead: an ingested collection of the running system, and questions that the model "
+            "writes; they stay in OUT/collection.jsonl.",
+        ),
+        click.option(
+            "--contexts",
+            type=click.IntRange(min=2),
+            default=200,
+            show_default=True,
+            help="Of --collection: most contexts that are made of it.",
+        ),
+        click.option(
             "--out",
             type=click.Path(path_type=Path, file_okay=False),
             required=True,
@@ -81,7 +93,20 @@ def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
         _setting(usual, "evaluate_every", int, "Updates."),
         _setting(usual, "checkpoint_every", int, "Updates."),
         _setting(usual, "seed", int, None),
-        click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch."),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Of torch, in each worker.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Processes that share the contexts of an update, with a GPU each under --device cuda.",
+        ),
     )
 
     def decorate(command: CommandT) -> CommandT:
@@ -100,25 +125,26 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
 def run_training(
     session: Session,
     options: dict[str, Any],
-    task_of: Callable[[QuiltConfig, ServedModel], TaskT],
+    task_of: Callable[[QuiltConfig, TrainedModel], TaskT],
     apart: float | None = None,
 ) -> tuple[TaskT, list[Example]]:
-    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``; it is
+    """``task_of``: the recipe, by the settings that the model is served with and the ``TrainedModel``; it is
     returned, with what it was trained on. ``apart``: see ``invented_examples``; None: as it has it."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from cluster.cli.model_choice import served_config
+    from cluster.cli.training_collection import collection_examples
     from cluster.training.examples import invented_examples, read_examples
     from cluster.training.run import train
-    from cluster.training.task import ServedModel
+    from cluster.training.task import TrainedModel
 
     data, invented, kv_context = options["data"], options["invented"], options["kv_context"]
-    if (data is None) == (invented is None):
-        raise ConfigError("--data: name a file, or say --invented N, one of both")
-    invent = invented_examples if apart is None else partial(invented_examples, apart=apart)
-    examples = read_examples(data) if data is not None else list(invent(options["seed"], invented))
+    collection = options["collection"]
+    if [data, invented, collection].count(None) != 2:
+        raise ConfigError("--data: name a file, or say --invented N or --collection NAME, one of these")
+    examples = read_examples(data) if data is not None else None
     device = options["device"]
     chosen = {
         "model": options["model"],
@@ -127,7 +153,7 @@ def run_training(
     }
     config = served_config(options["config_path"], chosen, session.out)
     torch.set_num_threads(options["threads"])
-    served = ServedModel(
+    served = TrainedModel(
         config.ingestion,
         base=str(config.model),
         dtype=config.generator.engine.dtype,
@@ -147,7 +173,12 @@ def run_training(
         def on_progress(done: int, of: int) -> None:
             bar.update(asked, completed=done, total=of)
 
-        if options.get("workers", 1) == 1:
+        if invented is not None:
+            invent = invented_examples if apart is None else partial(invented_examples, apart=apart)
+            examples = list(invent(options["seed"], invented))
+        elif examples is None:
+            examples = collection_examples(session, options, served, on_progress)
+        if options["workers"] == 1:
             loop = task.loop(examples, on_progress, say)
         else:
             from cluster.training.together import Team, train_together

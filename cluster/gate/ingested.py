@@ -13,7 +13,6 @@ from services.generator.prompts import Prompts
 from services.ingestion.chains import conditioned, identified
 from services.ingestion.chunker import Chunker, HeadingPaths, TextChunk
 from services.ingestion.config import IngestionConfig
-from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.plain import parse_plain
 from services.ingestion.recipe import context_tokens
@@ -52,7 +51,7 @@ class Ingesting:
         self._prompts = prompts
         self._of = (_TENANT, fingerprint, prompts.prefix_ids)
         room = context_tokens(config, len(prompts.prefix_ids))
-        self._chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
+        self.chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
         self._identities = Identities(Prompts(prompts, vocab_size), fingerprint)
 
     def ingest(self, sources: Sequence[TaskDocument]) -> Ingested:
@@ -65,7 +64,7 @@ class Ingesting:
         contexts: dict[int, tuple[SelectionLink, ...]] = {}
         links: list[Chunk] = []
         for source in (source for source in sources if source.passages):
-            cut = self._chunker.recut(source.title, self._text_chunks(source))
+            cut = self.chunker.recut(source.title, self._text_chunks(source))
             if len(cut) != len(source.texts):
                 raise InvalidRequest(
                     "--chunk-tokens: a passage is longer than a chunk; raise it, or lower --chars or "
@@ -82,14 +81,6 @@ class Ingesting:
             tuple(texts[i] for i in sorted(texts)),
             tuple(contexts[i] for i in sorted(contexts)),
         )
-
-    def split(self, parsed: ParsedDocument) -> Manifest:
-        """A document as ingestion cuts it.
-
-        Raises:
-            UnreadableDocument: a single character is longer than a chunk.
-        """
-        return self.named(parsed.title, self._chunker.split(parsed))
 
     def named(self, title: str, cut: Sequence[TextChunk]) -> Manifest:
         """A document of these chunks."""

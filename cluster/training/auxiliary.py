@@ -11,7 +11,7 @@ from cluster.gate.selections import Selections
 from cluster.training.examples import Example
 from cluster.training.run import Say
 from cluster.training.selection_contexts import SelectionContextMaker
-from cluster.training.task import KEPT, ServedModel
+from cluster.training.task import KEPT, TrainedModel
 from services.training.auxiliary.contexts import SelectionContext
 from services.training.auxiliary.judge import Verdicts, judge
 from services.training.auxiliary.kept import KeptLabels
@@ -38,7 +38,7 @@ class AuxiliaryTask:
         ConfigError: no auxiliary model is named.
     """
 
-    served: ServedModel
+    served: TrainedModel
     auxiliary: str
     settings: AuxiliarySettings
     out: Path

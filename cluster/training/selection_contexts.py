@@ -5,14 +5,13 @@ of their documents, as the primary and the auxiliary read them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cluster.gate.ingested import Ingested, Ingesting
 from cluster.gate.selections import Selections
-from cluster.training.contexts import retrieved
+from cluster.training.contexts import cut_document
 from cluster.training.examples import Example, ExampleDocument
-from services.ingestion.formats.markdown import parse_markdown
-from services.ingestion.formats.plain import parse_plain
+from cluster.word_search import found_by_words
 from services.training.auxiliary.contexts import Reading, SelectionContext
 from services.training.twin_request import PlacedChunk
 from shared.prompt import PromptTokenizer
@@ -39,13 +38,11 @@ class SelectionContextMaker:
             cut = _joined([self._ingested(document) for document in example.documents])
             for first in range(0, len(example.questions), self.num_questions):
                 questions = example.questions[first : first + self.num_questions]
-                placed = sorted(retrieved(questions, cut.texts, self.num_chunks))
+                placed = sorted(found_by_words(questions, cut.texts, self.num_chunks))
                 yield self._context(example.name, cut, placed, questions)
 
     def _ingested(self, document: ExampleDocument) -> Ingested:
-        parse = parse_markdown if document.text.startswith("#") else parse_plain
-        parsed = replace(parse(document.text.encode(), "utf-8"), title=document.title)
-        manifest = self.ingesting.split(parsed)
+        manifest = self.ingesting.named(document.title, cut_document(self.ingesting.chunker, document))
         return self.ingesting.chunks_of(manifest, range(len(manifest.chunks)))
 
     def _context(

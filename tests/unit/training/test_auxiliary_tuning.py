@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cluster.training.auxiliary import AuxiliaryTask
 from cluster.training.examples import invented_examples
-from cluster.training.task import ServedModel
+from cluster.training.task import TrainedModel
 from services.ingestion.config import IngestionConfig
 from services.training.auxiliary.ceiling import best_tokens
 from services.training.auxiliary.contexts import Reading, SelectionContext
@@ -264,7 +264,7 @@ def slow_ceiling(asking: Counterfactuals, one: LabelledContext, question: int, n
 
 
 def demo_task(directory: Path, kv_context: KvContext = KvContext.NONE) -> AuxiliaryTask:
-    served = ServedModel(IngestionConfig(str(DEMO), 96, kv_context), num_questions=2, num_chunks=4)
+    served = TrainedModel(IngestionConfig(str(DEMO), 96, kv_context), num_questions=2, num_chunks=4)
     settings = replace(TINY, evaluate_every=2, answer_tokens=16)
     return AuxiliaryTask(served, str(DEMO / "auxiliary"), settings, directory)
 
@@ -357,7 +357,7 @@ class TestTraining:
 
     def test_no_auxiliary_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="--auxiliary: the model's settings name none"):
-            AuxiliaryTask(ServedModel(IngestionConfig(str(DEMO))), "", TINY, tmp_path)
+            AuxiliaryTask(TrainedModel(IngestionConfig(str(DEMO))), "", TINY, tmp_path)
 
     def test_a_question_teaches_only_if_something_is_worth_computing(self) -> None:
         def lesson(gains: list[float], target: Target) -> SelectionLesson:
