@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # torch is slow to import
 
     from cluster.config import QuiltConfig
     from cluster.training.task import TrainedModel
-    from services.training.auxiliary.judge import Verdicts
+    from services.training.auxiliary.judge import JudgedChoices
 
 _USUAL = AuxiliarySettings()
 _FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
@@ -109,26 +109,26 @@ def auxiliary(session: Session, /, **options: Any) -> None:
             def on_progress(done: int, of: int) -> None:
                 bar.update(asked, completed=done, total=of)
 
-            for ratio, verdicts in trained.judge(examples, beside, ratios, on_progress, held_out):
-                session.out.print(table_of(ratio, verdicts))
+            for ratio, judged in trained.judge(examples, beside, ratios, on_progress, held_out):
+                session.out.print(table_of(ratio, judged))
     session.out.print(f"serve it: selector.model: {options['out']}", soft_wrap=True)
 
 
-def table_of(ratio: float, verdicts: Verdicts) -> Table:
+def table_of(ratio: float, judged: JudgedChoices) -> Table:
     """A row for each choice, and what it gives beyond the untuned auxiliary."""
     from rich.table import Table
 
     from cluster.training.auxiliary import UNTUNED
     from services.training.auxiliary.judge import CEILING, STORED, compare
 
-    title = f"{100 * ratio:g} % of the tokens, {len(verdicts.contexts)} questions"
+    title = f"{100 * ratio:g} % of the tokens, {len(judged.contexts)} questions"
     columns = ("choice", "answers", "log-probability", "computed", "of the gap closed", "p", "p (log-prob.)")
     table = Table(*columns, title=title, box=None, pad_edge=False, title_justify="left")
-    for choice in verdicts.by_choice:
-        exact, logprob = verdicts.exact(choice).mean(), verdicts.logprobs(choice).mean()
-        row = [choice, f"{100 * exact:.1f}", f"{logprob:.3f}", f"{100 * verdicts.share(choice):.1f}"]
+    for choice in judged.by_choice:
+        exact, logprob = judged.exact(choice).mean(), judged.logprobs(choice).mean()
+        row = [choice, f"{100 * exact:.1f}", f"{logprob:.3f}", f"{100 * judged.share(choice):.1f}"]
         if choice not in (STORED, UNTUNED):
-            found = compare(verdicts, choice, UNTUNED)
+            found = compare(judged, choice, UNTUNED)
             closed = (100 * x for x in (found.closed.value, found.closed.low, found.closed.high))
             shown = "{:.0f} ({:.0f} to {:.0f})".format(*closed) if choice != CEILING else "100"
             row += [shown, f"{found.p:.2g}", f"{found.logprob_p:.2g}"]

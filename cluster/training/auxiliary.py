@@ -13,7 +13,7 @@ from cluster.training.run import Say
 from cluster.training.selection_contexts import SelectionContextMaker
 from cluster.training.task import KEPT, TrainedModel
 from services.training.auxiliary.contexts import SelectionContext
-from services.training.auxiliary.judge import Verdicts, judge
+from services.training.auxiliary.judge import JudgedChoices, judge
 from services.training.auxiliary.kept import KeptLabels
 from services.training.auxiliary.labeller import Labeller, Progress
 from services.training.auxiliary.labels import LabelledContext
@@ -87,7 +87,7 @@ class AuxiliaryTask:
         ratios: Sequence[float],
         on_progress: Progress,
         held_out: bool = False,
-    ) -> Iterator[tuple[float, Verdicts]]:
+    ) -> Iterator[tuple[float, JudgedChoices]]:
         """By ratio. ``beside``: further auxiliary models. ``held_out``: of ``examples``, which it was trained
         on, only what was held out.
 

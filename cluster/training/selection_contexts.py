@@ -12,7 +12,7 @@ from cluster.gate.selections import Selections
 from cluster.training.contexts import cut_document
 from cluster.training.examples import Example, ExampleDocument
 from cluster.word_search import found_by_words
-from services.training.auxiliary.contexts import Reading, SelectionContext
+from services.training.auxiliary.contexts import ModelReading, SelectionContext
 from services.training.twin_request import PlacedChunk
 from shared.prompt import PromptTokenizer
 
@@ -57,8 +57,8 @@ class SelectionContextMaker:
         auxiliary = [PlacedChunk(chain[-1], chain[:-1]) for _, chain in found]
         return SelectionContext.of(
             name,
-            Reading(tuple(primary), tuple(map(self.prompts.encode_question, questions))),
-            Reading(tuple(auxiliary), tuple(map(self.auxiliary.encode_question, questions))),
+            ModelReading(tuple(primary), tuple(map(self.prompts.encode_question, questions))),
+            ModelReading(tuple(auxiliary), tuple(map(self.auxiliary.encode_question, questions))),
             [chunk for chunk, _ in found],
         )
 

@@ -18,7 +18,7 @@ from shared.selection.selector import PairedChunk
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ModelReading:
     """A context as one model reads it: ``chunks`` in the order of the prompt, and ``questions`` in its
     template."""
 
@@ -37,14 +37,14 @@ class SelectionContext:
     touches, counted over all chunks in order; ``window_lens``: how many of the auxiliary's it has."""
 
     name: str
-    primary: Reading
-    auxiliary: Reading
+    primary: ModelReading
+    auxiliary: ModelReading
     windows: tuple[Ids, ...]
     window_lens: tuple[int, ...]
 
     @classmethod
     def of(
-        cls, name: str, primary: Reading, auxiliary: Reading, paired: Sequence[PairedChunk]
+        cls, name: str, primary: ModelReading, auxiliary: ModelReading, paired: Sequence[PairedChunk]
     ) -> SelectionContext:
         """``paired``: the texts of the chunks as both read them, in order."""
         lens = window_lens([len(chunk.auxiliary) for chunk in paired])

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.training.auxiliary.contexts import Reading
+from services.training.auxiliary.contexts import ModelReading
 from services.training.known_kv import segments_of
 from services.training.sight import rotated
 from services.training.twin_request import Ids, TwinRequest
@@ -46,7 +46,7 @@ class Forced:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ForcedOutcome:
     """``logprob`` of the whole answer; ``exact``: each of its tokens is the likeliest, so that it is what the
     branch would answer greedily."""
 
@@ -63,7 +63,7 @@ class PlacedKv:
     prefix_len: int
 
     @classmethod
-    def of(cls, model: LoadedModel, prefix_ids: Ids, reading: Reading) -> PlacedKv:
+    def of(cls, model: LoadedModel, prefix_ids: Ids, reading: ModelReading) -> PlacedKv:
         """As they are stored."""
         prefix, chunks = segments_of(model, prefix_ids, reading.chunks)
         offsets = TwinRequest(prefix_ids, reading.chunks, ()).offsets()
@@ -93,7 +93,12 @@ class Counterfactuals:
     """
 
     def __init__(
-        self, model: LoadedModel, prefix_ids: Ids, reading: Reading, answers: Sequence[Ids], max_rows: int
+        self,
+        model: LoadedModel,
+        prefix_ids: Ids,
+        reading: ModelReading,
+        answers: Sequence[Ids],
+        max_rows: int,
     ) -> None:
         self._model, self._max_rows = model, max_rows
         self._answers = [tuple(answer) for answer in answers]
@@ -109,9 +114,9 @@ class Counterfactuals:
         with torch.no_grad():
             self._placed = PlacedKv.of(model, prefix_ids, reading)
 
-    def outcomes(self, wanted: Sequence[Forced]) -> list[Outcome]:
+    def outcomes(self, wanted: Sequence[Forced]) -> list[ForcedOutcome]:
         """In order."""
-        found: dict[int, Outcome] = {}
+        found: dict[int, ForcedOutcome] = {}
         for group in self._passes([self._num_rows(one) for one in wanted]):
             found |= zip(group, self._run([wanted[i] for i in group]), strict=True)
         return [found[i] for i in range(len(wanted))]
@@ -131,7 +136,7 @@ class Counterfactuals:
             yield group
 
     @torch.no_grad()
-    def _run(self, wanted: Sequence[Forced]) -> list[Outcome]:
+    def _run(self, wanted: Sequence[Forced]) -> list[ForcedOutcome]:
         tails = [self._tails[one.question] for one in wanted]
         step = _BranchStep(
             self._placed, self._context_ids, [one.recomputed for one in wanted], tails, self._model.spec
@@ -149,7 +154,7 @@ class Counterfactuals:
         firsts = np.cumsum([0, *map(len, answers[:-1])])
         logprobs = np.add.reduceat(logprobs_A, firsts).tolist()
         exact = np.logical_and.reduceat(exact_A, firsts).tolist()
-        return [Outcome(*one) for one in zip(logprobs, exact, strict=True)]
+        return [ForcedOutcome(*one) for one in zip(logprobs, exact, strict=True)]
 
     def _told(self, hidden_AE: Tensor, targets_A: Tensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         logprobs, exact = [], []

@@ -31,7 +31,7 @@ Scores = Callable[[SelectionContext], Sequence[Floats]]
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedChoice:
     """One question under one choice. ``share``: of the context's tokens that were computed anew."""
 
     exact: bool
@@ -40,10 +40,10 @@ class Judged:
 
 
 @dataclass(slots=True)
-class Verdicts:
+class JudgedChoices:
     """``by_choice``: in the same order for all; ``contexts``: of each question."""
 
-    by_choice: dict[str, list[Judged]] = field(default_factory=dict)
+    by_choice: dict[str, list[JudgedChoice]] = field(default_factory=dict)
     contexts: list[int] = field(default_factory=list)
 
     def exact(self, choice: str) -> Floats:
@@ -57,7 +57,7 @@ class Verdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class GapClosed:
     """``ours`` beside ``theirs``. ``closed``: of what the ceiling gives beyond theirs, the share that ours
     gives, by exact answers; ``p``: McNemar's exact test of these; ``logprob_p``: of the answers'
     log-probabilities, their signs flipped."""
@@ -67,11 +67,11 @@ class Comparison:
     logprob_p: float
 
 
-def compare(verdicts: Verdicts, ours: str, theirs: str) -> Comparison:
-    one, other, most = (verdicts.exact(choice) for choice in (ours, theirs, CEILING))
-    closed = Clusters(np.array(verdicts.contexts)).interval(won_back, one, other, most)
+def compare(judged: JudgedChoices, ours: str, theirs: str) -> GapClosed:
+    one, other, most = (judged.exact(choice) for choice in (ours, theirs, CEILING))
+    closed = Clusters(np.array(judged.contexts)).interval(won_back, one, other, most)
     p = mcnemar(int(((one == 1) & (other == 0)).sum()), int(((one == 0) & (other == 1)).sum()))
-    return Comparison(closed, p, flip_test(verdicts.logprobs(ours) - verdicts.logprobs(theirs)))
+    return GapClosed(closed, p, flip_test(judged.logprobs(ours) - judged.logprobs(theirs)))
 
 
 def judge(
@@ -81,9 +81,9 @@ def judge(
     ratio: float,
     seed: int,
     on_progress: Callable[[int, int], None],
-) -> Verdicts:
+) -> JudgedChoices:
     """``over``: asks the primary about a context."""
-    verdicts = Verdicts({name: [] for name in (STORED, RANDOM, *choices, ATTENTION, CEILING)})
+    judged = JudgedChoices({name: [] for name in (STORED, RANDOM, *choices, ATTENTION, CEILING)})
     for number, one in enumerate(labelled):
         on_progress(number, len(labelled))
         asking, context = over(one), one.context
@@ -93,11 +93,11 @@ def judge(
         for name, of_choice in chosen.items():
             for tokens in of_choice:
                 outcome = next(outcomes)
-                judged = Judged(outcome.exact, outcome.logprob, len(tokens) / context.num_tokens)
-                verdicts.by_choice[name].append(judged)
-        verdicts.contexts += [number] * len(one.labels)
+                share = len(tokens) / context.num_tokens
+                judged.by_choice[name].append(JudgedChoice(outcome.exact, outcome.logprob, share))
+        judged.contexts += [number] * len(one.labels)
     on_progress(len(labelled), len(labelled))
-    return verdicts
+    return judged
 
 
 def _chosen(

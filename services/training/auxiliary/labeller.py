@@ -17,8 +17,8 @@ from itertools import combinations
 import numpy as np
 import torch
 
-from services.training.auxiliary.contexts import Reading, SelectionContext
-from services.training.auxiliary.counterfactual import Counterfactuals, Forced, Outcome
+from services.training.auxiliary.contexts import ModelReading, SelectionContext
+from services.training.auxiliary.counterfactual import Counterfactuals, Forced, ForcedOutcome
 from services.training.auxiliary.kept import KeptLabels
 from services.training.auxiliary.labels import Floats, LabelledContext, SelectionLabels
 from services.training.auxiliary.scores import attended
@@ -116,7 +116,7 @@ class Labeller:
                 for index in range(len(context.primary.questions))
             ]
 
-    def _request(self, name: str, reading: Reading) -> GenerateRequest:
+    def _request(self, name: str, reading: ModelReading) -> GenerateRequest:
         return GenerateRequest(
             name,
             self.prefix_ids,
@@ -182,5 +182,5 @@ class Labeller:
         ]
 
 
-def _gains(outcomes: Sequence[Outcome], stored: Outcome) -> Floats:
+def _gains(outcomes: Sequence[ForcedOutcome], stored: ForcedOutcome) -> Floats:
     return np.array([outcome.logprob - stored.logprob for outcome in outcomes], dtype=np.float64)

@@ -25,12 +25,12 @@ def attended(model: LoadedModel, requests: Sequence[TwinRequest]) -> list[Tensor
     """By request, the mean attention [B, N] of each branch's rows and all heads in the last layer to the
     tokens of the request's chunks, in order."""
     step = _WatchedStep(model, requests)
-    with contextlib.suppress(_Enough):
+    with contextlib.suppress(_AttentionKnown):
         model.forward(step)
     return step.scores()
 
 
-class _Enough(Exception):
+class _AttentionKnown(Exception):
     """The last layer's attention is known; the rest of the pass is not wanted."""
 
 
@@ -61,7 +61,7 @@ class _WatchedStep(TwinStep):
         scores_GHST = scale * torch.einsum("gshd,gthd->ghst", q_RHD[self._rows_GS].float(), k_GTHD)
         hidden_G1ST = self._hidden_GST[:, None]
         self._weights_GST = scores_GHST.masked_fill(hidden_G1ST, float("-inf")).softmax(-1).mean(1)
-        raise _Enough
+        raise _AttentionKnown
 
     def scores(self) -> list[Tensor]:
         weights = zip(self._requests, self.private_groups, self._weights_GST, strict=True)

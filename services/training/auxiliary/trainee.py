@@ -26,7 +26,7 @@ from services.training.auxiliary.contexts import SelectionContext
 from services.training.auxiliary.labels import Floats, LabelledContext, SelectionLabels
 from services.training.auxiliary.scores import attended
 from services.training.auxiliary.settings import Target
-from services.training.trainee import Tally
+from services.training.trainee import LossTally
 from services.training.twin_request import TwinRequest
 from shared.engine.model.loader import read_config, read_weights, take_over
 from shared.prompt import PromptTokenizer
@@ -100,12 +100,12 @@ class AuxiliaryTrainee:
     def loss(self, lessons: Sequence[SelectionLesson]) -> Tensor:
         return torch.stack([-(wanted_QW * told_QW).sum() for wanted_QW, told_QW in self._told(lessons)]).sum()
 
-    def evaluate(self, lessons: Sequence[SelectionLesson]) -> Tally:
+    def evaluate(self, lessons: Sequence[SelectionLesson]) -> LossTally:
         told = list(self._told(lessons))
         losses = torch.stack([-(wanted_QW * told_QW).sum() for wanted_QW, told_QW in told])
         alike = torch.cat([wanted_QW.argmax(1) == told_QW.argmax(1) for wanted_QW, told_QW in told])
         loss, num_alike = torch.stack([losses.sum(), alike.float().sum()]).tolist()
-        return Tally(loss, num_alike, len(alike))
+        return LossTally(loss, num_alike, len(alike))
 
     def release(self) -> None:
         pass

@@ -21,15 +21,15 @@ from cluster.training.examples import invented_examples
 from cluster.training.task import TrainedModel
 from services.ingestion.config import IngestionConfig
 from services.training.auxiliary.ceiling import best_tokens
-from services.training.auxiliary.contexts import Reading, SelectionContext
+from services.training.auxiliary.contexts import ModelReading, SelectionContext
 from services.training.auxiliary.counterfactual import Counterfactuals, Forced
 from services.training.auxiliary.judge import (
     ATTENTION,
     CEILING,
     RANDOM,
     STORED,
-    Judged,
-    Verdicts,
+    JudgedChoice,
+    JudgedChoices,
     compare,
     judge,
 )
@@ -77,11 +77,11 @@ def ids_of(rng: random.Random, count: int) -> Ids:
     return tuple(rng.randrange(3, VOCAB) for _ in range(count))
 
 
-def reading_of(seed: int, lens: list[int]) -> Reading:
+def reading_of(seed: int, lens: list[int]) -> ModelReading:
     """Every other chunk stands behind a header."""
     rng = random.Random(seed)
     chunks = (PlacedChunk(ids_of(rng, n), (ids_of(rng, 3),) if i % 2 else ()) for i, n in enumerate(lens))
-    return Reading(tuple(chunks), (ids_of(rng, 6), ids_of(rng, 2)))
+    return ModelReading(tuple(chunks), (ids_of(rng, 6), ids_of(rng, 2)))
 
 
 def context_of(seed: int) -> SelectionContext:
@@ -93,7 +93,7 @@ def context_of(seed: int) -> SelectionContext:
     )
 
 
-def asked_of_the_engine(family: str, reading: Reading, forced: Forced, answer: Ids) -> float:
+def asked_of_the_engine(family: str, reading: ModelReading, forced: Forced, answer: Ids) -> float:
     """The answer's log-probability, by a request for each of its tokens."""
     engine = engine_of(family)
     prompts, chunks, links = Prompts(engine), [], []
@@ -386,27 +386,27 @@ class TestJudge:
     def test_every_choice_gets_the_same_tokens(self, tmp_path: Path) -> None:
         some = labelled(tmp_path)
         last = {"last": lambda context: [np.arange(4.0)] * 2}
-        verdicts = judge(some, labeller(tmp_path).counterfactuals, last, 0.4, 0, lambda done, of: None)
-        assert list(verdicts.by_choice) == [STORED, RANDOM, "last", ATTENTION, CEILING]
-        assert verdicts.contexts == [0, 0, 1, 1, 2, 2, 3, 3]
+        judged = judge(some, labeller(tmp_path).counterfactuals, last, 0.4, 0, lambda done, of: None)
+        assert list(judged.by_choice) == [STORED, RANDOM, "last", ATTENTION, CEILING]
+        assert judged.contexts == [0, 0, 1, 1, 2, 2, 3, 3]
         labels = [x for one in some for x in one.labels]
         for number, (stored, chosen) in enumerate(
-            zip(verdicts.by_choice[STORED], verdicts.by_choice["last"], strict=True)
+            zip(judged.by_choice[STORED], judged.by_choice["last"], strict=True)
         ):
             assert (stored.share, chosen.share) == (0.0, 16 / 28)
             assert stored.logprob == pytest.approx(labels[number].stored, abs=1e-4)
         for choice in (RANDOM, "last", ATTENTION, STORED):
-            assert verdicts.logprobs(CEILING).sum() >= verdicts.logprobs(choice).sum() - 1e-2
-            assert verdicts.share(CEILING) <= 16 / 28
+            assert judged.logprobs(CEILING).sum() >= judged.logprobs(choice).sum() - 1e-2
+            assert judged.share(CEILING) <= 16 / 28
         again = judge(some, labeller(tmp_path).counterfactuals, last, 0.4, 0, lambda done, of: None)
-        assert again.by_choice == verdicts.by_choice
+        assert again.by_choice == judged.by_choice
 
     def test_the_share_of_the_gap_that_is_closed(self) -> None:
-        def judged(right: int) -> list[Judged]:
-            return [Judged(i % 10 < right, float(i % 10 < right), 0.2) for i in range(200)]
+        def judged(right: int) -> list[JudgedChoice]:
+            return [JudgedChoice(i % 10 < right, float(i % 10 < right), 0.2) for i in range(200)]
 
         choices = {"ours": judged(6), "theirs": judged(4), CEILING: judged(8)}
-        found = compare(Verdicts(choices, [i // 5 for i in range(200)]), "ours", "theirs")
+        found = compare(JudgedChoices(choices, [i // 5 for i in range(200)]), "ours", "theirs")
         assert found.closed.value == pytest.approx(0.5)
         assert found.closed.low <= 0.5 <= found.closed.high
         assert found.p == 2 * 0.5**40
