@@ -20,6 +20,7 @@ from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
 
 KEPT = "cache"
+_TOGETHER_ON_GPU = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,9 @@ def distil(
     settings: DistillationSettings,
     out: Path,
     on_progress: Progress,
+    keeps_kv: bool = True,
 ) -> Distillation:
-    """Has the teacher say what it knows.
+    """Has the teacher say what it knows. ``keeps_kv``: see ``Teacher``.
 
     Raises:
         ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
@@ -89,5 +91,6 @@ def distil(
     contexts = served.contexts(examples, prompts, settings.seed)
     model = served.load(prompts)
     kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
-    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode)
+    together = 1 if model.spec.device.type == "cpu" else _TOGETHER_ON_GPU
+    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode, together, keeps_kv)
     return Distillation(model, prompts, teacher.lessons(contexts, on_progress), kept)

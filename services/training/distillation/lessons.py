@@ -5,8 +5,10 @@ Shapes: A tokens of an answer, K of the teacher's likeliest tokens, V vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
@@ -39,6 +41,13 @@ class Taught:
         logprobs_AV = logits_AV.cpu().log_softmax(-1)
         logprobs_AK, top_AK = logprobs_AV.topk(min(top_k, logprobs_AV.shape[-1]))
         return cls(answer, top_AK, logprobs_AK, _rest(logprobs_AV, top_AK))
+
+    @classmethod
+    def joined(cls, taught: Sequence[Taught], device: torch.device) -> Taught:
+        """Answers one behind the other, on a device."""
+        answer = tuple(token for one in taught for token in one.answer)
+        parts = ([getattr(one, name) for one in taught] for name in ("top_AK", "logprobs_AK", "rest_A"))
+        return cls(answer, *(torch.cat(part).to(device) for part in parts))
 
     def divergence(self, logits_AV: Tensor) -> Tensor:
         """KL from the teacher's distribution to that of these logits [A], tokens beyond the likeliest counted

@@ -1,5 +1,5 @@
-"""Packets as the training loop trains them: their loss is the divergence from the teacher, over chunks that are
-computed between them in the same pass.
+"""Packets as the training loop trains them: their loss is the divergence from the teacher, over chunks that
+are computed between them in the same pass.
 
 Shapes: P vectors of a packet, E hidden size, R rows, A tokens of all answers, V vocabulary.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -40,8 +40,8 @@ class PacketPupil:
 
 
 class PacketTrainee:
-    """The vectors are float32, whatever the model's type is; what they are compared with is the model over
-    chunks without packets.
+    """The vectors are float32, whatever the model's type is. Until a loss is taken chunks stand without them:
+    what is evaluated before the first update is the model alone.
 
     Raises:
         ConfigError: the model's chunks stand between others already.
@@ -57,6 +57,7 @@ class PacketTrainee:
         self._ids = PacketIds(model.spec.vocab_size, settings.num_header, settings.num_trailer)
         embedded_VE = model.hf_model.get_input_embeddings().weight
         self._vectors_PE = embedded_VE[self._begin_ids()].detach().float().clone().requires_grad_()
+        self._begun = False
 
     def parameters(self) -> Iterator[Tensor]:
         yield self._vectors_PE
@@ -67,6 +68,7 @@ class PacketTrainee:
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         self._vectors_PE.copy_(state[_VECTORS])
+        self._begun = True
 
     def made_of(self) -> dict[str, str]:
         return {
@@ -75,14 +77,15 @@ class PacketTrainee:
         }
 
     def loss(self, lessons: Sequence[DistilledLesson]) -> Tensor:
+        self._begun = True
         taught, logits_AV = self._answers(lessons)
         return taught.divergence(logits_AV).sum()
 
     def evaluate(self, lessons: Sequence[DistilledLesson]) -> Tally:
-        return self._tally(lessons, between_packets=True)
-
-    def evaluate_untrained(self, lessons: Sequence[DistilledLesson]) -> Tally:
-        return self._tally(lessons, between_packets=False)
+        taught, logits_AV = self._answers(lessons)
+        found = torch.stack([taught.divergence(logits_AV).sum(), taught.agreement(logits_AV).float().sum()])
+        loss, num_alike = found.tolist()
+        return Tally(loss, num_alike, len(logits_AV))
 
     def release(self) -> None:
         """Keeps nothing."""
@@ -109,36 +112,28 @@ class PacketTrainee:
         generator = torch.Generator().manual_seed(self._settings.seed)
         return torch.randint(self._ids.first, (len(self._ids),), generator=generator)
 
-    def _tally(self, lessons: Sequence[DistilledLesson], between_packets: bool) -> Tally:
-        taught, logits_AV = self._answers(lessons, between_packets)
-        found = torch.stack([taught.divergence(logits_AV).sum(), taught.agreement(logits_AV).float().sum()])
-        loss, num_alike = found.tolist()
-        return Tally(loss, num_alike, len(logits_AV))
-
-    def _answers(
-        self, lessons: Sequence[DistilledLesson], between_packets: bool = True
-    ) -> tuple[Taught, Tensor]:
+    def _answers(self, lessons: Sequence[DistilledLesson]) -> tuple[Taught, Tensor]:
         """The pupil's logits in front of every token of the teacher's answers, of all questions of these
         contexts in one pass, and what the teacher says of all of them."""
         model = self._pupil.model
-        step = TwinStep([self._request(lesson, between_packets) for lesson in lessons], model.spec)
+        step = TwinStep([self._request(lesson) for lesson in lessons], model.spec)
         with self._vectors_in_place():
             hidden_RE = model.forward(step)
         taught = [one for lesson in lessons for one in lesson.taught]
         branches = [branch for rows in step.rows for branch in rows.branches]
         rows_A = [
-            row
-            for one, branch in zip(taught, branches, strict=True)
-            for row in branch[-len(one.answer) :]
+            row for one, branch in zip(taught, branches, strict=True) for row in branch[-len(one.answer) :]
         ]
         return Taught.joined(taught, hidden_RE.device), model.logits(hidden_RE[rows_A])
 
-    def _request(self, lesson: DistilledLesson, between_packets: bool) -> TwinRequest:
-        plain = lesson.request(self._pupil.prefix_ids, self._settings.reuse)
-        if not between_packets:
-            return plain
-        chunks = tuple(PlacedChunk(self._ids.around(chunk.token_ids), chunk.chain) for chunk in plain.chunks)
-        return TwinRequest(plain.prefix_ids, chunks, plain.branches, plain.reuse)
+    def _request(self, lesson: DistilledLesson) -> TwinRequest:
+        request = lesson.request(self._pupil.prefix_ids, self._settings.reuse)
+        if not self._begun:
+            return request
+        return replace(request, chunks=tuple(map(self._between_packets, request.chunks)))
+
+    def _between_packets(self, chunk: PlacedChunk) -> PlacedChunk:
+        return PlacedChunk(self._ids.around(chunk.token_ids), chunk.chain)
 
     @contextmanager
     def _vectors_in_place(self) -> Iterator[None]:

@@ -1,9 +1,9 @@
-"""Soft-token packets (KV Packet, arXiv 2604.13226): vectors in front of and behind every chunk, trained so that
-isolated chunks read like a text. Reads and writes their files.
+"""Soft-token packets (KV Packet, arXiv 2604.13226): vectors in front of and behind every chunk, trained so
+that isolated chunks read like a text. Reads and writes their files.
 
 Packets are part of what a chunk's KV is computed from, and so of the model's fingerprint. Their directory
-holds ``packets.safetensors`` and, with all that is known of them, ``quilt.packets.json``. Shapes: H header and
-T trailer vectors, P both, E hidden size.
+holds ``packets.safetensors`` (the header's and the trailer's vectors) and, with all that is known of them,
+``quilt.packets.json``. Shapes: P vectors of a packet, E hidden size.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Packets:
         ):
             if ours != theirs:
                 raise ModelMismatch(
-                    f"packets: {name}: they were trained on a model with {ours}, this one has {theirs}: {remedy}"
+                    f"packets: {name}: they were trained on a model with {ours}, this one has {theirs}: "
+                    f"{remedy}"
                 )
 
     def fingerprint(self, base: str) -> str:
@@ -120,7 +121,9 @@ def read_packets(directory: Path) -> Packets:
         raise _broken(directory, f"has no tensor {error}") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise _broken(directory, f"cannot be read ({error})") from error
-    for name, part, count in zip((_HEADER, _TRAILER), parts, (facts.num_header, facts.num_trailer), strict=True):
+    for name, part, count in zip(
+        (_HEADER, _TRAILER), parts, (facts.num_header, facts.num_trailer), strict=True
+    ):
         if part.dim() != 2 or len(part) != count or not part.is_floating_point():
             raise _broken(
                 directory, f"{name} has the shape {tuple(part.shape)}, and {FACTS} speaks of {count} vectors"
@@ -135,8 +138,8 @@ def read_packets(directory: Path) -> Packets:
 def write_packets(packets: Packets, directory: Path) -> None:
     """Each file whole or not at all, the facts last."""
     directory.mkdir(parents=True, exist_ok=True)
-    header, trailer = packets.vectors_PE.detach().cpu().float().split(
-        (packets.facts.num_header, packets.facts.num_trailer)
+    header, trailer = (
+        packets.vectors_PE.detach().cpu().float().split((packets.facts.num_header, packets.facts.num_trailer))
     )
     _replace(directory / WEIGHTS, save({_HEADER: header.contiguous(), _TRAILER: trailer.contiguous()}))
     _replace(directory / FACTS, (json.dumps(asdict(packets.facts), indent=2) + "\n").encode())
