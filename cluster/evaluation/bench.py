@@ -45,7 +45,8 @@ class EvalBench:
         """
         transformers.utils.logging.disable_progress_bar()
         self.prompts = prompts_of(models)
-        model = load_model(models.primary, dtype=models.dtype)
+        packets = models.ingestion.prompt.packets
+        model = load_model(models.primary, dtype=models.dtype, packets=packets)
         model.end_also_at(self.prompts.end_ids)
         spec = model.spec
         self.positions = positions_of(positions, spec.sight)

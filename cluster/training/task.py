@@ -37,8 +37,10 @@ class ServedModel:
     def prompts(self) -> PromptTokenizer:
         """
         Raises:
-            ConfigError: the model has no tokenizer.
+            ConfigError: the model has no tokenizer, or is served with packets.
         """
+        if self.ingestion.prompt.packets:
+            raise ConfigError("prompt.packets: a model is trained without packets; leave it out")
         prompts = PromptTokenizer.of_model(self.ingestion.model, self.ingestion.prompt)
         if prompts is None:
             raise ConfigError(f"--model: {self.ingestion.model} has no tokenizer; its questions are text")

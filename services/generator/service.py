@@ -56,7 +56,7 @@ class Generator:
         self.config = config
         self.model = engine.model
         self.tokenizer = tokenizer
-        self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
+        self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size, engine.model.spec.packets)
         self._identities = Identities(self.prompts, engine.model.fingerprint)
         self._modes = Modes(
             config,

@@ -21,9 +21,8 @@ from services.training.trainee import Tally
 from services.training.twin import TwinStep
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.packets import PacketFacts, Packets, write_packets
-from shared.errors import ConfigError
-from shared.packets import PacketIds
+from shared.engine.model.packets import Packets, write_packets
+from shared.packets import PacketFacts, PacketIds
 
 _VECTORS = "vectors"
 
@@ -42,17 +41,12 @@ class PacketPupil:
 class PacketTrainee:
     """The vectors are float32, whatever the model's type is. Until a loss is taken chunks stand without them:
     what is evaluated before the first update is the model alone.
-
-    Raises:
-        ConfigError: the model's chunks stand between others already.
     """
 
     measure, untrained = "KL", "without packets"
 
     def __init__(self, pupil: PacketPupil, settings: PacketSettings) -> None:
         model = pupil.model
-        if model.spec.packets is not None:
-            raise ConfigError("prompt.packets: new packets are trained without others; leave it out")
         self._pupil, self._settings = pupil, settings
         self._ids = PacketIds(model.spec.vocab_size, settings.num_header, settings.num_trailer)
         embedded_VE = model.hf_model.get_input_embeddings().weight

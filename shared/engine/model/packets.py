@@ -12,48 +12,19 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from shared.config import load
-from shared.errors import ConfigError, CorruptData, ModelMismatch
-from shared.kv_types import KvContext
-from shared.packets import PacketIds
+from shared.errors import CorruptData, ModelMismatch
+from shared.packets import FACTS, PacketFacts, read_facts
 
-WEIGHTS, FACTS = "packets.safetensors", "quilt.packets.json"
+WEIGHTS = "packets.safetensors"
 _HEADER, _TRAILER = "header", "trailer"
-
-
-@dataclass(frozen=True, slots=True)
-class PacketFacts:
-    """
-    fingerprint: of the model that they were trained on, without packets. vocab_size: of that model.
-    num_header, num_trailer: vectors. base: the model's name, for readers. kv_context: what the chunks stood
-    behind. recipe: settings of the training, for readers.
-    """
-
-    fingerprint: str
-    vocab_size: int
-    num_header: int
-    num_trailer: int
-    base: str = ""
-    kv_context: KvContext = KvContext.NONE
-    recipe: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_header", "num_trailer"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: must be at least 0, got {getattr(self, name)}")
-
-    @property
-    def ids(self) -> PacketIds:
-        return PacketIds(self.vocab_size, self.num_header, self.num_trailer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +58,6 @@ class Packets:
         digest = hashlib.sha256(f"{base} {ids.num_header} {ids.num_trailer}".encode())
         digest.update(vectors)
         return digest.hexdigest()[:32]
-
-
-def read_facts(directory: Path) -> PacketFacts:
-    """
-    Raises:
-        ConfigError: there are no packets, or their file says something else; names the field.
-    """
-    try:
-        values: Any = json.loads((directory / FACTS).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(
-            f"packets: {directory / FACTS} is not there; name a folder that `kvquilt train packets` wrote"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"packets: {directory / FACTS} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"packets: {directory / FACTS}: expected an object")
-    return load(PacketFacts, values, f"packets: {FACTS}: ")
 
 
 def read_packets(directory: Path) -> Packets:
