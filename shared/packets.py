@@ -34,6 +34,9 @@ class PacketIds:
     num_header: int
     num_trailer: int
 
+    def __str__(self) -> str:
+        return f"{self.num_header} + {self.num_trailer} vectors per chunk"
+
     def __len__(self) -> int:
         return self.num_header + self.num_trailer
 

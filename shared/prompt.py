@@ -97,7 +97,7 @@ class PromptTokenizer:
     @property
     def hash(self) -> str:
         """32 hex digits over vocabulary, merges and normalisation, and the ids of packets."""
-        made_of = self.backend.to_str() + ("" if self.packets is None else f"\0{self.packets}")
+        made_of = self.backend.to_str() + ("" if self.packets is None else f"\0{self.packets!r}")
         return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
 
     @property

@@ -83,3 +83,8 @@ def packets(session: Session, **options: Any) -> None:
         return PacketTask(served, replace(settings, stop=config.generator.stop), out)
 
     run_training(session, options, task)
+    session.out.print(
+        f"serve them: prompt.packets: {out}, ingestion.kv_context: none, selector.model: '', and "
+        "kvquilt ingest --re-encode",
+        soft_wrap=True,
+    )

@@ -239,6 +239,7 @@ class Generator:
                 self.prompts.default_prefix_ids, self._choosing.auxiliary if self._choosing else ""
             ),
             "adapters": self._adapters(),
+            "packets": "none" if spec.packets is None else f"{spec.packets}",
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),
