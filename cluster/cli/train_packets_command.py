@@ -29,7 +29,7 @@ USUAL = PacketSettings()
 @click.option(
     "--begin-with",
     default=USUAL.begin_with,
-    help="Text whose tokens' embeddings they begin as. Default: those of any tokens, by --seed.",
+    help="Text whose tokens' embeddings they begin as. Default: an end of line; '': any tokens, by --seed.",
 )
 @click.option(
     "--reuse",
