@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example
 from services.ingestion.config import IngestionConfig
+from services.training.devices import prepare_device
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson
 from services.training.distillation.settings import DistillationSettings
@@ -20,7 +23,6 @@ from shared.errors import ConfigError
 from shared.prompt import PromptTokenizer
 
 KEPT = "cache"
-_TOGETHER_ON_GPU = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class ServedModel:
         Raises:
             ConfigError, ModelUnsupported: it cannot be loaded so.
         """
+        prepare_device(torch.device(self.device))
         model = load_model(self.ingestion.model, dtype=self.dtype, device=self.device, pack=False)
         model.end_also_at(prompts.end_ids)
         return model
@@ -93,6 +96,5 @@ def distil(
     contexts = served.contexts(examples, prompts, settings.seed)
     model = served.load(prompts)
     kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
-    together = 1 if model.spec.device.type == "cpu" else _TOGETHER_ON_GPU
-    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode, together, keeps_kv)
+    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode, keeps_kv)
     return Distillation(model, prompts, teacher.lessons(contexts, on_progress), kept)

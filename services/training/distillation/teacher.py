@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -26,93 +26,87 @@ from shared.generation.told import DoneEvent, Event, FailedEvent, TokenEvent
 Progress = Callable[[int, int], None]
 
 
+_TOGETHER = 16  # contexts whose answers are decoded beside each other
+
+
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """``kept``: where what is computed goes, and may be already. ``together``: contexts that it is asked
-    about at once; more than one on a GPU, which is hardly busy with one. ``keeps_kv``: also computes the keys
-    and values of the contexts' chunks, for pupils that go over them as they are stored."""
+    """``kept``: where what is computed goes, and may be already. ``keeps_kv``: also computes the keys and
+    values of the contexts' chunks, for pupils that read them as they are stored."""
 
     model: LoadedModel
     prefix_ids: Ids
     settings: DistillationSettings
     kept: Kept
     decode: Decode | None = None
-    together: int = 1
     keeps_kv: bool = True
 
     def lessons(self, contexts: Sequence[AskedContext], on_progress: Progress) -> list[DistilledLesson]:
-        """
+        """On the model's device.
+
         Raises:
             ContextTooLong: names the context.
         """
-        engine = Engine(self.model, self._engine_config(contexts), decode=self.decode)
         lessons: list[DistilledLesson] = []
+        engine = Engine(self.model, EngineConfig(max_waiting=_TOGETHER), decode=self.decode)
         try:
-            for first in range(0, len(contexts), self.together):
+            for first in range(0, len(contexts), _TOGETHER):
                 on_progress(first, len(contexts))
-                lessons += self._lessons(engine, contexts[first : first + self.together])
+                some = contexts[first : first + _TOGETHER]
+                lessons += (
+                    DistilledLesson(*pair) for pair in zip(some, self._said(engine, some), strict=True)
+                )
         finally:
             engine.shut_down()
         on_progress(len(contexts), len(contexts))
         return lessons
 
-    def _engine_config(self, contexts: Sequence[AskedContext]) -> EngineConfig:
-        """Whoever goes on after a kill asks in other company, and must hear the same."""
-        most = max((len(context.questions) for context in contexts), default=1)
-        return EngineConfig(
-            device=str(self.model.spec.device),
-            batch_invariant=self.together > 1,
-            max_running_branches=max(64, most * self.together),
-        )
+    def _said(self, engine: Engine, contexts: Sequence[AskedContext]) -> list[tuple[Taught, ...]]:
+        """Of contexts that are always the same together: whether some of them are known already makes no
+        difference to the others."""
+        taught = [self.kept.taught(context, self.settings) for context in contexts]
+        if any(one is None for one in taught):
+            answers = self._answers(engine, contexts)
+            for i, context in enumerate(contexts):
+                if taught[i] is None:
+                    with _naming(context):
+                        taught[i] = self._taught(context, answers[i])
+                    self.kept.keep_taught(context, self.settings, taught[i])
+        for context in contexts if self.keeps_kv else ():
+            self._know(context)
+        return [tuple(x.to(self.model.spec.device) for x in one) for one in taught]
 
-    def _lessons(self, engine: Engine, contexts: Sequence[AskedContext]) -> Iterator[DistilledLesson]:
-        known = [self.kept.taught(context, self.settings) for context in contexts]
-        unknown = [context for context, taught in zip(contexts, known, strict=True) if taught is None]
-        answers = self._answers(engine, unknown)
-        for context, taught in zip(contexts, known, strict=True):
-            if taught is None:
-                taught = self._taught(context, next(answers))
-                self.kept.keep_taught(context, self.settings, taught)
-            if self.keeps_kv:
-                self._keep_kv(context)
-            yield DistilledLesson(context, taught)
+    def _know(self, context: AskedContext) -> None:
+        """Computes what a context's chunks hold all together, whichever is missing: how rounding falls
+        depends on the pass."""
+        if all(map(self.kept.has_segment, context.chunks)):
+            return
+        with _naming(context):
+            _, segments = segments_of(self.model, self.prefix_ids, context.chunks)
+        for chunk, segment in zip(context.chunks, segments, strict=True):
+            self.kept.keep_segment(chunk, segment)
 
-    def _keep_kv(self, context: AskedContext) -> None:
-        missing = [chunk for chunk in context.chunks if not self.kept.has_segment(chunk)]
-        if missing:
-            _, segments = segments_of(self.model, self.prefix_ids, missing)
-            for chunk, segment in zip(missing, segments, strict=True):
-                self.kept.keep_segment(chunk, segment)
-
-    def _answers(self, engine: Engine, contexts: Sequence[AskedContext]) -> Iterator[list[Ids]]:
-        """Of each context those to its questions: greedy, the end mark included."""
+    def _answers(self, engine: Engine, contexts: Sequence[AskedContext]) -> list[list[Ids]]:
+        """By context and question: greedy, the end mark included."""
         told: list[list[Event]] = [[] for _ in contexts]
-        for context, events in zip(contexts, told, strict=True):
-            try:
-                engine.submit(self._request(context), events.append)
-            except ContextTooLong as error:
-                raise ContextTooLong(f"{context.name}: {error.detail}") from None
-        while not all(events and isinstance(events[-1], (DoneEvent, FailedEvent)) for events in told):
+        for i, context in enumerate(contexts):
+            request = GenerateRequest(
+                f"{i}",
+                self.prefix_ids,
+                tuple(Chunk(f"{j}", ids) for j, ids in enumerate(context.blocks)),
+                context.questions,
+                reuse=ReuseMode.FULL,
+                sampling=SamplingParams(max_tokens=self.settings.answer_tokens, stop=self.settings.stop),
+            )
+            with _naming(context):
+                engine.submit(request, told[i].append)
+        while not all(events and isinstance(events[-1], DoneEvent | FailedEvent) for events in told):
             if not engine.step():
                 engine.wait()
-        for context, events in zip(contexts, told, strict=True):
-            if isinstance(events[-1], FailedEvent):
-                raise events[-1].error
-            tokens = [event for event in events if isinstance(event, TokenEvent)]
-            yield [
-                tuple(event.token_id for event in tokens if event.question == index)
-                for index in range(len(context.questions))
-            ]
-
-    def _request(self, context: AskedContext) -> GenerateRequest:
-        return GenerateRequest(
-            uuid.uuid4().hex,
-            self.prefix_ids,
-            tuple(Chunk(f"{i}", ids) for i, ids in enumerate(context.blocks)),
-            context.questions,
-            reuse=ReuseMode.FULL,
-            sampling=SamplingParams(max_tokens=self.settings.answer_tokens, stop=self.settings.stop),
-        )
+        return [
+            [_ids_of(events, question) for question in range(len(context.questions))]
+            for context, events in zip(contexts, told, strict=True)
+        ]
 
     @torch.no_grad()
     def _taught(self, context: AskedContext, answers: Sequence[Ids]) -> tuple[Taught, ...]:
@@ -124,3 +118,21 @@ class Teacher:
             Taught.of(answer, self.model.logits(hidden_RE[list(rows[-len(answer) :])]), self.settings.top_k)
             for answer, rows in zip(answers, step.rows[0].branches, strict=True)
         )
+
+
+def _ids_of(events: Sequence[Event], question: int) -> Ids:
+    """
+    Raises:
+        KvquiltError: the request failed.
+    """
+    if isinstance(events[-1], FailedEvent):
+        raise events[-1].error
+    return tuple(e.token_id for e in events if isinstance(e, TokenEvent) and e.question == question)
+
+
+@contextmanager
+def _naming(context: AskedContext) -> Iterator[None]:
+    try:
+        yield
+    except ContextTooLong as error:
+        raise ContextTooLong(f"{context.name}: {error.detail}") from None

@@ -118,7 +118,7 @@ class PacketTrainee:
         rows_A = [
             row for one, branch in zip(taught, branches, strict=True) for row in branch[-len(one.answer) :]
         ]
-        return Taught.joined(taught, hidden_RE.device), model.logits(hidden_RE[rows_A])
+        return Taught.joined(taught), model.logits(hidden_RE[rows_A])
 
     def _request(self, lesson: DistilledLesson) -> TwinRequest:
         request = lesson.request(self._pupil.prefix_ids, self._settings.reuse)
