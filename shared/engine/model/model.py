@@ -138,13 +138,20 @@ class LoadedModel:
     def embed(self, token_ids: Sequence[int]) -> Tensor:
         """Returns what goes into the first layer [R, E]."""
         ids_1R = torch.tensor([token_ids], device=self.spec.device)
-        if self.soft_PE is None:
-            hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
+        if self.soft_PE is not None:
+            return self._embed_soft(ids_1R, token_ids, self.soft_PE)
+        hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
+        return hidden_RE
+
+    def _embed_soft(self, ids_1R: Tensor, token_ids: Sequence[int], soft_PE: Tensor) -> Tensor:
+        end = self.spec.vocab_size
+        rows = [row for row, token in enumerate(token_ids) if token >= end]
+        hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R.clamp(max=end - 1))[0]
+        if not rows:
             return hidden_RE
-        (beyond_R,) = ids_1R - self.spec.vocab_size
-        hidden_RE = self._decoder.embed_tokens(ids_1R.clamp(max=self.spec.vocab_size - 1))[0]
-        soft_RE = self.soft_PE.to(hidden_RE.dtype).index_select(0, beyond_R.clamp(min=0))
-        return torch.where(beyond_R[:, None] >= 0, soft_RE, hidden_RE)
+        which = torch.tensor([[row, token_ids[row] - end] for row in rows], device=self.spec.device)
+        vectors_SE = soft_PE.to(hidden_RE.dtype).index_select(0, which[:, 1])
+        return hidden_RE.index_copy(0, which[:, 0], vectors_SE)
 
     def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         if not plan.adapted:
