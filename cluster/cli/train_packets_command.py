@@ -53,7 +53,7 @@ USUAL = PacketSettings()
     help="Longest answer of the teacher.",
 )
 @click.pass_obj
-def packets(session: Session, **options: Any) -> None:
+def packets(session: Session, /, **options: Any) -> None:
     """Train soft-token packets: vectors in front of and behind every isolated chunk, by self-distillation.
 
     The model itself, reading whole blocks under full, is the teacher; the packets make it come to the same

@@ -22,7 +22,7 @@ from shared.generation.asked import (
 from shared.generation.forest import ForestRequest
 from shared.generation.modes import Ape, GoesBy
 
-RequestT = TypeVar("RequestT", GenerateRequest, PrefillRequest, ForestRequest)
+RequestT = TypeVar("RequestT", bound=GenerateRequest | PrefillRequest | ForestRequest)
 
 
 def check(
