@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.cli.session import Session
 from cluster.cli.training_options import loop_settings, run_training, training_options
+from cluster.config import QuiltConfig
 from services.training.packets.settings import PacketSettings
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
+
+if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.run import Task
+    from cluster.training.task import ServedModel
 
 USUAL = PacketSettings()
 
@@ -77,7 +82,7 @@ def packets(session: Session, /, **options: Any) -> None:
     out = options["out"]
     options["kv_context"] = options["kv_context"] or KvContext.NONE.value
 
-    def task(config: Any, served: Any) -> Any:
+    def task(config: QuiltConfig, served: ServedModel) -> Task:
         from cluster.training.packets import PacketTask
 
         return PacketTask(served, replace(settings, stop=config.generator.stop), out)

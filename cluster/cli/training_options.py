@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +14,10 @@ from cluster.config import QuiltConfig
 from services.training.loop_settings import LoopSettings
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
+
+if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.run import Task
+    from cluster.training.task import ServedModel
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -30,6 +34,9 @@ def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
             type=EXISTING_FILE,
             help="The quilt.yaml that the model is served with: its prompt, chunks and type of weights "
             "count.",
+        ),
+        click.option(
+            "--device", help="cpu, cuda or cuda:1. Default: generator.engine.device of the settings."
         ),
         click.option(
             "--kv-context",
@@ -87,14 +94,8 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
     return {field.name: options[field.name] for field in fields(LoopSettings)}
 
 
-class Task(Protocol):
-    """A recipe with its settings."""
-
-    def loop(self, examples: Iterable[Any], on_progress: Callable[[int, int], None], say: Any) -> Any: ...
-
-
 def run_training(
-    session: Session, options: dict[str, Any], task_of: Callable[[QuiltConfig, Any], Task]
+    session: Session, options: dict[str, Any], task_of: Callable[[QuiltConfig, ServedModel], Task]
 ) -> None:
     """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``."""
     import torch
@@ -110,7 +111,12 @@ def run_training(
     if (data is None) == (invented is None):
         raise ConfigError("--data: name a file, or say --invented N, one of both")
     examples = read_examples(data) if data is not None else invented_examples(options["seed"], invented)
-    chosen = {"model": options["model"], "ingestion": kv_context and {"kv_context": kv_context}}
+    device = options["device"]
+    chosen = {
+        "model": options["model"],
+        "ingestion": kv_context and {"kv_context": kv_context},
+        "generator": device and {"engine": {"device": device}},
+    }
     config = served_config(options["config_path"], chosen, session.out)
     torch.set_num_threads(options["threads"])
     served = ServedModel(
@@ -129,7 +135,18 @@ def run_training(
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bar(*columns, console=session.err, transient=True) as bar:
         asked = bar.add_task("asking the teacher")
-        loop = task.loop(examples, lambda done, of: bar.update(asked, completed=done, total=of), say)
+
+        def on_progress(done: int, of: int) -> None:
+            bar.update(asked, completed=done, total=of)
+
+        if options["workers"] == 1:
+            loop = task.loop(examples, on_progress, say)
+        else:
+            from cluster.training.together import Team, train_together
+
+            team = Team(options["workers"], served.device.startswith("cuda"), options["threads"])
+            train_together(task, examples, team, on_progress, say)
+            return
     train(loop, say)
 
 

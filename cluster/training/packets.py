@@ -14,6 +14,7 @@ from services.training.distillation.teacher import Progress
 from services.training.loop import TrainingLoop
 from services.training.packets.settings import PacketSettings
 from services.training.packets.trainee import PacketPupil, PacketTrainee
+from services.training.workers import Workers
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
 
@@ -25,7 +26,11 @@ class PacketTask:
     out: Path
 
     def loop(
-        self, examples: Iterable[Example], on_progress: Progress, say: Say
+        self,
+        examples: Iterable[Example],
+        on_progress: Progress,
+        say: Say,
+        workers: Workers | None = None,
     ) -> TrainingLoop[DistilledLesson]:
         """Has the teacher say what it knows, and goes on from a checkpoint, if there is one.
 
@@ -36,11 +41,11 @@ class PacketTask:
             raise ConfigError(
                 "--kv-context: packets are trained for isolated chunks; leave it out, or give none"
             )
-        given = distil(self.served, examples, self.settings, self.out, on_progress, keeps_kv=False)
+        given = distil(self.served, examples, self.settings, self.out, on_progress, workers, keeps_kv=False)
         begin_ids = given.prompts.encode(self.settings.begin_with)
         pupil = PacketPupil(given.model, given.prompts.prefix_ids, begin_ids, self.served.base)
         trainee = PacketTrainee(pupil, self.settings)
-        loop = TrainingLoop(trainee, given.lessons, self.settings, self.out, say)
+        loop = TrainingLoop(trainee, given.lessons, self.settings, self.out, say, workers)
         if loop.resume():
             say(f"goes on at update {loop.update} of {self.settings.updates}")
         return loop
