@@ -52,6 +52,18 @@ def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
             "--invented", type=click.IntRange(min=2), help="Instead: so many contexts of invented documents."
         ),
         click.option(
+            "--collection",
+            help="Instead: an ingested collection of the running system, and questions that the model "
+            "writes; they stay in OUT/collection.jsonl.",
+        ),
+        click.option(
+            "--contexts",
+            type=click.IntRange(min=2),
+            default=200,
+            show_default=True,
+            help="Of --collection: most contexts that are made of it.",
+        ),
+        click.option(
             "--out",
             type=click.Path(path_type=Path, file_okay=False),
             required=True,
@@ -78,7 +90,20 @@ def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
         _setting(usual, "evaluate_every", int, "Updates."),
         _setting(usual, "checkpoint_every", int, "Updates."),
         _setting(usual, "seed", int, None),
-        click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch."),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Of torch, in each worker.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Processes that share the contexts of an update, with a GPU each under --device cuda.",
+        ),
     )
 
     def decorate(command: CommandT) -> CommandT:
@@ -103,14 +128,16 @@ def run_training(
     from rich.progress import Progress as Bar
 
     from cluster.cli.model_choice import served_config
+    from cluster.cli.training_collection import collection_examples
     from cluster.training.examples import invented_examples, read_examples
     from cluster.training.run import train
     from cluster.training.task import ServedModel
 
     data, invented, kv_context = options["data"], options["invented"], options["kv_context"]
-    if (data is None) == (invented is None):
-        raise ConfigError("--data: name a file, or say --invented N, one of both")
-    examples = read_examples(data) if data is not None else invented_examples(options["seed"], invented)
+    collection = options["collection"]
+    if [data, invented, collection].count(None) != 2:
+        raise ConfigError("--data: name a file, or say --invented N or --collection NAME, one of these")
+    examples = read_examples(data) if data is not None else None
     device = options["device"]
     chosen = {
         "model": options["model"],
@@ -139,6 +166,10 @@ def run_training(
         def on_progress(done: int, of: int) -> None:
             bar.update(asked, completed=done, total=of)
 
+        if invented is not None:
+            examples = list(invented_examples(options["seed"], invented))
+        elif examples is None:
+            examples = collection_examples(session, options, served, on_progress)
         if options["workers"] == 1:
             loop = task.loop(examples, on_progress, say)
         else:
