@@ -91,10 +91,10 @@ def read_packets(directory: Path) -> Packets:
 def write_packets(packets: Packets, directory: Path) -> None:
     """Each file whole or not at all, the facts last."""
     directory.mkdir(parents=True, exist_ok=True)
-    header, trailer = (
-        packets.vectors_PE.detach().cpu().float().split((packets.facts.num_header, packets.facts.num_trailer))
-    )
-    _replace(directory / WEIGHTS, save({_HEADER: header.contiguous(), _TRAILER: trailer.contiguous()}))
+    vectors_PE = packets.vectors_PE.detach().cpu().float()
+    num_header = packets.facts.num_header
+    parts = {_HEADER: vectors_PE[:num_header].contiguous(), _TRAILER: vectors_PE[num_header:].contiguous()}
+    _replace(directory / WEIGHTS, save(parts))
     _replace(directory / FACTS, (json.dumps(asdict(packets.facts), indent=2) + "\n").encode())
 
 
