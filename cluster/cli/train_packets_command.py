@@ -15,8 +15,8 @@ from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:  # torch is slow to import
-    from cluster.training.run import Task
-    from cluster.training.task import ServedModel
+    from cluster.training.run import TrainingTask
+    from cluster.training.task import TrainedModel
 
 USUAL = PacketSettings()
 
@@ -82,7 +82,7 @@ def packets(session: Session, /, **options: Any) -> None:
     out = options["out"]
     options["kv_context"] = options["kv_context"] or KvContext.NONE.value
 
-    def task(config: QuiltConfig, served: ServedModel) -> Task:
+    def task(config: QuiltConfig, served: TrainedModel) -> TrainingTask:
         from cluster.training.packets import PacketTask
 
         return PacketTask(served, replace(settings, stop=config.generator.stop), out)

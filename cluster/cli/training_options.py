@@ -16,8 +16,8 @@ from shared.errors import ConfigError
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:  # torch is slow to import
-    from cluster.training.run import Task
-    from cluster.training.task import ServedModel
+    from cluster.training.run import TrainingTask
+    from cluster.training.task import TrainedModel
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -120,9 +120,9 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_training(
-    session: Session, options: dict[str, Any], task_of: Callable[[QuiltConfig, ServedModel], Task]
+    session: Session, options: dict[str, Any], task_of: Callable[[QuiltConfig, TrainedModel], TrainingTask]
 ) -> None:
-    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``."""
+    """``task_of``: the recipe, by the settings that the model is served with and the ``TrainedModel``."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -131,7 +131,7 @@ def run_training(
     from cluster.cli.training_collection import collection_examples
     from cluster.training.examples import invented_examples, read_examples
     from cluster.training.run import train
-    from cluster.training.task import ServedModel
+    from cluster.training.task import TrainedModel
 
     data, invented, kv_context = options["data"], options["invented"], options["kv_context"]
     collection = options["collection"]
@@ -146,7 +146,7 @@ def run_training(
     }
     config = served_config(options["config_path"], chosen, session.out)
     torch.set_num_threads(options["threads"])
-    served = ServedModel(
+    served = TrainedModel(
         config.ingestion,
         base=str(config.model),
         dtype=config.generator.engine.dtype,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster.training.examples import Example
 from cluster.training.run import Say
-from cluster.training.task import ServedModel, distil
+from cluster.training.task import TrainedModel, distil
 from services.training.distillation.lessons import DistilledLesson
 from services.training.distillation.teacher import Progress
 from services.training.loop import TrainingLoop
@@ -21,7 +21,7 @@ from shared.kv_types import KvContext
 
 @dataclass(frozen=True, slots=True)
 class PacketTask:
-    served: ServedModel
+    served: TrainedModel
     settings: PacketSettings
     out: Path
 

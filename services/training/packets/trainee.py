@@ -17,7 +17,7 @@ from torch import Tensor
 
 from services.training.distillation.lessons import DistilledLesson, Taught
 from services.training.packets.settings import PacketSettings
-from services.training.trainee import Tally
+from services.training.trainee import LossTally
 from services.training.twin import TwinStep
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
 from shared.engine.model.model import LoadedModel
@@ -75,11 +75,11 @@ class PacketTrainee:
         taught, logits_AV = self._answers(lessons)
         return taught.divergence(logits_AV).sum()
 
-    def evaluate(self, lessons: Sequence[DistilledLesson]) -> Tally:
+    def evaluate(self, lessons: Sequence[DistilledLesson]) -> LossTally:
         taught, logits_AV = self._answers(lessons)
         found = torch.stack([taught.divergence(logits_AV).sum(), taught.agreement(logits_AV).float().sum()])
         loss, num_alike = found.tolist()
-        return Tally(loss, num_alike, len(logits_AV))
+        return LossTally(loss, num_alike, len(logits_AV))
 
     def release(self) -> None:
         """Keeps nothing."""

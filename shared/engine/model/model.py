@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention import Attention
+from shared.engine.device_arrays import integers
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.packets import Packets
@@ -26,6 +29,8 @@ from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 # Parts of the names of settings that change keys and values at equal weights: rms_norm_eps, hidden_act,
 # residual_multiplier, … Chosen by name, so that settings which a later transformers adds do not make stored
@@ -38,7 +43,7 @@ class ModelPass(Attention, Protocol):
     ``StepPlan``, and what trains as that serves."""
 
     @property
-    def token_ids(self) -> Sequence[int]: ...
+    def token_ids(self) -> Sequence[int] | Tensor: ...
     @property
     def adapted(self) -> Sequence[AdaptedRows]: ...
 
@@ -86,6 +91,22 @@ class LoadedModel:
         """From now on the model's weights are for its products alone: nothing else reads them."""
         _ = self.base_fingerprint
         pack_linears(self.hf_model)
+
+    def fuse(self) -> None:
+        """From now on small operations between the products are a kernel each (``fused``), where Triton is
+        there to compile them."""
+        if importlib.util.find_spec("triton") is None:
+            return
+        from shared.engine.model.fused import fuse, no_rotation, skip_no_rotation
+
+        try:
+            fuse(self._decoder)
+        except Exception as error:  # whatever a compiler or a driver may raise
+            log.warning("the layers' small kernels cannot be fused here (%s); slower", error)
+            return
+        for layer in self._layers:
+            skip_no_rotation(layer)
+        self._unrotated = no_rotation(self._unrotated)
 
     def compile(self) -> None:
         """From now on what stands between two attentions is one compiled piece, for any number of rows, so
@@ -135,23 +156,29 @@ class LoadedModel:
             hidden_RE = self.run_layer(layer, hidden_RE, plan)
         return hidden_RE
 
-    def embed(self, token_ids: Sequence[int]) -> Tensor:
-        """Returns what goes into the first layer [R, E]."""
-        ids_1R = torch.tensor([token_ids], device=self.spec.device)
+    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """Returns what goes into the first layer [R, E]. A tensor of ids [R] is on the device already."""
+        ids_R = token_ids if isinstance(token_ids, Tensor) else integers(token_ids, self.spec.device)
         if self.soft_PE is not None:
-            return self._embed_soft(ids_1R, token_ids, self.soft_PE)
-        hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
+            return self._embed_soft(ids_R, token_ids, self.soft_PE)
+        hidden_RE: Tensor = self._decoder.embed_tokens(ids_R[None])[0]
         return hidden_RE
 
-    def _embed_soft(self, ids_1R: Tensor, token_ids: Sequence[int], soft_PE: Tensor) -> Tensor:
+    def _embed_soft(self, ids_R: Tensor, token_ids: Sequence[int] | Tensor, soft_PE: Tensor) -> Tensor:
+        """Where ids are on the host, rows of packets are looked for there, and gradients go to these
+        alone."""
         end = self.spec.vocab_size
+        hidden_RE: Tensor = self._decoder.embed_tokens(ids_R.clamp(max=end - 1)[None])[0]
+        soft_PE = soft_PE.to(hidden_RE.dtype)
+        if isinstance(token_ids, Tensor):
+            soft_RE = soft_PE.index_select(0, (ids_R - end).clamp(min=0))
+            return torch.where((ids_R >= end)[:, None], soft_RE, hidden_RE)
         rows = [row for row, token in enumerate(token_ids) if token >= end]
-        hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R.clamp(max=end - 1))[0]
         if not rows:
             return hidden_RE
-        which = torch.tensor([[row, token_ids[row] - end] for row in rows], device=self.spec.device)
-        vectors_SE = soft_PE.to(hidden_RE.dtype).index_select(0, which[:, 1])
-        return hidden_RE.index_copy(0, which[:, 0], vectors_SE)
+        where_S = integers(rows, self.spec.device)
+        which_S = integers([token_ids[row] - end for row in rows], self.spec.device)
+        return hidden_RE.index_copy(0, where_S, soft_PE.index_select(0, which_S))
 
     def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         if not plan.adapted:

@@ -82,6 +82,13 @@ class TestLaws:
             assert ours.done.usage == other.done.usage
 
 
+def test_ids_on_the_device_are_embedded_as_those_on_the_host() -> None:
+    model = packed_model()
+    ids = [5, *IDS.around((7, 256)), 9]
+    assert torch.equal(model.embed(torch.tensor(ids)), model.embed(ids))
+    assert torch.equal(model.embed([5, 9]), wrap_model(tiny_model("qwen2")).embed([5, 9]))
+
+
 class TestStored:
     def test_a_chunk_is_stored_with_its_packets(self) -> None:
         shelf, model = Shelf(), packed_model()
