@@ -9,6 +9,7 @@ import click
 
 from cluster.cli.session import Session
 from cluster.cli.train_auxiliary import auxiliary
+from cluster.cli.train_packets_command import packets
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from cluster.config import QuiltConfig
 from services.training.adapter.settings import AdapterSettings
@@ -22,6 +23,9 @@ if TYPE_CHECKING:  # torch is slow to import
 @click.group()
 def train() -> None:
     """Train what makes reuse better. Nothing needs to run."""
+
+
+train.add_command(packets)
 
 
 @train.command()
