@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from services.training.auxiliary.settings import AuxiliarySettings, Target
 from services.training.auxiliary.trainee import AuxiliaryTrainee, SelectionLesson
 from services.training.loop import TrainingLoop
 from services.training.twin_request import Ids, PlacedChunk
+from services.training.workers import Alone
 from shared.engine import wrap_model
 from shared.engine.model.model import LoadedModel
 from shared.engine_config import EngineConfig
@@ -220,6 +221,23 @@ class TestLabels:
         assert told(labelled(tmp_path)) == told(first)
         labelled(tmp_path, settings=replace(TINY, pair_windows=2))
         assert len(list((tmp_path / "kept").iterdir())) == 8
+
+    def test_several_workers_measure_a_share_each(self, tmp_path: Path) -> None:
+        @dataclass
+        class Worker(Alone):
+            rank: int
+            count: int = 2
+
+            def wait_for_all(self) -> None:
+                kept.append(len(list((tmp_path / "kept").iterdir())))
+
+        contexts, kept, shares = [context_of(seed) for seed in range(5)], list[int](), list[int]()
+        alone = told(labelled(tmp_path / "alone", 5))
+        for rank in (0, 1):
+            found = labeller(tmp_path).label(contexts, lambda done, of: shares.append(of), Worker(rank))
+            assert told(found) == alone
+        assert set(shares) == {2, 3}
+        assert kept == [3, 5]
 
     def test_a_window_is_worth_the_most_that_it_adds(self) -> None:
         labels = SelectionLabels(
