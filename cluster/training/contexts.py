@@ -1,4 +1,4 @@
-"""Makes of examples the contexts that an adapter is trained on: documents are cut and chained as ingestion
+"""Makes of examples the contexts that pupils are trained on: documents are cut and chained as ingestion
 does it, and some of their chunks retrieved, in any order.
 
 The retriever here goes by words alone: a chunk counts the question's words that it has, rare ones more.
@@ -20,7 +20,7 @@ from services.ingestion.config import IngestionConfig
 from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.plain import parse_plain
 from services.ingestion.recipe import context_tokens
-from services.training.adapter.lessons import AdapterContext
+from services.training.distillation.lessons import AskedContext
 from services.training.twin_request import Ids, PlacedChunk
 from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
@@ -60,7 +60,7 @@ class ContextMaker:
         self._block_tokens = context_tokens(in_blocks, len(prompts.prefix_ids)) + config.chunk_tokens
         self._chained = config.kv_context is KvContext.DOCUMENT
 
-    def contexts(self, examples: Iterable[Example]) -> Iterator[AdapterContext]:
+    def contexts(self, examples: Iterable[Example]) -> Iterator[AskedContext]:
         """
         Raises:
             UnreadableDocument: a single character is longer than a chunk.
@@ -73,7 +73,7 @@ class ContextMaker:
                 found = _retrieved(questions, [cut.text for cut in cuts], self._num_chunks)
                 rng.shuffle(found)
                 blocks = {cuts[i].block for i in found}
-                yield AdapterContext(
+                yield AskedContext(
                     example.name,
                     tuple(cuts[i].chunk for i in found),
                     tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),

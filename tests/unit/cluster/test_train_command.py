@@ -15,9 +15,11 @@ from click.testing import CliRunner, Result
 
 from cluster.cli.main import main
 from cluster.paths import DEMO_MODEL
-from cluster.training.adapter import AdapterTask, interruptible, train
+from cluster.training.adapter import AdapterTask
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example, ExampleDocument, invented_examples, read_examples
+from cluster.training.run import interruptible, train
+from cluster.training.task import ServedModel
 from services.ingestion.config import IngestionConfig
 from services.training.adapter.settings import AdapterSettings
 from services.training.names import Split
@@ -112,9 +114,8 @@ class TestInterruption:
             settings = AdapterSettings(
                 updates=4, contexts_per_update=2, rank=2, answer_tokens=4, evaluate_every=1
             )
-            return AdapterTask(
-                IngestionConfig(str(DEMO_MODEL), 96), settings, tmp_path / out, num_questions=2
-            )
+            served = ServedModel(IngestionConfig(str(DEMO_MODEL), 96), num_questions=2)
+            return AdapterTask(served, settings, tmp_path / out)
 
         def interrupt(line: str) -> None:
             said.append(line)
@@ -123,17 +124,17 @@ class TestInterruption:
 
         said: list[str] = []
         torch.set_num_threads(1)
-        trainer = task("parts").trainer(invented_examples(0, 3), lambda done, of: None, interrupt)
+        trainer = task("parts").loop(invented_examples(0, 3), lambda done, of: None, interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(trainer, interrupt)
         assert said[-1].startswith("checkpoint at update 2 in ")
-        again = task("parts").trainer(invented_examples(0, 3), lambda done, of: None, said.append)
-        once = task("once").trainer(invented_examples(0, 3), lambda done, of: None, said.append)
+        again = task("parts").loop(invented_examples(0, 3), lambda done, of: None, said.append)
+        once = task("once").loop(invented_examples(0, 3), lambda done, of: None, said.append)
         assert again.update == 2
         train(again, said.append)
         train(once, said.append)
         assert again.losses == once.losses
-        assert again.best.closeness == once.best.closeness
+        assert again.best.evaluation == once.best.evaluation
 
     def test_only_the_first_ctrl_c_is_patient(self) -> None:
         with interruptible() as interrupted:

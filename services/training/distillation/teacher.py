@@ -1,4 +1,4 @@
-"""The teacher of an adapter: the model itself, which reads whole blocks under ``full``."""
+"""The teacher of every pupil: the model itself, which reads whole blocks under ``full``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import count
 
 import torch
 
-from services.training.adapter.kept import Kept
-from services.training.adapter.lessons import AdapterContext, Lesson, Taught
-from services.training.adapter.settings import AdapterSettings
+from services.training.distillation.kept import Kept
+from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
+from services.training.distillation.settings import DistillationSettings
 from services.training.known_kv import segments_of
 from services.training.twin import TwinStep
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
@@ -31,11 +31,11 @@ class Teacher:
 
     model: LoadedModel
     prefix_ids: Ids
-    settings: AdapterSettings
+    settings: DistillationSettings
     kept: Kept
     decode: Decode | None = None
 
-    def lessons(self, contexts: Sequence[AdapterContext], on_progress: Progress) -> list[Lesson]:
+    def lessons(self, contexts: Sequence[AskedContext], on_progress: Progress) -> list[DistilledLesson]:
         """Also computes the keys and values of the contexts' chunks.
 
         Raises:
@@ -55,7 +55,7 @@ class Teacher:
         on_progress(len(contexts), len(contexts))
         return lessons
 
-    def _lesson(self, engine: Engine, name: str, context: AdapterContext) -> Lesson:
+    def _lesson(self, engine: Engine, name: str, context: AskedContext) -> DistilledLesson:
         taught = self.kept.taught(context, self.settings)
         if taught is None:
             taught = self._taught(context, list(self._answers(engine, name, context)))
@@ -65,9 +65,9 @@ class Teacher:
             _, segments = segments_of(self.model, self.prefix_ids, missing)
             for chunk, segment in zip(missing, segments, strict=True):
                 self.kept.keep_segment(chunk, segment)
-        return Lesson(context, taught)
+        return DistilledLesson(context, taught)
 
-    def _answers(self, engine: Engine, name: str, context: AdapterContext) -> Iterator[Ids]:
+    def _answers(self, engine: Engine, name: str, context: AskedContext) -> Iterator[Ids]:
         """Greedy, the end mark included."""
         request = GenerateRequest(
             name,
@@ -82,7 +82,7 @@ class Teacher:
             yield tuple(event.token_id for event in told if event.question == index)
 
     @torch.no_grad()
-    def _taught(self, context: AdapterContext, answers: Sequence[Ids]) -> tuple[Taught, ...]:
+    def _taught(self, context: AskedContext, answers: Sequence[Ids]) -> tuple[Taught, ...]:
         branches = tuple(q + answer[:-1] for q, answer in zip(context.questions, answers, strict=True))
         blocks = tuple(PlacedChunk(ids) for ids in context.blocks)
         step = TwinStep([TwinRequest(self.prefix_ids, blocks, branches, ReuseMode.FULL)], self.model.spec)

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.training.adapter.lessons import AdapterContext, Taught
-from services.training.adapter.settings import AdapterSettings
+from services.training.distillation.lessons import AskedContext, Taught
+from services.training.distillation.settings import DistillationSettings
 from services.training.twin_request import Ids, PlacedChunk, SegmentKv
 
 
@@ -42,7 +42,7 @@ class Kept:
         tensors = {"k": torch.stack(segment.k_LTKD), "v": torch.stack(segment.v_LTKD)}
         self._write(self._kv_path(chunk), tensors)
 
-    def taught(self, context: AdapterContext, settings: AdapterSettings) -> tuple[Taught, ...] | None:
+    def taught(self, context: AskedContext, settings: DistillationSettings) -> tuple[Taught, ...] | None:
         tensors = self._read(self._taught_path(context, settings))
         if tensors is None:
             return None
@@ -52,7 +52,7 @@ class Kept:
         )
 
     def keep_taught(
-        self, context: AdapterContext, settings: AdapterSettings, taught: tuple[Taught, ...]
+        self, context: AskedContext, settings: DistillationSettings, taught: tuple[Taught, ...]
     ) -> None:
         tensors = {f"{i}.answer": torch.tensor(one.answer) for i, one in enumerate(taught)}
         for i, one in enumerate(taught):
@@ -63,7 +63,7 @@ class Kept:
     def _kv_path(self, chunk: PlacedChunk) -> Path:
         return self._path("kv", (chunk.chain, chunk.token_ids))
 
-    def _taught_path(self, context: AdapterContext, settings: AdapterSettings) -> Path:
+    def _taught_path(self, context: AskedContext, settings: DistillationSettings) -> Path:
         by = (settings.top_k, settings.answer_tokens, settings.stop)
         return self._path("taught", (context.blocks, context.questions, by))
 

@@ -1,4 +1,4 @@
-"""Holds what an adapter is trained on: contexts with questions, and what the teacher said to them.
+"""Holds what a pupil is trained on: contexts with questions, and what the teacher said to them.
 
 Shapes: A tokens of an answer, K of the teacher's likeliest tokens, V vocabulary.
 """
@@ -14,7 +14,7 @@ from shared.generation.modes import ReuseMode
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterContext:
+class AskedContext:
     """``name``: for messages; ``chunks``: as they are retrieved; ``blocks``: ids of the chunks of the whole
     blocks that these are from, in order, which the teacher reads; ``questions``: ids."""
 
@@ -55,15 +55,19 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class DistilledLesson:
     """``taught``: by question."""
 
-    context: AdapterContext
+    context: AskedContext
     taught: tuple[Taught, ...]
 
     @property
     def num_tokens(self) -> int:
         return sum(len(one.answer) for one in self.taught)
+
+    @property
+    def identity(self) -> object:
+        return self.context, [one.answer for one in self.taught]
 
     def request(self, prefix_ids: Ids, reuse: ReuseMode) -> TwinRequest:
         """What the pupil reads: every question with the teacher's answer, whose last token predicts

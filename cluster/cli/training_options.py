@@ -1,0 +1,138 @@
+"""Options that every recipe of `kvquilt train` has, and what is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import click
+
+from cluster.cli.session import EXISTING_FILE, Session
+from cluster.config import QuiltConfig
+from services.training.loop_settings import LoopSettings
+from shared.errors import ConfigError
+from shared.kv_types import KvContext
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
+    """``usual``: the settings of the recipe whose values are the defaults."""
+    options = (
+        click.option(
+            "--model", help="As of `kvquilt up`. Default: smollm2, where its package is installed, else demo."
+        ),
+        click.option(
+            "--config",
+            "config_path",
+            type=EXISTING_FILE,
+            help="The quilt.yaml that the model is served with: its prompt, chunks and type of weights "
+            "count.",
+        ),
+        click.option(
+            "--kv-context",
+            type=click.Choice([context.value for context in KvContext]),
+            help="What chunks are computed behind. Default: ingestion.kv_context.",
+        ),
+        click.option(
+            "--data",
+            type=EXISTING_FILE,
+            help="Documents and questions, one JSON object per line; see docs/training.md.",
+        ),
+        click.option(
+            "--invented", type=click.IntRange(min=2), help="Instead: so many contexts of invented documents."
+        ),
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path, file_okay=False),
+            required=True,
+            help="Folder of what is trained, its checkpoint, and what is computed once. Begins anew or goes "
+            "on there.",
+        ),
+        _setting(usual, "updates", int, "Of what is trained."),
+        _setting(usual, "contexts_per_update", int, "All their questions count."),
+        _setting(usual, "contexts_per_pass", int, "Most computed at once; 0: all of an update."),
+        click.option(
+            "--chunks", type=click.IntRange(min=1), default=6, show_default=True, help="Most in a context."
+        ),
+        click.option(
+            "--questions",
+            type=click.IntRange(min=1),
+            default=8,
+            show_default=True,
+            help="Most about one context.",
+        ),
+        _setting(usual, "lr", float, "Highest rate of AdamW."),
+        _setting(usual, "weight_decay", float, "Of AdamW."),
+        _setting(usual, "warmup", int, "Updates over which the rate rises."),
+        _setting(usual, "held_out", float, "Share of the contexts to evaluate on."),
+        _setting(usual, "evaluate_every", int, "Updates."),
+        _setting(usual, "checkpoint_every", int, "Updates."),
+        _setting(usual, "seed", int, None),
+        click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch."),
+    )
+
+    def decorate(command: CommandT) -> CommandT:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of them that are the loop's, by name."""
+    return {field.name: options[field.name] for field in fields(LoopSettings)}
+
+
+class Task(Protocol):
+    """A recipe with its settings."""
+
+    def loop(self, examples: Iterable[Any], on_progress: Callable[[int, int], None], say: Any) -> Any: ...
+
+
+def run_training(
+    session: Session, options: dict[str, Any], task_of: Callable[[QuiltConfig, Any], Task]
+) -> None:
+    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``."""
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from cluster.cli.model_choice import served_config
+    from cluster.training.examples import invented_examples, read_examples
+    from cluster.training.run import train
+    from cluster.training.task import ServedModel
+
+    data, invented, kv_context = options["data"], options["invented"], options["kv_context"]
+    if (data is None) == (invented is None):
+        raise ConfigError("--data: name a file, or say --invented N, one of both")
+    examples = read_examples(data) if data is not None else invented_examples(options["seed"], invented)
+    chosen = {"model": options["model"], "ingestion": kv_context and {"kv_context": kv_context}}
+    config = served_config(options["config_path"], chosen, session.out)
+    torch.set_num_threads(options["threads"])
+    served = ServedModel(
+        config.ingestion,
+        base=str(config.model),
+        dtype=config.generator.engine.dtype,
+        device=config.generator.engine.device,
+        num_chunks=options["chunks"],
+        num_questions=options["questions"],
+    )
+    task = task_of(config, served)
+
+    def say(line: str) -> None:
+        session.out.print(line, soft_wrap=True)
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Bar(*columns, console=session.err, transient=True) as bar:
+        asked = bar.add_task("asking the teacher")
+        loop = task.loop(examples, lambda done, of: bar.update(asked, completed=done, total=of), say)
+    train(loop, say)
+
+
+def _setting(usual: LoopSettings, name: str, kind: type, help_: str | None) -> Callable[[CommandT], CommandT]:
+    flag = "--" + name.replace("_", "-")
+    return click.option(flag, type=kind, default=getattr(usual, name), show_default=True, help=help_)

@@ -1,0 +1,71 @@
+"""Runs a training loop to its end, and tells how it goes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from services.training.loop import TrainingLoop
+from services.training.trainee import Evaluation, LessonT
+
+Say = Callable[[str], None]
+
+
+def train(loop: TrainingLoop[LessonT], say: Say) -> None:
+    """Up to the last update. Tells of the loss, of evaluations meanwhile, and of the best one.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted, and there is a checkpoint.
+    """
+    settings, began, first, trainee = loop.settings, time.monotonic(), loop.update, loop.trainee
+
+    def told(found: Evaluation | None) -> str:
+        assert found is not None
+        return f"{trainee.measure} {found.loss:.4f}, agreement {found.agreement:.1%}"
+
+    def on_update(found: Evaluation | None) -> None:
+        if found is None:
+            return
+        per_update = (time.monotonic() - began) / (loop.update - first)
+        recent = loop.losses[-settings.evaluate_every :]
+        say(
+            f"update {loop.update}/{settings.updates}  loss {sum(recent) / len(recent):.4f}  held out: "
+            f"{told(found)} ({trainee.untrained}: {told(loop.before)})  {per_update:.2f} s per update"
+        )
+
+    with interruptible() as interrupted:
+        loop.train(on_update, interrupted)
+    if not loop.done:
+        say(f"checkpoint at update {loop.update} in {loop.out}; the same command goes on from there")
+        raise KeyboardInterrupt
+    best, before = loop.best, loop.before
+    assert best is not None
+    assert before is not None
+    say(f"best at update {best.update}: {told(best.evaluation)}; {trainee.untrained}: {told(before)}")
+    if best.evaluation.loss >= before.loss:
+        say("so it helps nothing here: more contexts, a lower --lr or another --kv-context may")
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C or SIGTERM only tells; the second does what it always did."""
+    numbers, told = (signal.SIGINT, signal.SIGTERM), []
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        restore()
+
+    for number in numbers:
+        signal.signal(number, tell)
+    try:
+        yield lambda: bool(told)
+    finally:
+        restore()

@@ -1,0 +1,93 @@
+"""Prepares what training takes of a model as it is served: its prompt, its chunks, its type of weights, and
+what the teacher of a pupil says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.training.contexts import ContextMaker
+from cluster.training.examples import Example
+from services.ingestion.config import IngestionConfig
+from services.training.distillation.kept import Kept
+from services.training.distillation.lessons import AskedContext, DistilledLesson
+from services.training.distillation.settings import DistillationSettings
+from services.training.distillation.teacher import Progress, Teacher
+from shared.engine import load_model
+from shared.engine.model.model import LoadedModel
+from shared.errors import ConfigError
+from shared.prompt import PromptTokenizer
+
+KEPT = "cache"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """``num_chunks``, ``num_questions``: most of a context. ``base``: the model's name, for readers."""
+
+    ingestion: IngestionConfig
+    base: str = ""
+    dtype: str = "auto"
+    device: str = "cpu"
+    num_chunks: int = 6
+    num_questions: int = 8
+
+    def prompts(self) -> PromptTokenizer:
+        """
+        Raises:
+            ConfigError: the model has no tokenizer.
+        """
+        prompts = PromptTokenizer.of_model(self.ingestion.model, self.ingestion.prompt)
+        if prompts is None:
+            raise ConfigError(f"--model: {self.ingestion.model} has no tokenizer; its questions are text")
+        return prompts
+
+    def contexts(
+        self, examples: Iterable[Example], prompts: PromptTokenizer, seed: int
+    ) -> list[AskedContext]:
+        """
+        Raises:
+            ConfigError, UnreadableDocument: see ``ContextMaker``.
+        """
+        maker = ContextMaker(prompts, self.ingestion, self.num_chunks, self.num_questions, seed)
+        return list(maker.contexts(examples))
+
+    def load(self, prompts: PromptTokenizer) -> LoadedModel:
+        """
+        Raises:
+            ConfigError, ModelUnsupported: it cannot be loaded so.
+        """
+        model = load_model(self.ingestion.model, dtype=self.dtype, device=self.device, pack=False)
+        model.end_also_at(prompts.end_ids)
+        return model
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """What every pupil is trained with; ``kept``: where what was computed once lies."""
+
+    model: LoadedModel
+    prompts: PromptTokenizer
+    lessons: list[DistilledLesson]
+    kept: Kept
+
+
+def distil(
+    served: ServedModel,
+    examples: Iterable[Example],
+    settings: DistillationSettings,
+    out: Path,
+    on_progress: Progress,
+) -> Distillation:
+    """Has the teacher say what it knows.
+
+    Raises:
+        ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
+    """
+    prompts = served.prompts()
+    contexts = served.contexts(examples, prompts, settings.seed)
+    model = served.load(prompts)
+    kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
+    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode)
+    return Distillation(model, prompts, teacher.lessons(contexts, on_progress), kept)
