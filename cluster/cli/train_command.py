@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from cluster.cli.session import Session
+from cluster.cli.train_sft_command import sft
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from services.training.adapter.settings import AdapterSettings
 from shared.generation.modes import ReuseMode
@@ -16,6 +17,9 @@ from shared.generation.modes import ReuseMode
 @click.group()
 def train() -> None:
     """Train what makes reuse better. Nothing needs to run."""
+
+
+train.add_command(sft)
 
 
 @train.command()

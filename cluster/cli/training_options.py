@@ -18,8 +18,8 @@ from shared.kv_types import KvContext
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
-    """``usual``: the settings of the recipe whose values are the defaults."""
+def training_options(usual: LoopSettings, questions: int = 8) -> Callable[[CommandT], CommandT]:
+    """``usual``: the settings of the recipe whose values are the defaults; ``questions``: so many by default."""
     options = (
         click.option(
             "--model", help="As of `kvquilt up`. Default: smollm2, where its package is installed, else demo."
@@ -60,7 +60,7 @@ def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
         click.option(
             "--questions",
             type=click.IntRange(min=1),
-            default=8,
+            default=questions,
             show_default=True,
             help="Most about one context.",
         ),
@@ -93,23 +93,38 @@ class Task(Protocol):
     def loop(self, examples: Iterable[Any], on_progress: Callable[[int, int], None], say: Any) -> Any: ...
 
 
+def asked_examples(options: dict[str, Any]) -> Iterable[Any]:
+    """What --data or --invented says.
+
+    Raises:
+        ConfigError, InvalidRequest: neither or both; the file cannot be used.
+    """
+    from cluster.training.examples import invented_examples, read_examples
+
+    data, invented = options["data"], options["invented"]
+    if (data is None) == (invented is None):
+        raise ConfigError("--data: name a file, or say --invented N, one of both")
+    return read_examples(data) if data is not None else invented_examples(options["seed"], invented)
+
+
 def run_training(
-    session: Session, options: dict[str, Any], task_of: Callable[[QuiltConfig, Any], Task]
+    session: Session,
+    options: dict[str, Any],
+    task_of: Callable[[QuiltConfig, Any], Task],
+    examples_of: Callable[[dict[str, Any]], Iterable[Any]] = asked_examples,
 ) -> None:
-    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``."""
+    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``;
+    ``examples_of``: what it is given, by the options."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from cluster.cli.model_choice import served_config
-    from cluster.training.examples import invented_examples, read_examples
     from cluster.training.run import train
     from cluster.training.task import ServedModel
 
-    data, invented, kv_context = options["data"], options["invented"], options["kv_context"]
-    if (data is None) == (invented is None):
-        raise ConfigError("--data: name a file, or say --invented N, one of both")
-    examples = read_examples(data) if data is not None else invented_examples(options["seed"], invented)
+    kv_context = options["kv_context"]
+    examples = examples_of(options)
     chosen = {"model": options["model"], "ingestion": kv_context and {"kv_context": kv_context}}
     config = served_config(options["config_path"], chosen, session.out)
     torch.set_num_threads(options["threads"])

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, zip_longest
 
 from cluster.training.examples import Example, ExampleDocument
 from services.ingestion.chunker import Chunker, TextChunk
@@ -35,6 +35,16 @@ class _Cut:
     text: str
     chunk: PlacedChunk
     block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """``chunks``: in the order in which they are placed; ``blocks``: chunks of the whole blocks that these are
+    from; ``asked``: the questions of the example that are asked over them."""
+
+    chunks: tuple[PlacedChunk, ...]
+    blocks: tuple[Ids, ...]
+    asked: slice
 
 
 class ContextMaker:
@@ -66,19 +76,29 @@ class ContextMaker:
             UnreadableDocument: a single character is longer than a chunk.
         """
         for example in examples:
-            cuts = list(self._cuts(example.documents))
-            for first in range(0, len(example.questions), self._num_questions):
-                questions = example.questions[first : first + self._num_questions]
-                rng = random.Random(f"{self._seed} {example.name} {first}")
-                found = _retrieved(questions, [cut.text for cut in cuts], self._num_chunks)
-                rng.shuffle(found)
-                blocks = {cuts[i].block for i in found}
-                yield AskedContext(
-                    example.name,
-                    tuple(cuts[i].chunk for i in found),
-                    tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),
-                    tuple(map(self._prompts.encode_question, questions)),
-                )
+            for found in self.retrieved(example):
+                questions = tuple(map(self._prompts.encode_question, example.questions[found.asked]))
+                yield AskedContext(example.name, found.chunks, found.blocks, questions)
+
+    def retrieved(self, example: Example, answers: Sequence[str] = ()) -> Iterator[Retrieved]:
+        """``answers``: of its questions, where they are known; a chunk that says the answer comes first.
+
+        Raises:
+            UnreadableDocument: a single character is longer than a chunk.
+        """
+        cuts = list(self._cuts(example.documents))
+        for first in range(0, len(example.questions), self._num_questions):
+            asked = slice(first, first + self._num_questions)
+            rng = random.Random(f"{self._seed} {example.name} {first}")
+            texts = [cut.text for cut in cuts]
+            found = _retrieved(example.questions[asked], answers[asked], texts, self._num_chunks)
+            rng.shuffle(found)
+            blocks = {cuts[i].block for i in found}
+            yield Retrieved(
+                tuple(cuts[i].chunk for i in found),
+                tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),
+                asked,
+            )
 
     def _cuts(self, documents: Iterable[ExampleDocument]) -> Iterator[_Cut]:
         block = 0
@@ -105,16 +125,22 @@ class ContextMaker:
         return in_block + len(chunk.token_ids) > self._block_tokens
 
 
-def _retrieved(questions: Sequence[str], texts: Sequence[str], count: int) -> list[int]:
+def _retrieved(
+    questions: Sequence[str], answers: Sequence[str], texts: Sequence[str], count: int
+) -> list[int]:
     """Every question's best chunk, then every question's second best, and so on."""
-    words = [set(_WORD.findall(text.lower())) for text in texts]
+    lower = [text.lower() for text in texts]
+    words = [set(_WORD.findall(text)) for text in lower]
     found_in = Counter(word for of_one in words for word in of_one)
     rankings = []
-    for question in questions:
+    for question, answer in zip_longest(questions, answers):
         asked = set(_WORD.findall(question.lower()))
         scores = [
-            sum(math.log(1 + len(texts) / found_in[word]) for word in sorted(asked & of_one))
-            for of_one in words
+            (
+                answer is not None and answer.lower() in text,
+                sum(math.log(1 + len(texts) / found_in[word]) for word in sorted(asked & of_one)),
+            )
+            for text, of_one in zip(lower, words, strict=True)
         ]
         rankings.append(sorted(range(len(texts)), key=scores.__getitem__, reverse=True))
     in_turn = dict.fromkeys(i for rank in zip(*rankings, strict=True) for i in rank)

@@ -60,17 +60,22 @@ def read_examples(path: Path) -> list[Example]:
 
 def invented_examples(seed: int, count: int) -> Iterator[Example]:
     """About things whose names evaluations never use; evidence lies in one chunk or in two."""
+    for example, _ in invented_with_answers(seed, count):
+        yield example
+
+
+def invented_with_answers(seed: int, count: int) -> Iterator[tuple[Example, tuple[str, ...]]]:
+    """The same, with the answers to their questions."""
     worlds = Worlds.load()
     for number in range(count):
         rng = random.Random(f"{seed} training {number}")
         shape = ContextShape(rng.randint(4, 6), rng.randint(160, 300))
         context = draw_cross_chunk(rng, worlds, shape, Split.TRAIN, _QUESTIONS)
         apart = rng.random() < _APART
-        yield Example(
-            f"invented context {number}",
-            tuple(_documents(context.passages, apart)),
-            tuple(question.text for question in context.questions),
-        )
+        documents = tuple(_documents(context.passages, apart))
+        questions = tuple(question.text for question in context.questions)
+        answers = tuple(question.answer for question in context.questions)
+        yield Example(f"invented context {number}", documents, questions), answers
 
 
 def _documents(passages: tuple[Passage, ...], apart: bool) -> Iterator[ExampleDocument]:

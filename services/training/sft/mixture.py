@@ -1,21 +1,18 @@
-"""Draws what every update is made of: kinds of examples in fixed shares, each kind in an order of its own.
+"""Draws what every update is made of: kinds of samples in fixed shares, each kind in an order of its own.
 
-Slot n of all slots goes to the kind that is furthest behind its share. So no kind is ever an example or more
-away from its share, and where the shares of a batch are whole numbers, every batch has exactly them.
+Every slot goes to the kind that is furthest behind its share. So no kind is ever a sample or more away from
+its share, and where its share of every update is a whole number, every update has exactly that.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
+from services.training.curriculum import Order, split
+from services.training.loop_settings import LoopSettings
 from services.training.sft.samples import SftSample
 from shared.errors import ConfigError
-
-PAPER_SHARES = {"qa": 50.0, "dialogue": 25.0, "reasoning": 10.0, "code": 10.0, "others": 5.0}
-"""Document question answering, general dialogue, reasoning, code, others (arXiv 2410.07590, table 5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,65 +27,56 @@ class Kind:
 
 
 class Mixture:
-    """
+    """Of every kind ``held_out`` of the settings is evaluated on, at least one sample.
+
     Raises:
-        ConfigError: a share is not above 0, or a kind has no samples.
+        ConfigError: a share is not above 0, or a kind has no two samples.
     """
 
-    def __init__(self, kinds: Sequence[Kind], seed: int) -> None:
+    def __init__(self, kinds: Sequence[Kind], settings: LoopSettings) -> None:
         for kind in kinds:
             if not 0 < kind.share < float("inf"):
                 raise ConfigError(f"mix: {kind.name}: the share must be above 0, got {kind.share:g}")
-            if not kind.samples:
-                raise ConfigError(f"mix: {kind.name}: there is no example to train on; give it more")
-        self.kinds, self._seed = tuple(kinds), seed
-        total = sum(kind.share for kind in kinds)
-        self._shares = [kind.share / total for kind in kinds]
+            if len(kind.samples) < 2:
+                raise ConfigError(
+                    f"mix: {kind.name}: it takes two samples at least, one to train on and one to evaluate"
+                )
+        parts = [split(kind.samples, settings, f"{kind.name} ") for kind in kinds]
+        self.held_out = [sample for held_out, _ in parts for sample in held_out]
+        self._samples = [samples for _, samples in parts]
+        self._orders = [
+            Order(settings.seed, len(samples), f"{kind.name} ")
+            for kind, samples in zip(kinds, self._samples, strict=True)
+        ]
+        self._kinds, self._total = tuple(kinds), sum(kind.share for kind in kinds)
         self._slots = bytearray()  # the kind of each
-        self._counts = [0] * len(kinds)
-        self._order = lru_cache(2 * len(kinds))(self._shuffled)
+        self._taken = [0] * len(kinds)
 
-    def shares(self) -> Mapping[str, float]:
-        """They sum to 1."""
-        return dict(zip((kind.name for kind in self.kinds), self._shares, strict=True))
+    @property
+    def lessons(self) -> list[SftSample]:
+        return [sample for samples in self._samples for sample in samples]
 
-    def drawn(self, update: int, batch: int) -> Iterator[SftSample]:
-        """The samples of an update."""
-        first = update * batch
-        self._fill(first + batch)
-        counts = [self._slots.count(number, 0, first) for number in range(len(self.kinds))]
-        for number in self._slots[first : first + batch]:
-            samples = self.kinds[number].samples
-            epoch, place = divmod(counts[number], len(samples))
-            yield samples[self._order(number, epoch)[place]]
-            counts[number] += 1
+    def told(self) -> tuple[str, ...]:
+        """A line per kind, for readers."""
+        return tuple(
+            f"{kind.name}: {100 * kind.share / self._total:.4g} % of the samples, {len(kind.samples)} there"
+            + (f" ({kind.source})" if kind.source else "")
+            for kind in self._kinds
+        )
+
+    def drawn(self, update: int, count: int) -> Iterator[SftSample]:
+        first = update * count
+        self._fill(first + count)
+        places = [self._slots.count(number, 0, first) for number in range(len(self._kinds))]
+        for number in self._slots[first : first + count]:
+            yield self._samples[number][self._orders[number][places[number]]]
+            places[number] += 1
 
     def _fill(self, num_slots: int) -> None:
+        shares = [kind.share / self._total for kind in self._kinds]
         while len(self._slots) < num_slots:
             due = len(self._slots) + 1
-            behind = [s * due - c for s, c in zip(self._shares, self._counts, strict=True)]
+            behind = [share * due - taken for share, taken in zip(shares, self._taken, strict=True)]
             number = max(range(len(behind)), key=behind.__getitem__)
             self._slots.append(number)
-            self._counts[number] += 1
-
-    def _shuffled(self, number: int, epoch: int) -> list[int]:
-        kind = self.kinds[number]
-        numbers = range(len(kind.samples))
-        return random.Random(f"{self._seed} {kind.name} epoch {epoch}").sample(numbers, len(numbers))
-
-
-def held_out(kind: Kind, share: float, most: int, seed: int) -> tuple[Kind, Kind]:
-    """What of a kind is trained on, and what it is evaluated by: a share of it, at least one sample, at most
-    ``most``.
-
-    Raises:
-        ConfigError: there are fewer than two samples.
-    """
-    if len(kind.samples) < 2:
-        raise ConfigError(f"mix: {kind.name}: it takes two examples at least, one of them to evaluate by")
-    shuffled = random.Random(f"{seed} {kind.name} held out").sample(list(kind.samples), len(kind.samples))
-    count = min(len(shuffled) - 1, most, max(1, round(share * len(shuffled))))
-    return (
-        Kind(kind.name, kind.share, shuffled[count:], kind.source),
-        Kind(kind.name, kind.share, shuffled[:count], kind.source),
-    )
+            self._taken[number] += 1

@@ -1,12 +1,12 @@
 """Writes a fine-tuned model as a directory that stock ``transformers`` and the engine load: weights in the base
-model's type, and whatever else the base model brings (tokenizer, chat template, ``kvquilt.json``,
-``quilt.yaml``) as it is there."""
+model's type, and what else the base model brings, as it is there: tokenizer, chat template, ``kvquilt.json``,
+``quilt.yaml``, an auxiliary model beside it."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 from shared.kv_types import KvContext
 
 CARD = "README.md"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".index.json")
-_OURS = ("config.json", CARD, "losses.jsonl")  # what training writes itself
+_BROUGHT = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model"),
+    *("chat_template*", "generation_config.json", "kvquilt.json", "quilt.yaml", "LICENSE*", "NOTICE*"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,11 @@ def write_model(hf_model: Any, source: str, out: Path, card: ModelCard) -> None:
         _bring_rest(source, new)
         (new / CARD).write_text(card.text(out.name), encoding="utf-8")
         for path in sorted(new.iterdir()):
-            path.replace(out / path.name)
+            if path.is_dir():
+                shutil.copytree(path, out / path.name, dirs_exist_ok=True)
+            else:
+                path.chmod(0o644)
+                path.replace(out / path.name)
 
 
 def _bring_rest(source: str, to: Path) -> None:
@@ -68,11 +74,8 @@ def _bring_rest(source: str, to: Path) -> None:
 
         AutoTokenizer.from_pretrained(source).save_pretrained(to)
         return
-    for path in _rest(Path(source)):
-        shutil.copyfile(path, to / path.name)
-
-
-def _rest(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.iterdir()):
-        if path.is_file() and path.name not in _OURS and not path.name.endswith(_WEIGHTS):
-            yield path
+    for path in sorted(Path(source).iterdir()):
+        if path.is_file() and any(path.match(pattern) for pattern in _BROUGHT):
+            shutil.copyfile(path, to / path.name)
+        elif (path / "config.json").is_file():  # an auxiliary model that quilt.yaml names
+            shutil.copytree(path, to / path.name)

@@ -89,9 +89,10 @@ class SftTrainee:
             num_alike += float((logits_PV.argmax(-1) == targets_P).sum())
         return Tally(loss, num_alike, sum(lesson.num_tokens for lesson in lessons))
 
-    def release(self) -> None:
+    def release(self) -> bool:
         """From here on layers are computed again for their gradients."""
-        self._recompute = True
+        before, self._recompute = self._recompute, True
+        return not before
 
     def write(self, out: Path, state: Mapping[str, Tensor], recipe: Mapping[str, str]) -> None:
         now = {name: x.detach().clone() for name, x in self.state().items()}
