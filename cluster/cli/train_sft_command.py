@@ -19,8 +19,8 @@ from shared.generation.modes import ReuseMode
     "--mix",
     multiple=True,
     metavar="KIND=SHARE:FILE[,FILE]",
-    help="Instead: kinds of examples and their shares, once per kind; or one YAML or JSON file that says all. "
-    "qa, dialogue, reasoning, code and others need no share: 50, 25, 10, 10 and 5, the paper's.",
+    help="Instead: kinds of examples and their shares, once per kind; or one YAML or JSON file that says "
+    "all. qa, dialogue, reasoning, code and others need no share: 50, 25, 10, 10 and 5, the paper's.",
 )
 @click.option(
     "--reuse",
@@ -43,16 +43,16 @@ from shared.generation.modes import ReuseMode
 @click.option(
     "--recompute-activations",
     is_flag=True,
-    help="Computes layers again for their gradients: less memory, a third slower. Begins by itself when memory "
-    "runs out.",
+    help="Computes layers again for their gradients: less memory, a third slower. Begins by itself when "
+    "memory runs out.",
 )
 @click.pass_obj
 def sft(session: Session, **options: Any) -> None:
     """Fine-tune a model on labelled answers, over chunks placed as they are served (TurboRAG).
 
-    A line of --data (or of a file of --mix) holds documents, questions and answers, or a conversation; the loss
-    is on answers alone. What comes of it is a model of its own, a directory: ingest documents again with it.
-    The same data, seed and settings with --reuse full make its naive twin, to compare with.
+    A line of --data (or of a file of --mix) holds documents, questions and answers, or a conversation; the
+    loss is on answers alone. What comes of it is a model of its own, a directory: ingest documents again with
+    it. The same data, seed and settings with --reuse full make its naive twin, to compare with.
 
     \b
     kvquilt train sft --model smollm2 --data handbook.jsonl --out models/handbook

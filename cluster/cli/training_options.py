@@ -19,7 +19,8 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 def training_options(usual: LoopSettings, questions: int = 8) -> Callable[[CommandT], CommandT]:
-    """``usual``: the settings of the recipe whose values are the defaults; ``questions``: so many by default."""
+    """``usual``: the settings of the recipe whose values are the defaults; ``questions``: the default of
+    these."""
     options = (
         click.option(
             "--model", help="As of `kvquilt up`. Default: smollm2, where its package is installed, else demo."

@@ -39,8 +39,8 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """``chunks``: in the order in which they are placed; ``blocks``: chunks of the whole blocks that these are
-    from; ``asked``: the questions of the example that are asked over them."""
+    """``chunks``: in the order in which they are placed; ``blocks``: chunks of the whole blocks that these
+    are from; ``asked``: the questions of the example that are asked over them."""
 
     chunks: tuple[PlacedChunk, ...]
     blocks: tuple[Ids, ...]

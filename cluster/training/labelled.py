@@ -1,7 +1,7 @@
-"""Reads labelled examples: questions about documents with their answers, questions and answers without any, or
-conversations. A line of JSON each, or a list of JSON, packed by gzip or not::
+"""Reads labelled examples: questions about documents with their answers, questions and answers without
+documents, or conversations. A line of JSON each, or a list of JSON, packed by gzip or not::
 
-    {"documents": [{"title": "Lease", "text": "# Lease ..."}], "questions": ["Who signed it?"], "answers": ["Ann"]}
+    {"documents": [{"title": "Lease", "text": "# Lease ..."}], "questions": ["Who?"], "answers": ["Ann"]}
     {"question": "What is 7 times 8?", "answer": "56"}
     {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"}]}
 

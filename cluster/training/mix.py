@@ -26,7 +26,8 @@ class MixPart:
 
 
 def parse_mix(parts: Sequence[str]) -> list[MixPart]:
-    """Each ``KIND=SHARE:FILE[,FILE…]``; the paper's kinds need no share. One file of YAML or JSON may say all::
+    """Each ``KIND=SHARE:FILE[,FILE…]``; the paper's kinds need no share. One file of YAML or JSON may say
+    all::
 
         qa: {share: 50, files: [handbook.jsonl]}
         dialogue: {share: 25, files: [chats.jsonl]}

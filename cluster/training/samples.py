@@ -1,10 +1,10 @@
-"""Makes samples of labelled examples: documents are cut, chained and retrieved, questions put as they are served;
-what has no documents stands alone, in the tokenizer's chat template if it has one."""
+"""Makes samples of labelled examples: documents are cut, chained and retrieved, questions put as they are
+served; what has no documents stands alone, in the tokenizer's chat template if it has one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 
 from cluster.training.contexts import ContextMaker
 from cluster.training.labelled import Conversation, Labelled, Message
@@ -42,9 +42,7 @@ class SampleMaker:
             raise ConfigError("model: its tokenizer has no end mark (eos_token), so answers would not end")
         self._end = next(iter(prompts.end_ids), tokenizer.eos_token_id)
         self._chat = Chat(tokenizer, config) if getattr(tokenizer, "chat_template", None) else None
-        _, behind = prompts.template.question.split("{question}")
-        begun = behind.endswith((" ", "\n")) or behind.endswith(tuple(tokenizer.all_special_tokens))
-        self._gap = "" if begun else " "
+        _, self._asked = prompts.template.question.split("{question}")
 
     def samples(self, examples: Iterable[Labelled | Conversation]) -> Iterator[SftSample]:
         """
@@ -82,40 +80,50 @@ class SampleMaker:
         return SftSample(name, (), (), (Said.answered(ids, self._answer(answer)),))
 
     def _answer(self, text: str) -> Ids:
-        return (*self._prompts.encode(self._gap + text), self._end)
+        """Behind a question, up to its end mark."""
+        return self._said(self._asked, text)
+
+    def _said(self, behind: str, text: str) -> Ids:
+        """``behind``: the text in front of it."""
+        special = tuple(self._prompts.tokenizer.all_special_tokens)
+        gap = "" if behind.endswith((" ", "\n", *special)) else " "
+        return (*self._prompts.encode(gap + text), self._end)
 
     def _of_conversation(self, conversation: Conversation) -> Iterator[SftSample]:
         """Every message of the assistant is learned up to its end mark. Special tokens that are written in a
-        message are tokens. Where the template alters what it said before, as it does with earlier thoughts, only
-        what it does not alter is learned."""
-        messages = [asdict(message) for message in conversation.messages]
-        whole = self._rendered(conversation.name, messages)
+        message are tokens."""
+        told = _Told(
+            conversation.name, [asdict(message) for message in conversation.messages], self._rendered
+        )
+        branches = self._as_one(told) or tuple(self._one_by_one(told))
+        yield SftSample(conversation.name, (), (), branches)
+
+    def _as_one(self, told: _Told) -> tuple[Said, ...]:
+        """Nothing, where the template says otherwise later what it said before, as some do with thoughts."""
+        whole, done = told.up_to(len(told.messages)), 0
         ids: Ids = ()
         learned: list[tuple[int, int]] = []
-        done = 0
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant" or not number:
-                continue
-            before = self._rendered(conversation.name, messages[:number], asks=True)
-            after = self._rendered(conversation.name, messages[: number + 1])
-            if whole.startswith(before) and whole.startswith(after) and after.startswith(before):
-                ids += self._encode(whole[done : len(before)])
-                said = self._encode(whole[len(before) : len(after)])
-                num_said = next((i + 1 for i, token in enumerate(said) if token in self._ends), len(said))
-                learned.append((len(ids), len(ids) + num_said))
-                ids += said
-                done = len(after)
-        if not learned:
-            raise InvalidRequest(
-                f"{conversation.name}: messages: the chat template alters what the assistant says; write "
-                "question and answer"
-            )
-        yield SftSample(conversation.name, (), (), (Said(ids, tuple(learned)),))
+        for number in told.assistants():
+            before, after = told.asking(number), told.up_to(number + 1)
+            if not (whole.startswith(after) and after.startswith(before)):
+                return ()
+            ids += self._encode(whole[done : len(before)])
+            said = self._encode(after[len(before) :])
+            num_said = next((i + 1 for i, token in enumerate(said) if token in self._ends), len(said))
+            learned.append((len(ids), len(ids) + num_said))
+            ids, done = ids + said, len(after)
+        return (Said(ids, tuple(learned)),)
+
+    def _one_by_one(self, told: _Told) -> Iterator[Said]:
+        """Each behind what the template says up to it."""
+        for number in told.assistants():
+            before = told.asking(number)
+            yield Said.answered(self._encode(before), self._said(before, told.messages[number]["content"]))
 
     def _encode(self, text: str) -> Ids:
         return tuple(self._prompts.tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
-    def _rendered(self, name: str, messages: list[dict[str, str]], asks: bool = False) -> str:
+    def _rendered(self, name: str, messages: list[dict[str, str]], asks: bool) -> str:
         if self._chat is None:
             raise InvalidRequest(
                 f"{name}: messages: the model's tokenizer has no chat template; write question and answer"
@@ -124,3 +132,23 @@ class SampleMaker:
             return self._chat.render(messages, add_generation_prompt=asks)
         except Exception as error:  # somebody else's program
             raise InvalidRequest(f"{name}: messages: the chat template refuses them: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A conversation as the chat template renders it."""
+
+    name: str
+    messages: list[dict[str, str]]
+    rendered: Callable[[str, list[dict[str, str]], bool], str]
+
+    def assistants(self) -> Iterator[int]:
+        """Numbers of the assistant's messages."""
+        return (i for i, message in enumerate(self.messages) if i and message["role"] == "assistant")
+
+    def asking(self, number: int) -> str:
+        """Everything in front of a message of the assistant."""
+        return self.rendered(self.name, self.messages[:number], True)
+
+    def up_to(self, number: int) -> str:
+        return self.rendered(self.name, self.messages[:number], False)

@@ -60,8 +60,8 @@ class Order:
 
 
 def split(lessons: Sequence[LessonT], settings: LoopSettings, of: str) -> tuple[list[LessonT], list[LessonT]]:
-    """What is held out of two lessons or more, at least one, and the others. ``of``: tells several of one seed
-    apart."""
+    """Returns what is held out of two lessons or more, at least one, and the others. ``of``: tells several of
+    one seed apart."""
     shuffled = random.Random(f"{settings.seed} {of}").sample(list(lessons), len(lessons))
     count = min(len(lessons) - 1, max(1, round(settings.held_out * len(lessons))))
     return shuffled[:count], shuffled[count:]

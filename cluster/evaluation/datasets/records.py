@@ -17,8 +17,8 @@ from shared.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``name``: whose; ``holds``: what a record of it holds; ``option``: what names the file; ``instead``: what
-    may be given in place of it."""
+    """``name``: whose; ``holds``: what a record of it holds; ``option``: what names the file; ``instead``: a
+    remedy besides another file."""
 
     name: str
     holds: str

@@ -31,8 +31,8 @@ class LoraSettings(Protocol):
 
 
 class TrainedAdapter:
-    """Begins by changing nothing: A at random by the seed, B zero. ``pairs``: A and B of every linear layer that
-    it changes, to whose weight it adds ``scale`` · B·A.
+    """Begins by changing nothing: A at random by the seed, B zero. ``pairs``: A and B of every linear layer
+    that it changes, to whose weight it adds ``scale`` · B·A.
 
     Raises:
         ConfigError: the model has no such linear layers.

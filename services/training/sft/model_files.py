@@ -1,6 +1,6 @@
-"""Writes a fine-tuned model as a directory that stock ``transformers`` and the engine load: weights in the base
-model's type, and what else the base model brings, as it is there: tokenizer, chat template, ``kvquilt.json``,
-``quilt.yaml``, an auxiliary model beside it."""
+"""Writes a fine-tuned model as a directory that stock ``transformers`` and the engine load: weights in the
+base model's type, and what else the base model brings, as it is there: tokenizer, chat template,
+``kvquilt.json``, ``quilt.yaml``, an auxiliary model beside it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.config import read_yaml
 from shared.kv_types import KvContext
 
 CARD = "README.md"
@@ -43,8 +44,8 @@ class ModelCard:
         lines = [
             f"# {name}",
             f"`{self.base}`, fine-tuned on labelled answers over {read}; {how} (`kvquilt train sft`).",
-            f"Its fingerprint is `{self.fingerprint}`, the base model's `{self.base_fingerprint}`. Chunks that "
-            "another model stored cannot be used with it: ingest them again.",
+            f"Its fingerprint is `{self.fingerprint}`, the base model's `{self.base_fingerprint}`. Chunks "
+            "that another model stored cannot be used with it: ingest them again.",
             "## Trained on\n\n" + "\n".join(f"- {line}" for line in self.mixture),
             "## Settings\n\n| | |\n| --- | --- |\n"
             + "\n".join(f"| {field} | {value or 'all'} |" for field, value in settings.items()),
@@ -77,5 +78,7 @@ def _bring_rest(source: str, to: Path) -> None:
     for path in sorted(Path(source).iterdir()):
         if path.is_file() and any(path.match(pattern) for pattern in _BROUGHT):
             shutil.copyfile(path, to / path.name)
-        elif (path / "config.json").is_file():  # an auxiliary model that quilt.yaml names
-            shutil.copytree(path, to / path.name)
+    if (settings := to / "quilt.yaml").is_file():
+        selector = read_yaml(settings.read_text(encoding="utf-8"), str(settings)).get("selector") or {}
+        if (auxiliary := selector.get("model")) and (Path(source) / auxiliary).is_dir():
+            shutil.copytree(Path(source) / auxiliary, to / auxiliary)

@@ -37,8 +37,8 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class SftSample:
-    """``name``: where it is from, for messages. Without documents ``prefix_ids`` and ``chunks`` are empty, and
-    all text is in the branch."""
+    """``name``: where it is from, for messages. Without documents ``prefix_ids`` and ``chunks`` are empty,
+    and all text is in the branch."""
 
     name: str
     prefix_ids: Ids

@@ -11,8 +11,8 @@ from shared.generation.modes import GoesBy, ReuseMode
 
 @dataclass(frozen=True, slots=True)
 class SftSettings(LoopSettings):
-    """The defaults of rate, samples per update and optimizer are TurboRAG's. A "context" is a sample: a context
-    with its questions, or a conversation.
+    """The defaults of rate, samples per update and optimizer are TurboRAG's. A "context" is a sample: a
+    context with its questions, or a conversation.
 
     reuse: the mode that places chunks; ``full`` makes the naive twin.
     rank: of a LoRA on all rows, merged into the weights; 0: the whole model is trained.

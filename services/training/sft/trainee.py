@@ -1,5 +1,5 @@
-"""A model as the training loop fine-tunes it: its loss is the cross-entropy of the answers' tokens, over chunks
-placed as they are served.
+"""A model as the training loop fine-tunes it: its loss is the cross-entropy of the answers' tokens, over
+chunks placed as they are served.
 
 Shapes: R rows of a pass, E hidden size, P predictions.
 """
@@ -91,6 +91,7 @@ class SftTrainee:
 
     def release(self) -> bool:
         """From here on layers are computed again for their gradients."""
+        self._model.hf_model.zero_grad(set_to_none=True)  # of a pass that was broken off
         before, self._recompute = self._recompute, True
         return not before
 

@@ -1,5 +1,5 @@
-"""Keeps what is learned of a model, in float32, and makes of it the weights that the model computes with while
-it is trained: in its own type, as they will serve.
+"""Keeps what is learned of a model, in float32, and makes of it the weights that the model computes with
+while it is trained: in its own type, as they will serve.
 
 ::
 
@@ -22,6 +22,7 @@ from torch.nn import Parameter
 from services.training.adapter.lora import TrainedAdapter
 from services.training.sft.settings import SftSettings
 from shared.engine.model.model import LoadedModel
+from shared.errors import ConfigError
 
 
 class LearnedWeights(Protocol):
@@ -43,8 +44,12 @@ class LearnedWeights(Protocol):
 def learned_weights(model: LoadedModel, settings: SftSettings) -> LearnedWeights:
     """
     Raises:
-        ConfigError: the model has no such linear layers.
+        ConfigError: the model has no such linear layers, or is in float16.
     """
+    if model.spec.dtype == torch.float16:
+        raise ConfigError(
+            "generator.engine.dtype: gradients of float16 vanish; train in bfloat16 or float32, and serve that"
+        )
     model.hf_model.requires_grad_(False)
     return MergedLora(model, settings) if settings.rank else WholeModel(model)
 
