@@ -48,7 +48,8 @@ def learned_weights(model: LoadedModel, settings: SftSettings) -> LearnedWeights
     """
     if model.spec.dtype == torch.float16:
         raise ConfigError(
-            "generator.engine.dtype: gradients of float16 vanish; train in bfloat16 or float32, and serve that"
+            "generator.engine.dtype: gradients of float16 vanish; train in bfloat16 or float32, and serve in "
+            "that"
         )
     model.hf_model.requires_grad_(False)
     return MergedLora(model, settings) if settings.rank else WholeModel(model)

@@ -206,28 +206,34 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("line", "told"),
         [
-            ("{", "line 2: is no JSON"),
-            ("[]", "line 2: is no object"),
-            ('{"documents": ["a"], "questions": ["b"]}', "line 2: answers: is missing"),
-            ('{"documents": ["a"], "question": "b"}', "line 2: answers: is missing"),
-            ('{"answer": "b"}', "line 2: questions: is missing"),
-            ('{"questions": ["a", "b"], "answers": ["c"]}', "line 2: answers: there must be one for each question, got 1 for 2"),
-            ('{"questions": ["a", " "], "answers": ["c", "d"]}', r"line 2: questions\[1\]: must be text"),
-            ('{"question": "a", "answer": 3}', "line 2: answer: must be text, got 3"),
-            ('{"documents": [], "question": "a", "answer": "b"}', "line 2: documents: must be a list of objects"),
-            ('{"documents": [{"title": "a"}], "question": "a", "answer": "b"}', r"line 2, documents\[0\]: text: is missing"),
-            ('{"documents": [{"text": "a", "title": 3}], "question": "a", "answer": "b"}', r"documents\[0\]: title: must be text"),
-            ('{"messages": [{"role": "bot", "content": "a"}]}', r"line 2, messages\[0\]: role: must be one of system, user, assistant"),
-            ('{"messages": [{"role": "user"}]}', r"line 2, messages\[0\]: content: is missing"),
-            ('{"messages": [{"role": "user", "content": "a"}]}', "line 2: messages: must hold a message of the assistant"),
+            ("{", ": is no JSON"),
+            ("[]", ": is no object"),
+            ('{"documents": ["a"], "questions": ["b"]}', ": answers: is missing"),
+            ('{"documents": ["a"], "question": "b"}', ": answers: is missing"),
+            ('{"answer": "b"}', ": questions: is missing"),
+            ('{"questions": ["a", "b"], "answers": ["c"]}', ": answers: there must be one for each"),
+            ('{"questions": ["a", " "], "answers": ["c", "d"]}', r": questions\[1\]: must be text"),
+            ('{"question": "a", "answer": 3}', ": answer: must be text, got 3"),
+            ('{"documents": "a", "question": "a", "answer": "b"}', ": documents: must be a list of"),
+            ('{"documents": [{}], "question": "a", "answer": "b"}', r", documents\[0\]: text: is missing"),
+            (
+                '{"documents": [{"text": "a", "title": 3}], "question": "a", "answer": "b"}',
+                r", documents\[0\]: title: must be text",
+            ),
+            (
+                '{"messages": [{"role": "bot", "content": "a"}]}',
+                r", messages\[0\]: role: must be one of system, user, assistant",
+            ),
+            ('{"messages": [{"role": "user"}]}', r", messages\[0\]: content: is missing"),
+            ('{"messages": [{"role": "user", "content": "a"}]}', ": messages: must hold a message of the"),
         ],
-    )  # fmt: skip
+    )
     def test_a_line_of_another_form_is_named_with_its_field(
         self, line: str, told: str, tmp_path: Path
     ) -> None:
         path = tmp_path / "data.jsonl"
         path.write_text(f"{json.dumps(QA)}\n{line}\n", encoding="utf-8")
-        with pytest.raises(InvalidRequest, match=f"--mix: .*data.jsonl, (line 2, )?{told}"):
+        with pytest.raises(InvalidRequest, match=f"--mix: .*data.jsonl, line 2{told}"):
             list(read_labelled(path, "--mix"))
 
 
@@ -243,14 +249,12 @@ class TestInvented:
 
 class TestSamples:
     def maker(
-        self, prompts: PromptTokenizer | None = None, num_positions: int = 2048, **changed: int
+        self, prompts: PromptTokenizer | None = None, num_positions: int = 2048, chunks: int = 3
     ) -> SampleMaker:
         prompts = prompts or PromptTokenizer.of_model(str(DEMO_MODEL))
         assert prompts is not None
         config = IngestionConfig(str(DEMO_MODEL), 40, KvContext.NONE)
-        contexts = ContextMaker(
-            prompts, config, changed.get("chunks", 3), changed.get("questions", 2), seed=0
-        )
+        contexts = ContextMaker(prompts, config, chunks, 2, seed=0)
         return SampleMaker(prompts, contexts, PromptConfig(), ReuseMode.REORDERED, num_positions)
 
     def chat(self, family: str, *conversation: Message) -> tuple[SftSample, PromptTokenizer]:
@@ -322,11 +326,9 @@ class TestSamples:
         assert alone.branches == self.chat(family, *CHAT[:2])[0].branches
 
     def test_messages_need_a_chat_template(self) -> None:
-        with pytest.raises(
-            InvalidRequest, match="^one: messages: the model's tokenizer has no chat template"
-        ):
+        with pytest.raises(InvalidRequest, match=r"^one: messages: .* no chat template"):
             list(self.maker().samples([Conversation("one", tuple(CHAT))]))
 
     def test_what_does_not_fit_is_named(self) -> None:
-        with pytest.raises(ContextTooLong, match="^one: takes .* positions, the model has 40"):
+        with pytest.raises(ContextTooLong, match=r"^one: takes .* positions, the model has 40"):
             list(self.maker(num_positions=40).samples([self.labelled()]))
