@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example
 from services.ingestion.config import IngestionConfig
+from services.training.devices import prepare_device
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson
 from services.training.distillation.settings import DistillationSettings
@@ -58,6 +61,7 @@ class ServedModel:
         Raises:
             ConfigError, ModelUnsupported: it cannot be loaded so.
         """
+        prepare_device(torch.device(self.device))
         model = load_model(self.ingestion.model, dtype=self.dtype, device=self.device, pack=False)
         model.end_also_at(prompts.end_ids)
         return model

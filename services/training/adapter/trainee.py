@@ -6,9 +6,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,16 +16,16 @@ from services.training.adapter.lora import TrainedAdapter
 from services.training.adapter.settings import AdapterSettings
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import DistilledLesson, Taught
+from services.training.distillation.segments import KnownSegments
 from services.training.known_kv import segments_of
+from services.training.sight import on_device
 from services.training.trainee import Tally
 from services.training.twin import TwinStep
-from services.training.twin_request import Ids, KnownKv, PlacedChunk, SegmentKv
+from services.training.twin_request import Ids, KnownKv
 from shared.engine.model.lora import AdapterFacts
 from shared.engine.model.lora_files import write_adapter
 from shared.engine.model.model import LoadedModel
 from shared.kv_types import KvContext
-
-_KEPT_IN_MEMORY = 512  # segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class AdapterTrainee:
 
     def __init__(self, pupil: Pupil, settings: AdapterSettings, kept: Kept) -> None:
         self.adapter = TrainedAdapter(pupil.model, settings)
-        self._pupil, self._settings, self._kept = pupil, settings, kept
+        self._pupil, self._settings = pupil, settings
         self._prefix, _ = segments_of(pupil.model, pupil.prefix_ids, ())
-        self._segment = lru_cache(_KEPT_IN_MEMORY)(self._read_segment)
+        self._segments = KnownSegments(pupil.model, pupil.prefix_ids, kept)
 
     def parameters(self) -> Iterator[Tensor]:
         return self.adapter.parameters()
@@ -71,41 +71,36 @@ class AdapterTrainee:
         }
 
     def loss(self, lessons: Sequence[DistilledLesson]) -> Tensor:
-        parts = [taught.divergence(logits_AV).sum() for taught, logits_AV in self._answers(lessons)]
-        return torch.stack(parts).sum()
+        taught, logits_AV = self._answers(lessons)
+        return taught.divergence(logits_AV).sum()
 
     def evaluate(self, lessons: Sequence[DistilledLesson]) -> Tally:
-        apart, alike = [], []
-        for taught, logits_AV in self._answers(lessons):
-            apart.append(taught.divergence(logits_AV))
-            alike.append(taught.agreement(logits_AV))
-        loss, num_alike = torch.stack([torch.cat(apart).sum(), torch.cat(alike).float().sum()]).tolist()
-        return Tally(loss, num_alike, sum(map(len, apart)))
+        taught, logits_AV = self._answers(lessons)
+        apart, alike = taught.divergence(logits_AV).sum(), taught.agreement(logits_AV).sum()
+        return Tally(*torch.stack([apart, alike.to(apart)]).tolist(), len(taught.answer))
 
     def release(self) -> None:
-        self._segment.cache_clear()
+        self._segments.clear()
 
     def write(self, out: Path, state: Mapping[str, Tensor], recipe: Mapping[str, str]) -> None:
         facts = AdapterFacts(self._pupil.model.fingerprint, self._pupil.kv_context, dict(recipe))
         write_adapter(self.adapter.adapter(out.name, self._pupil.base, facts, state), out)
 
-    def _answers(self, lessons: Sequence[DistilledLesson]) -> Iterator[tuple[Taught, Tensor]]:
-        """The pupil's logits in front of every token of the teacher's answers, of all questions of these
-        contexts in one pass."""
+    def _answers(self, lessons: Sequence[DistilledLesson]) -> tuple[Taught, Tensor]:
+        """All answers of the teacher, and the pupil's logits in front of every token of them, of all
+        questions of these contexts in one pass."""
         model, prefix_ids = self._pupil.model, self._pupil.prefix_ids
         requests = [lesson.request(prefix_ids, self._settings.reuse) for lesson in lessons]
-        known = [KnownKv(self._prefix, tuple(map(self._segment, one.context.chunks))) for one in lessons]
+        known = [
+            KnownKv(self._prefix, tuple(map(self._segments.of, lesson.context.chunks))) for lesson in lessons
+        ]
         step = TwinStep(requests, model.spec, known)
         step.adapt(self.adapter.weights())
         hidden_RE = model.forward(step)
-        for lesson, rows in zip(lessons, step.rows, strict=True):
-            for taught, branch in zip(lesson.taught, rows.branches, strict=True):
-                answer = branch[-len(taught.answer) :]
-                yield taught, model.logits(hidden_RE[answer.start : answer.stop]).cpu()
-
-    def _read_segment(self, chunk: PlacedChunk) -> SegmentKv:
-        segment = self._kept.segment(chunk)
-        if segment is None:  # removed or broken meanwhile
-            _, (segment,) = segments_of(self._pupil.model, self._pupil.prefix_ids, [chunk])
-            self._kept.keep_segment(chunk, segment)
-        return segment
+        taught = [one for lesson in lessons for one in lesson.taught]
+        branches = [branch for rows in step.rows for branch in rows.branches]
+        rows = [
+            row for one, branch in zip(taught, branches, strict=True) for row in branch[-len(one.answer) :]
+        ]
+        index = on_device(np.array(rows), model.spec.device)
+        return Taught.joined(taught), model.logits(hidden_RE.index_select(0, index))

@@ -5,8 +5,10 @@ Shapes: A tokens of an answer, K of the teacher's likeliest tokens, V vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
@@ -36,9 +38,19 @@ class Taught:
 
     @classmethod
     def of(cls, answer: Ids, logits_AV: Tensor, top_k: int) -> Taught:
-        logprobs_AV = logits_AV.cpu().log_softmax(-1)
+        logprobs_AV = logits_AV.log_softmax(-1)
         logprobs_AK, top_AK = logprobs_AV.topk(min(top_k, logprobs_AV.shape[-1]))
         return cls(answer, top_AK, logprobs_AK, _rest(logprobs_AV, top_AK))
+
+    @classmethod
+    def joined(cls, answers: Iterable[Taught]) -> Taught:
+        """One answer behind the other, for their losses to be computed at once."""
+        every = list(answers)
+        parts = ([getattr(one, name) for one in every] for name in ("top_AK", "logprobs_AK", "rest_A"))
+        return cls(tuple(token for one in every for token in one.answer), *map(torch.cat, parts))
+
+    def to(self, device: torch.device) -> Taught:
+        return Taught(self.answer, *(x.to(device) for x in (self.top_AK, self.logprobs_AK, self.rest_A)))
 
     def divergence(self, logits_AV: Tensor) -> Tensor:
         """KL from the teacher's distribution to that of these logits [A], tokens beyond the likeliest counted

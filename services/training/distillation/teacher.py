@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 
 import torch
 
@@ -17,12 +17,16 @@ from services.training.twin_request import Ids, PlacedChunk, TwinRequest
 from shared.engine import Engine
 from shared.engine.decoding.text import Decode
 from shared.engine.model.model import LoadedModel
+from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import ReuseMode
-from shared.generation.told import TokenEvent
+from shared.generation.told import DoneEvent, Event, FailedEvent, TokenEvent
 
 Progress = Callable[[int, int], None]
+
+
+_TOGETHER = 16  # contexts whose answers are decoded beside each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,50 +40,71 @@ class Teacher:
     decode: Decode | None = None
 
     def lessons(self, contexts: Sequence[AskedContext], on_progress: Progress) -> list[DistilledLesson]:
-        """Also computes the keys and values of the contexts' chunks.
+        """On the model's device. Also computes the keys and values of the contexts' chunks.
 
         Raises:
             ContextTooLong: names the context.
         """
-        engine, names = Engine(self.model, decode=self.decode), count()
-        lessons = []
+        lessons: list[DistilledLesson] = []
+        engine = Engine(self.model, EngineConfig(max_waiting=_TOGETHER), decode=self.decode)
         try:
-            for i, context in enumerate(contexts):
-                on_progress(i, len(contexts))
-                try:
-                    lessons.append(self._lesson(engine, f"{next(names)}", context))
-                except ContextTooLong as error:
-                    raise ContextTooLong(f"{context.name}: {error.detail}") from None
+            for first in range(0, len(contexts), _TOGETHER):
+                on_progress(first, len(contexts))
+                some = contexts[first : first + _TOGETHER]
+                lessons += (
+                    DistilledLesson(*pair) for pair in zip(some, self._said(engine, some), strict=True)
+                )
         finally:
             engine.shut_down()
         on_progress(len(contexts), len(contexts))
         return lessons
 
-    def _lesson(self, engine: Engine, name: str, context: AskedContext) -> DistilledLesson:
-        taught = self.kept.taught(context, self.settings)
-        if taught is None:
-            taught = self._taught(context, list(self._answers(engine, name, context)))
-            self.kept.keep_taught(context, self.settings, taught)
-        missing = [chunk for chunk in context.chunks if not self.kept.has_segment(chunk)]
-        if missing:
-            _, segments = segments_of(self.model, self.prefix_ids, missing)
-            for chunk, segment in zip(missing, segments, strict=True):
-                self.kept.keep_segment(chunk, segment)
-        return DistilledLesson(context, taught)
+    def _said(self, engine: Engine, contexts: Sequence[AskedContext]) -> list[tuple[Taught, ...]]:
+        """Of contexts that are always the same together: whether some of them are known already makes no
+        difference to the others."""
+        taught = [self.kept.taught(context, self.settings) for context in contexts]
+        if any(one is None for one in taught):
+            answers = self._answers(engine, contexts)
+            for i, context in enumerate(contexts):
+                if taught[i] is None:
+                    with _naming(context):
+                        taught[i] = self._taught(context, answers[i])
+                    self.kept.keep_taught(context, self.settings, taught[i])
+        for context in contexts:
+            self._know(context)
+        return [tuple(x.to(self.model.spec.device) for x in one) for one in taught]
 
-    def _answers(self, engine: Engine, name: str, context: AskedContext) -> Iterator[Ids]:
-        """Greedy, the end mark included."""
-        request = GenerateRequest(
-            name,
-            self.prefix_ids,
-            tuple(Chunk(f"{i}", ids) for i, ids in enumerate(context.blocks)),
-            context.questions,
-            reuse=ReuseMode.FULL,
-            sampling=SamplingParams(max_tokens=self.settings.answer_tokens, stop=self.settings.stop),
-        )
-        told = [event for event in engine.generate(request) if isinstance(event, TokenEvent)]
-        for index in range(len(context.questions)):
-            yield tuple(event.token_id for event in told if event.question == index)
+    def _know(self, context: AskedContext) -> None:
+        """Computes what a context's chunks hold all together, whichever is missing: how rounding falls
+        depends on the pass."""
+        if all(map(self.kept.has_segment, context.chunks)):
+            return
+        with _naming(context):
+            _, segments = segments_of(self.model, self.prefix_ids, context.chunks)
+        for chunk, segment in zip(context.chunks, segments, strict=True):
+            self.kept.keep_segment(chunk, segment)
+
+    def _answers(self, engine: Engine, contexts: Sequence[AskedContext]) -> list[list[Ids]]:
+        """By context and question: greedy, the end mark included."""
+        told: list[list[Event]] = [[] for _ in contexts]
+        for i, context in enumerate(contexts):
+            request = GenerateRequest(
+                f"{i}",
+                self.prefix_ids,
+                tuple(Chunk(f"{j}", ids) for j, ids in enumerate(context.blocks)),
+                context.questions,
+                reuse=ReuseMode.FULL,
+                sampling=SamplingParams(max_tokens=self.settings.answer_tokens, stop=self.settings.stop),
+            )
+            with _naming(context):
+                engine.submit(request, told[i].append)
+        while not all(events and isinstance(events[-1], DoneEvent | FailedEvent) for events in told):
+            if not engine.step():
+                engine.wait()
+        return [
+            [_ids_of(events, question) for question in range(len(context.questions))]
+            for context, events in zip(contexts, told, strict=True)
+        ]
 
     @torch.no_grad()
     def _taught(self, context: AskedContext, answers: Sequence[Ids]) -> tuple[Taught, ...]:
@@ -91,3 +116,21 @@ class Teacher:
             Taught.of(answer, self.model.logits(hidden_RE[list(rows[-len(answer) :])]), self.settings.top_k)
             for answer, rows in zip(answers, step.rows[0].branches, strict=True)
         )
+
+
+def _ids_of(events: Sequence[Event], question: int) -> Ids:
+    """
+    Raises:
+        KvquiltError: the request failed.
+    """
+    if isinstance(events[-1], FailedEvent):
+        raise events[-1].error
+    return tuple(e.token_id for e in events if isinstance(e, TokenEvent) and e.question == question)
+
+
+@contextmanager
+def _naming(context: AskedContext) -> Iterator[None]:
+    try:
+        yield
+    except ContextTooLong as error:
+        raise ContextTooLong(f"{context.name}: {error.detail}") from None
