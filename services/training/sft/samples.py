@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from services.training.sight import on_device
 from services.training.twin import TwinStep
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
 from shared.generation.modes import ReuseMode
@@ -73,7 +75,7 @@ class Predictions:
     targets_P: Tensor
 
     @classmethod
-    def of(cls, step: TwinStep, samples: Sequence[SftSample]) -> Predictions:
+    def of(cls, step: TwinStep, samples: Sequence[SftSample], device: torch.device) -> Predictions:
         rows: list[int] = []
         targets: list[int] = []
         for sample, places in zip(samples, step.rows, strict=True):
@@ -81,4 +83,4 @@ class Predictions:
                 for begin, end in said.learned:
                     rows += branch[begin - 1 : end - 1]
                     targets += said.token_ids[begin:end]
-        return cls(torch.tensor(rows), torch.tensor(targets))
+        return cls(on_device(np.array(rows), device), on_device(np.array(targets), device))

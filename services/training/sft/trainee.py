@@ -82,11 +82,12 @@ class SftTrainee:
 
     @torch.no_grad()
     def evaluate(self, lessons: Sequence[SftSample]) -> Tally:
-        loss, num_alike = 0.0, 0.0
+        losses, alike = [], []
         for hidden_PE, targets_P in self._parts(lessons):
             logits_PV = self._model.logits(hidden_PE)
-            loss += float(F.cross_entropy(logits_PV, targets_P, reduction="sum"))
-            num_alike += float((logits_PV.argmax(-1) == targets_P).sum())
+            losses.append(F.cross_entropy(logits_PV, targets_P, reduction="sum"))
+            alike.append((logits_PV.argmax(-1) == targets_P).sum().to(logits_PV))
+        loss, num_alike = torch.stack([torch.stack(losses).sum(), torch.stack(alike).sum()]).tolist()
         return Tally(loss, num_alike, sum(lesson.num_tokens for lesson in lessons))
 
     def release(self) -> bool:
@@ -116,12 +117,9 @@ class SftTrainee:
         """Hidden states in front of what is to be predicted, and that, of all lessons in one pass."""
         self._weights.apply()
         step = TwinStep([one.request(self._settings.reuse) for one in lessons], self._model.spec)
-        predictions = Predictions.of(step, lessons)
-        device = self._model.spec.device
-        hidden_PE = self._hidden(step).index_select(0, predictions.rows_P.to(device))
-        yield from zip(
-            hidden_PE.split(_AT_ONCE), predictions.targets_P.to(device).split(_AT_ONCE), strict=True
-        )
+        predictions = Predictions.of(step, lessons, self._model.spec.device)
+        hidden_PE = self._hidden(step).index_select(0, predictions.rows_P)
+        yield from zip(hidden_PE.split(_AT_ONCE), predictions.targets_P.split(_AT_ONCE), strict=True)
 
     def _hidden(self, step: TwinStep) -> Tensor:
         """As ``LoadedModel.forward``."""
