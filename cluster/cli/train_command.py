@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.cli.session import Session
 from cluster.cli.train_sft_command import sft
 from cluster.cli.training_options import loop_settings, run_training, training_options
+from cluster.config import QuiltConfig
 from services.training.adapter.settings import AdapterSettings
 from shared.generation.modes import ReuseMode
+
+if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.run import Task
+    from cluster.training.task import ServedModel
 
 
 @click.group()
@@ -65,7 +70,7 @@ def adapter(session: Session, **options: Any) -> None:
     )
     out = options["out"]
 
-    def task(config: Any, served: Any) -> Any:
+    def task(config: QuiltConfig, served: ServedModel) -> Task:
         from cluster.training.adapter import AdapterTask
 
         return AdapterTask(served, replace(settings, stop=config.generator.stop), out)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cluster.cli.session import Session
 from cluster.cli.training_options import loop_settings, run_training, training_options
+from cluster.config import QuiltConfig
 from services.training.sft.settings import SftSettings
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
+
+if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.run import Task
+    from cluster.training.task import ServedModel
 
 
 @click.command()
@@ -47,7 +52,7 @@ from shared.generation.modes import ReuseMode
     "memory runs out.",
 )
 @click.pass_obj
-def sft(session: Session, **options: Any) -> None:
+def sft(session: Session, /, **options: Any) -> None:
     """Fine-tune a model on labelled answers, over chunks placed as they are served (TurboRAG).
 
     A line of --data (or of a file of --mix) holds documents, questions and answers, or a conversation; the
@@ -68,7 +73,7 @@ def sft(session: Session, **options: Any) -> None:
     )
     out = options["out"]
 
-    def task(config: Any, served: Any) -> Any:
+    def task(config: QuiltConfig, served: ServedModel) -> Task:
         from cluster.training.sft import SftTask
 
         return SftTask(served, settings, out)

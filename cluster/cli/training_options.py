@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +14,10 @@ from cluster.config import QuiltConfig
 from services.training.loop_settings import LoopSettings
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
+
+if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.run import Task
+    from cluster.training.task import ServedModel
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -31,6 +35,9 @@ def training_options(usual: LoopSettings, questions: int = 8) -> Callable[[Comma
             type=EXISTING_FILE,
             help="The quilt.yaml that the model is served with: its prompt, chunks and type of weights "
             "count.",
+        ),
+        click.option(
+            "--device", help="cpu, cuda or cuda:1. Default: generator.engine.device of the settings."
         ),
         click.option(
             "--kv-context",
@@ -88,12 +95,6 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
     return {field.name: options[field.name] for field in fields(LoopSettings)}
 
 
-class Task(Protocol):
-    """A recipe with its settings."""
-
-    def loop(self, examples: Iterable[Any], on_progress: Callable[[int, int], None], say: Any) -> Any: ...
-
-
 def asked_examples(options: dict[str, Any]) -> Iterable[Any]:
     """What --data or --invented says.
 
@@ -111,7 +112,7 @@ def asked_examples(options: dict[str, Any]) -> Iterable[Any]:
 def run_training(
     session: Session,
     options: dict[str, Any],
-    task_of: Callable[[QuiltConfig, Any], Task],
+    task_of: Callable[[QuiltConfig, ServedModel], Task],
     examples_of: Callable[[dict[str, Any]], Iterable[Any]] = asked_examples,
 ) -> None:
     """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``;
@@ -126,7 +127,12 @@ def run_training(
 
     kv_context = options["kv_context"]
     examples = examples_of(options)
-    chosen = {"model": options["model"], "ingestion": kv_context and {"kv_context": kv_context}}
+    device = options["device"]
+    chosen = {
+        "model": options["model"],
+        "ingestion": kv_context and {"kv_context": kv_context},
+        "generator": device and {"engine": {"device": device}},
+    }
     config = served_config(options["config_path"], chosen, session.out)
     torch.set_num_threads(options["threads"])
     served = ServedModel(
@@ -145,7 +151,18 @@ def run_training(
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bar(*columns, console=session.err, transient=True) as bar:
         asked = bar.add_task("asking the teacher")
-        loop = task.loop(examples, lambda done, of: bar.update(asked, completed=done, total=of), say)
+
+        def on_progress(done: int, of: int) -> None:
+            bar.update(asked, completed=done, total=of)
+
+        if options["workers"] == 1:
+            loop = task.loop(examples, on_progress, say)
+        else:
+            from cluster.training.together import Team, train_together
+
+            team = Team(options["workers"], served.device.startswith("cuda"), options["threads"])
+            train_together(task, examples, team, on_progress, say)
+            return
     train(loop, say)
 
 

@@ -14,6 +14,7 @@ from services.training.adapter.trainee import AdapterTrainee, Pupil
 from services.training.distillation.lessons import DistilledLesson
 from services.training.distillation.teacher import Progress
 from services.training.loop import TrainingLoop
+from services.training.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,22 @@ class AdapterTask:
     out: Path
 
     def loop(
-        self, examples: Iterable[Example], on_progress: Progress, say: Say
+        self,
+        examples: Iterable[Example],
+        on_progress: Progress,
+        say: Say,
+        workers: Workers | None = None,
     ) -> TrainingLoop[DistilledLesson]:
         """Has the teacher say what it knows, and goes on from a checkpoint, if there is one.
 
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
         """
-        given = distil(self.served, examples, self.settings, self.out, on_progress)
+        given = distil(self.served, examples, self.settings, self.out, on_progress, workers)
         context = self.served.ingestion.kv_context
         pupil = Pupil(given.model, given.prompts.prefix_ids, context, self.served.base)
         trainee = AdapterTrainee(pupil, self.settings, given.kept)
-        loop = TrainingLoop(trainee, given.lessons, self.settings, self.out, say)
+        loop = TrainingLoop(trainee, given.lessons, self.settings, self.out, say, workers)
         if loop.resume():
             say(f"goes on at update {loop.update} of {self.settings.updates}")
         return loop

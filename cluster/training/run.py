@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, Protocol
 
 from services.training.loop import TrainingLoop
 from services.training.trainee import Evaluation, LessonT
+from services.training.workers import Workers
 
 Say = Callable[[str], None]
+Progress = Callable[[int, int], None]
+
+
+class Task(Protocol):
+    """A recipe with its settings, which may go to other processes."""
+
+    def loop(
+        self, examples: Iterable[Any], on_progress: Progress, say: Say, workers: Workers | None = None
+    ) -> TrainingLoop[Any]:
+        """One of several ``workers`` shares its updates with the others."""
+        ...
 
 
 def train(loop: TrainingLoop[LessonT], say: Say) -> None:
@@ -20,6 +33,14 @@ def train(loop: TrainingLoop[LessonT], say: Say) -> None:
     Raises:
         KeyboardInterrupt: it was interrupted, and there is a checkpoint.
     """
+    with interruptible() as interrupted:
+        done = run_loop(loop, say, interrupted)
+    if not done:
+        raise KeyboardInterrupt
+
+
+def run_loop(loop: TrainingLoop[LessonT], say: Say, interrupted: Callable[[], bool]) -> bool:
+    """Returns whether it was not interrupted."""
     settings, began, first, trainee = loop.settings, time.monotonic(), loop.update, loop.trainee
 
     def told(found: Evaluation | None) -> str:
@@ -36,17 +57,17 @@ def train(loop: TrainingLoop[LessonT], say: Say) -> None:
             f"{told(found)} ({trainee.untrained}: {told(loop.before)})  {per_update:.2f} s per update"
         )
 
-    with interruptible() as interrupted:
-        loop.train(on_update, interrupted)
+    loop.train(on_update, interrupted)
     if not loop.done:
         say(f"checkpoint at update {loop.update} in {loop.out}; the same command goes on from there")
-        raise KeyboardInterrupt
+        return False
     best, before = loop.best, loop.before
     assert best is not None
     assert before is not None
     say(f"best at update {best.update}: {told(best.evaluation)}; {trainee.untrained}: {told(before)}")
     if best.evaluation.loss >= before.loss:
         say("so it helps nothing here: more contexts, a lower --lr or another --kv-context may")
+    return True
 
 
 @contextmanager

@@ -10,10 +10,9 @@ from cluster.training.contexts import ContextMaker
 from cluster.training.examples import invented_with_answers
 from cluster.training.labelled import Conversation, Labelled, read_labelled
 from cluster.training.mix import MixPart
-from cluster.training.run import Say
+from cluster.training.run import Progress, Say
 from cluster.training.samples import SampleMaker
 from cluster.training.task import ServedModel
-from services.training.distillation.teacher import Progress
 from services.training.loop import TrainingLoop
 from services.training.sft.mixture import Kind, Mixture
 from services.training.sft.samples import SftSample
@@ -84,7 +83,7 @@ class SftTask:
             say(line)
         context = served.ingestion.kv_context
         tuned = SftModel(model, served.ingestion.model, context, served.base, mixture.told())
-        loop = TrainingLoop(SftTrainee(tuned, settings), mixture, settings, self.out, say)
+        loop = TrainingLoop(SftTrainee(tuned, settings), mixture, settings, self.out, say, workers)
         if loop.resume():
             say(f"goes on at update {loop.update} of {settings.updates}")
         return loop

@@ -17,6 +17,7 @@ from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson
 from services.training.distillation.settings import DistillationSettings
 from services.training.distillation.teacher import Progress, Teacher
+from services.training.workers import Workers
 from shared.engine import load_model
 from shared.engine.model.model import LoadedModel
 from shared.errors import ConfigError
@@ -83,6 +84,7 @@ def distil(
     settings: DistillationSettings,
     out: Path,
     on_progress: Progress,
+    workers: Workers | None = None,
 ) -> Distillation:
     """Has the teacher say what it knows.
 
@@ -94,4 +96,4 @@ def distil(
     model = served.load(prompts)
     kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
     teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode)
-    return Distillation(model, prompts, teacher.lessons(contexts, on_progress), kept)
+    return Distillation(model, prompts, teacher.lessons(contexts, on_progress, workers), kept)

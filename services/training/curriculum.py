@@ -5,23 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Generic, Protocol
+from typing import Generic, Protocol, TypeVar
 
 from services.training.loop_settings import LoopSettings
-from services.training.trainee import LessonT
+from services.training.trainee import Lesson, LessonT
 from shared.errors import ConfigError
 
+DrawnT = TypeVar("DrawnT", bound=Lesson, covariant=True)
 
-class Curriculum(Protocol[LessonT]):
+
+class Curriculum(Protocol[DrawnT]):
     """``lessons`` are trained on, ``held_out`` are evaluated on."""
 
     @property
-    def lessons(self) -> Sequence[LessonT]: ...
+    def lessons(self) -> Sequence[DrawnT]: ...
 
     @property
-    def held_out(self) -> Sequence[LessonT]: ...
+    def held_out(self) -> Sequence[DrawnT]: ...
 
-    def drawn(self, update: int, count: int) -> Iterator[LessonT]:
+    def drawn(self, update: int, count: int) -> Iterator[DrawnT]:
         """The ``count`` lessons of an update; the same whenever it is asked."""
         ...
 

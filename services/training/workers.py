@@ -23,9 +23,16 @@ class Workers(Protocol):
         call it, with tensors of equal shapes."""
         ...
 
+    def wait_for_all(self) -> None:
+        """Returns when all have called it."""
+        ...
+
 
 class Alone:
     rank, count = 0, 1
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
+        pass
+
+    def wait_for_all(self) -> None:
         pass

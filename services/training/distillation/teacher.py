@@ -14,6 +14,7 @@ from services.training.distillation.settings import DistillationSettings
 from services.training.known_kv import segments_of
 from services.training.twin import TwinStep
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
+from services.training.workers import Alone, Workers
 from shared.engine import Engine
 from shared.engine.decoding.text import Decode
 from shared.engine.model.model import LoadedModel
@@ -39,25 +40,31 @@ class Teacher:
     kept: Kept
     decode: Decode | None = None
 
-    def lessons(self, contexts: Sequence[AskedContext], on_progress: Progress) -> list[DistilledLesson]:
-        """On the model's device. Also computes the keys and values of the contexts' chunks.
+    def lessons(
+        self, contexts: Sequence[AskedContext], on_progress: Progress, workers: Workers | None = None
+    ) -> list[DistilledLesson]:
+        """On the model's device. Also computes the keys and values of the contexts' chunks. Each of several
+        workers computes its share, and finds that of the others in ``kept``.
 
         Raises:
             ContextTooLong: names the context.
         """
-        lessons: list[DistilledLesson] = []
+        workers = workers or Alone()
+        groups = [contexts[first : first + _TOGETHER] for first in range(0, len(contexts), _TOGETHER)]
+        mine = range(workers.rank, len(groups), workers.count)
+        said: dict[int, list[tuple[Taught, ...]]] = {}
         engine = Engine(self.model, EngineConfig(max_waiting=_TOGETHER), decode=self.decode)
         try:
-            for first in range(0, len(contexts), _TOGETHER):
-                on_progress(first, len(contexts))
-                some = contexts[first : first + _TOGETHER]
-                lessons += (
-                    DistilledLesson(*pair) for pair in zip(some, self._said(engine, some), strict=True)
-                )
+            for i in mine:
+                on_progress(len(said) * _TOGETHER, len(contexts))
+                said[i] = self._said(engine, groups[i])
+            workers.wait_for_all()
+            said |= {i: self._said(engine, group) for i, group in enumerate(groups) if i not in said}
         finally:
             engine.shut_down()
         on_progress(len(contexts), len(contexts))
-        return lessons
+        taught = (one for i in range(len(groups)) for one in said[i])
+        return [DistilledLesson(*pair) for pair in zip(contexts, taught, strict=True)]
 
     def _said(self, engine: Engine, contexts: Sequence[AskedContext]) -> list[tuple[Taught, ...]]:
         """Of contexts that are always the same together: whether some of them are known already makes no

@@ -119,7 +119,8 @@ class SftTrainee:
         step = TwinStep([one.request(self._settings.reuse) for one in lessons], self._model.spec)
         predictions = Predictions.of(step, lessons, self._model.spec.device)
         hidden_PE = self._hidden(step).index_select(0, predictions.rows_P)
-        yield from zip(hidden_PE.split(_AT_ONCE), predictions.targets_P.split(_AT_ONCE), strict=True)
+        parts = (torch.split(x, _AT_ONCE) for x in (hidden_PE, predictions.targets_P))
+        yield from zip(*parts, strict=True)
 
     def _hidden(self, step: TwinStep) -> Tensor:
         """As ``LoadedModel.forward``."""

@@ -66,7 +66,7 @@ class WholeModel:
             self._masters[name] = weight
             if weight.dtype != torch.float32:
                 self._masters[name] = master = weight.detach().float().requires_grad_(True)
-                weight.register_post_accumulate_grad_hook(_handing_on(master))
+                weight.register_post_accumulate_grad_hook(_handing_on(master))  # type: ignore[no-untyped-call]
 
     def parameters(self) -> Iterator[Tensor]:
         yield from self._masters.values()

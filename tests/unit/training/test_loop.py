@@ -112,6 +112,9 @@ class _Worker:
             x.copy_(torch.stack([self.together.held[rank][i] for rank in range(self.count)]).sum(0))
         self.together.barrier.wait()
 
+    def wait_for_all(self) -> None:
+        self.together.barrier.wait()
+
 
 def run_together(loops: Sequence[TrainingLoop[Point]], until: int = 99) -> None:
     threads = [Thread(target=run, args=(loop, until)) for loop in loops]
