@@ -57,7 +57,13 @@ class SftTask:
     settings: SftSettings
     out: Path
 
-    def loop(self, kinds: Iterable[LabelledKind], on_progress: Progress, say: Say) -> TrainingLoop[SftSample]:
+    def loop(
+        self,
+        examples: Iterable[LabelledKind],
+        on_progress: Progress,
+        say: Say,
+        workers: Workers | None = None,
+    ) -> TrainingLoop[SftSample]:
         """Goes on from a checkpoint, if there is one.
 
         Raises:
@@ -73,10 +79,10 @@ class SftTask:
             settings.reuse,
             model.spec.sight,
         )
-        asked = list(kinds)
+        kinds = list(examples)
         found = []
-        for done, kind in enumerate(asked):
-            on_progress(done, len(asked))
+        for done, kind in enumerate(kinds):
+            on_progress(done, len(kinds))
             found.append(Kind(kind.name, kind.share, list(maker.samples(kind.examples)), kind.source))
         mixture = Mixture(found, settings)
         for line in mixture.told():
