@@ -18,6 +18,7 @@ from services.training.sft.mixture import Kind, Mixture
 from services.training.sft.samples import SftSample
 from services.training.sft.settings import SftSettings
 from services.training.sft.trainee import SftModel, SftTrainee
+from services.training.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
