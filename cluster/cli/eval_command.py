@@ -53,6 +53,20 @@ _DEFAULT_CASES = 40
     "--config", "config_path", type=EXISTING_FILE, help="The quilt.yaml that the model is served with."
 )
 @click.option(
+    "--retrieve",
+    type=click.IntRange(min=1),
+    help="Ask over so many chunks of a case's documents, found by the question's words, in any order; full "
+    "over these alone is asked besides, and their whole documents are what full reads. Default: all chunks.",
+)
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    help="Ask every mode with this adapter as well: one of generator.engine.adapters, or a directory. "
+    "Repeatable.",
+)
+@click.option("--device", help="cpu, cuda, … Default: generator.engine.device.")
+@click.option(
     "--haystack", type=EXISTING_FILE, help="Prose to hide needles in. Default: invented paragraphs."
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Of an answer. Default: as the suite has it.")
@@ -93,6 +107,9 @@ def evaluate(
     kv_context: str | None,
     model: str | None,
     config_path: Path | None,
+    retrieve: int | None,
+    adapters: tuple[str, ...],
+    device: str | None,
     haystack: Path | None,
     max_tokens: int | None,
     metric: str | None,
@@ -122,6 +139,8 @@ def evaluate(
     kvquilt eval --suite rgb --data en.json --data en_int.json --data en_fact.json --noise 0,0.4,0.8
     kvquilt eval --suite longbench --data musique.jsonl --data dureader.jsonl --length 8192 --cases 100
     kvquilt eval --suite ctxs --data musique_s.json --modes full,reordered,query_attention
+    kvquilt eval --suite ctxs --data nq-open-20_total_documents_gold_at_0.jsonl.gz --retrieve 8 --device cuda
+    kvquilt eval --suite rgb --data en.json --adapter adapters/handbook
     kvquilt eval --suite ruler --via grpc 127.0.0.1:9000 --model demo
 
     docs/evaluation.md says what is asked and how it is scored.
@@ -130,6 +149,7 @@ def evaluate(
 
     from cluster.cli.model_choice import served_config
     from cluster.cli.remote import generation_client
+    from cluster.evaluation.adapters import adapter_places
     from cluster.evaluation.arms import parse_contexts, parse_modes
     from cluster.evaluation.datasets.wanted import parse_noise
     from cluster.evaluation.evaluation import EvalRun
@@ -157,14 +177,25 @@ def evaluate(
     wanted = parse_modes(",".join(name for name in (modes or "").split(",") if name.strip() != "full"))
     shares = parse_ratios(ratios)
     contexts = parse_contexts(kv_context) if kv_context else ()
-    config = served_config(config_path, {"model": model}, session.out)
+    options = {"model": model, "generator": device and {"engine": {"device": device}}}
+    config = served_config(config_path, options, session.out)
     if modes is None:
         clip = (ReuseMode.CACHECLIP,) if config.selector.model else ()
         wanted = (ReuseMode.REORDERED, *clip)
     contexts = contexts or tuple(dict.fromkeys((config.ingestion.kv_context, KvContext.NONE)))
+    there = config.generator.engine.adapters
+    places = dict.fromkeys(adapters, "") if via else adapter_places(adapters, there)
     torch.set_num_threads(threads)
     evaluation = EvalRun(
-        Models(config.model, config.selector.model, config.ingestion, config.generator.engine.dtype),
+        Models(
+            config.model,
+            config.selector.model,
+            config.ingestion,
+            config.generator.engine.dtype,
+            stop=config.generator.stop,
+            adapters=places,
+            device=config.generator.engine.device,
+        ),
         order,
         wanted,
         contexts,
@@ -175,6 +206,8 @@ def evaluate(
         attention=html_path is not None and via is None,
         connect=via and partial(generation_client, via[1]),
         tenant=session.tenant,
+        retrieve=retrieve or 0,
+        adapters=tuple(places),
     )
     try:
         evaluated = evaluation.run(answers, session.err)

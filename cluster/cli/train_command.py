@@ -48,7 +48,7 @@ train.add_command(sft)
     "--answer-tokens", type=int, default=32, show_default=True, help="Longest answer of the teacher."
 )
 @click.pass_obj
-def adapter(session: Session, **options: Any) -> None:
+def adapter(session: Session, /, **options: Any) -> None:
     """Train an adapter (LoRA) for the rows of requests, by self-distillation.
 
     The model itself, reading whole blocks under full, is the teacher; the adapter learns to come to the same

@@ -90,6 +90,10 @@ def _kinds(options: dict[str, Any]) -> list[Any]:
     from cluster.training.sft import invented_kind, read_kinds
 
     data, invented, mix = options["data"], options["invented"], options["mix"]
+    if options["collection"] is not None:
+        raise ConfigError(
+            "--collection: its documents come without answers; write them into a file of --data"
+        )
     if sum((data is not None, invented is not None, bool(mix))) != 1:
         raise ConfigError("--data: name a file, or say --mix or --invented N, one of the three")
     if mix:

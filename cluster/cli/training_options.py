@@ -53,6 +53,18 @@ def training_options(usual: LoopSettings, questions: int = 8) -> Callable[[Comma
             "--invented", type=click.IntRange(min=2), help="Instead: so many contexts of invented documents."
         ),
         click.option(
+            "--collection",
+            help="Instead: an ingested collection of the running system, and questions that the model "
+            "writes; they stay in OUT/collection.jsonl.",
+        ),
+        click.option(
+            "--contexts",
+            type=click.IntRange(min=2),
+            default=200,
+            show_default=True,
+            help="Of --collection: most contexts that are made of it.",
+        ),
+        click.option(
             "--out",
             type=click.Path(path_type=Path, file_okay=False),
             required=True,
@@ -79,7 +91,20 @@ def training_options(usual: LoopSettings, questions: int = 8) -> Callable[[Comma
         _setting(usual, "evaluate_every", int, "Updates."),
         _setting(usual, "checkpoint_every", int, "Updates."),
         _setting(usual, "seed", int, None),
-        click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch."),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Of torch, in each worker.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Processes that share the contexts of an update, with a GPU each under --device cuda.",
+        ),
     )
 
     def decorate(command: CommandT) -> CommandT:
@@ -95,33 +120,36 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
     return {field.name: options[field.name] for field in fields(LoopSettings)}
 
 
-def asked_examples(options: dict[str, Any]) -> Iterable[Any]:
-    """What --data or --invented says.
+def asked_examples(options: dict[str, Any]) -> Iterable[Any] | None:
+    """What --data or --invented says; None: --collection.
 
     Raises:
-        ConfigError, InvalidRequest: neither or both; the file cannot be used.
+        ConfigError, InvalidRequest: none of them or several; the file cannot be used.
     """
     from cluster.training.examples import invented_examples, read_examples
 
     data, invented = options["data"], options["invented"]
-    if (data is None) == (invented is None):
-        raise ConfigError("--data: name a file, or say --invented N, one of both")
-    return read_examples(data) if data is not None else invented_examples(options["seed"], invented)
+    if [data, invented, options["collection"]].count(None) != 2:
+        raise ConfigError("--data: name a file, or say --invented N or --collection NAME, one of these")
+    if invented is not None:
+        return invented_examples(options["seed"], invented)
+    return None if data is None else read_examples(data)
 
 
 def run_training(
     session: Session,
     options: dict[str, Any],
     task_of: Callable[[QuiltConfig, ServedModel], Task],
-    examples_of: Callable[[dict[str, Any]], Iterable[Any]] = asked_examples,
+    examples_of: Callable[[dict[str, Any]], Iterable[Any] | None] = asked_examples,
 ) -> None:
     """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``;
-    ``examples_of``: what it is given, by the options."""
+    ``examples_of``: what it is given, by the options; None: a collection's."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from cluster.cli.model_choice import served_config
+    from cluster.cli.training_collection import collection_examples
     from cluster.training.run import train
     from cluster.training.task import ServedModel
 
@@ -155,6 +183,8 @@ def run_training(
         def on_progress(done: int, of: int) -> None:
             bar.update(asked, completed=done, total=of)
 
+        if examples is None:
+            examples = collection_examples(session, options, served, on_progress)
         if options["workers"] == 1:
             loop = task.loop(examples, on_progress, say)
         else:

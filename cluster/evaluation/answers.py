@@ -60,7 +60,7 @@ def graded(
     task: EvalTask, one: PreparedCase, arm: EvalArm, told: Told, kl: float, seconds: float, shape: Shape
 ) -> EvalAnswer:
     mode, usage = arm.mode or ReuseMode.FULL, told.usage
-    num_tokens = one.cut.num_tokens if arm.mode else 0
+    num_tokens = one.num_tokens(arm)
     computed = float(usage.selected_tokens) if mode.row.stored else float(num_tokens)
     found = None
     if one.value_tokens and mode.row.stored:

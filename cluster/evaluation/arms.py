@@ -1,8 +1,8 @@
-"""Names what is compared: a mode of reuse, over KV of one kind."""
+"""Names what is compared: a mode of reuse, over KV of one kind, with an adapter or without."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cluster.gate.names import parse_names
@@ -15,11 +15,15 @@ MODES = tuple(mode for mode in ReuseMode if mode.row.stored and mode.row.chooser
 
 @dataclass(frozen=True, slots=True)
 class EvalArm:
-    """``mode`` None: without any chunk. ``context`` None: nothing that is stored is used."""
+    """``mode`` None: without any chunk. ``context`` None: nothing that is stored is used. ``adapter``: the
+    requests go with it; empty: with none. ``retrieved``: `full` over the retrieved chunks alone, where only
+    some of the documents' chunks are."""
 
     mode: ReuseMode | None
     context: KvContext | None = None
     ratio: float | None = None
+    adapter: str = ""
+    retrieved: bool = False
 
     @property
     def label(self) -> str:
@@ -30,23 +34,36 @@ class EvalArm:
             parts.append(f"{self.ratio:.0%}")
         if self.context is not None:
             parts.append(self.context.value)
+        if self.retrieved:
+            parts.append("retrieved")
+        if self.adapter:
+            parts.append(f"+{self.adapter}")
         return " ".join(parts)
 
 
 FULL = EvalArm(ReuseMode.FULL)
+FULL_RETRIEVED = EvalArm(ReuseMode.FULL, retrieved=True)
 BASELINES = (EvalArm(None), FULL)
 
 
 def arms_of(
-    modes: Sequence[ReuseMode], contexts: Sequence[KvContext], ratios: Sequence[float]
+    modes: Sequence[ReuseMode],
+    contexts: Sequence[KvContext],
+    ratios: Sequence[float],
+    adapters: Iterable[str] = (),
+    retrieved: bool = False,
 ) -> Iterator[EvalArm]:
     """The baselines, and each of ``modes`` over each kind of KV, at each of ``ratios`` where it goes by
-    one."""
+    one, without an adapter and with each of ``adapters``. ``retrieved``: only some of the documents' chunks
+    are."""
     yield from BASELINES
+    if retrieved:
+        yield FULL_RETRIEVED
     for context in contexts:
         for mode in modes:
             for ratio in ratios if mode.row.goes_by is GoesBy.RATIO else (None,):
-                yield EvalArm(mode, context, ratio)
+                for adapter in ("", *adapters):
+                    yield EvalArm(mode, context, ratio, adapter)
 
 
 def parse_modes(names: str) -> tuple[ReuseMode, ...]:

@@ -106,10 +106,16 @@ class Processes(ExitStack):
     """More benches, each in a process of its own."""
 
     def begin(
-        self, number: int, models: Models, contexts: Sequence[KvContext], positions: int, threads: int
+        self,
+        number: int,
+        models: Models,
+        contexts: Sequence[KvContext],
+        positions: int,
+        retrieve: int,
+        threads: int,
     ) -> list[Callable[[CaseBatch], Answers]]:
         return [
-            _elsewhere(self.enter_context(Worker(_bench, models, contexts, positions, threads)))
+            _elsewhere(self.enter_context(Worker(_bench, models, contexts, positions, retrieve, threads)))
             for _ in range(number)
         ]
 
@@ -119,9 +125,11 @@ def asking_progress(errors: Console) -> Progress:
     return Progress(*columns, console=errors)
 
 
-def _bench(models: Models, contexts: Sequence[KvContext], positions: int, threads: int) -> EvalBench:
+def _bench(
+    models: Models, contexts: Sequence[KvContext], positions: int, retrieve: int, threads: int
+) -> EvalBench:
     torch.set_num_threads(threads)
-    return EvalBench(models, contexts, positions)
+    return EvalBench(models, contexts, positions, retrieve)
 
 
 def _ask(bench: Bench, batch: CaseBatch) -> Answers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -31,38 +32,58 @@ from shared.kv_types import KvContext
 from shared.measuring.asking import AskedTogether
 from shared.measuring.paired import divergence
 
-_BRANCHES, _MOST_CONTEXTS = 128, 16
+
+@dataclass(frozen=True, slots=True)
+class BenchSize:
+    """How much is asked at once. ``contexts``: at most; fewer, if their KV would take more than a quarter of
+    ``resident_bytes``."""
+
+    branches: int
+    contexts: int
+    step_tokens: int
+    resident_bytes: int
+
+
+ON_CPU = BenchSize(128, 16, 4096, GIB)
+ON_GPU = BenchSize(256, 128, 16384, 16 * GIB)
 
 
 class EvalBench:
     """``contexts``: kinds of stored KV. ``positions``: of a prompt and its answer; 0: as many as the model
-    has."""
+    has. ``retrieve``: see ``CasePreparer``."""
 
-    def __init__(self, models: Models, contexts: Sequence[KvContext], positions: int = 0) -> None:
+    def __init__(
+        self, models: Models, contexts: Sequence[KvContext], positions: int = 0, retrieve: int = 0
+    ) -> None:
         """
         Raises:
             ConfigError, InvalidRequest, ModelUnsupported: one of the models cannot be used; says why.
         """
         transformers.utils.logging.disable_progress_bar()
         self.prompts = prompts_of(models)
-        model = load_model(models.primary, dtype=models.dtype)
+        model = load_model(models.primary, dtype=models.dtype, device=models.device)
         model.end_also_at(self.prompts.end_ids)
         spec = model.spec
         self.positions = positions_of(positions, spec.sight)
         self._preparer = CasePreparer(
-            models, self.prompts, contexts, self.positions, spec.vocab_size, model.fingerprint
+            models, self.prompts, contexts, self.positions, spec.vocab_size, model.fingerprint, retrieve
         )
         self.cutter = self._preparer.cutter
+        size = ON_GPU if models.on_gpu else ON_CPU
         many = EngineConfig(
-            max_running_branches=_BRANCHES, max_step_tokens=4096, max_waiting=10**6, resident_bytes=GIB
+            max_running_branches=size.branches,
+            max_step_tokens=size.step_tokens,
+            max_waiting=10**6,
+            resident_bytes=size.resident_bytes,
+            adapters=dict(models.adapters),
         )
         self._engine = Engine(model, many, decode=self.prompts.decode)
-        room = GIB // 4 // (spec.kv_bytes_per_token * self.positions)
-        self.contexts_at_once = min(_MOST_CONTEXTS, max(1, room))
+        room = size.resident_bytes // 4 // (spec.kv_bytes_per_token * self.positions)
+        self.contexts_at_once = min(size.contexts, max(1, room))
         self._shape = shape_of(model.hf_model.config)
         spans = self._preparer.spans
         self._selections = Selections.of_models(models.auxiliary, spans) if models.auxiliary else None
-        self._names = count()
+        self._names, self._stop = count(), models.stop
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
@@ -85,11 +106,11 @@ class EvalBench:
         """
         asked = [self._preparer.prepare(task, case) for case in cases]
         self._warm(asked, arms)
-        top = SamplingParams(max_tokens=task.max_tokens, top_logprobs=TOP)
+        top = SamplingParams(max_tokens=task.max_tokens, top_logprobs=TOP, stop=self._stop)
         full, full_s = self._run([self._request(one, FULL, top) for one in asked])
         likeliest = [dict(told.first.top_logprobs) for told in full]
         watching = [
-            SamplingParams(max_tokens=task.max_tokens, watch_ids=tuple(sorted(tokens)))
+            SamplingParams(max_tokens=task.max_tokens, watch_ids=tuple(sorted(tokens)), stop=self._stop)
             for tokens in likeliest
         ]
         found: list[list[EvalAnswer]] = [[] for _ in asked]
@@ -113,7 +134,7 @@ class EvalBench:
         once = SamplingParams(max_tokens=1)
         for context in dict.fromkeys(arm.context for arm in arms if arm.context is not None):
             reordered = EvalArm(ReuseMode.REORDERED, context)
-            self._run([self._request(one, reordered, once) for one in asked if one.cut.placed])
+            self._run([self._request(one, reordered, once) for one in asked if one.retrieved])
 
     def _request(self, one: PreparedCase, arm: EvalArm, sampling: SamplingParams) -> GenerateRequest:
         ingested = one.ingested_as(arm)
@@ -123,12 +144,13 @@ class EvalBench:
         return GenerateRequest(
             f"{next(self._names)}",
             self.prompts.prefix_ids,
-            tuple(ingested.chunks[i] for i in one.cut.placed) if arm.mode else (),
+            tuple(ingested.chunks[i] for i in one.placed(arm)),
             (one.question_ids,),
             reuse=mode,
             recompute=recompute,
             sampling=sampling,
             links=ingested.links if arm.context else (),
+            adapter=arm.adapter,
         )
 
     def _selected(self, one: PreparedCase, arm: EvalArm) -> Recompute:
@@ -137,7 +159,7 @@ class EvalBench:
                 f"--modes: {arm.mode} needs an auxiliary model; name one by selector.model in --config"
             )
         chosen = self._selections.select(
-            one.ingested_as(arm), one.cut.placed, one.case.question, arm.ratio, ClipSetting()
+            one.ingested_as(arm), one.retrieved, one.case.question, arm.ratio, ClipSetting()
         )
         return Recompute(tokens=tuple(np.flatnonzero(np.concatenate(chosen.chosen)).tolist()))
 

@@ -23,6 +23,7 @@ from cluster.evaluation.suites import SuiteOrder
 from cluster.gate.answering import Models
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
+from shared.identity import adapter_identity
 from shared.kv_types import KvContext
 from shared.measuring.answer_file import AnswerFile
 from shared.measuring.report import Measurement
@@ -60,7 +61,8 @@ class EvalRun:
     one, at each of ``ratios``. ``threads``: of torch, in each of ``processes`` (0: as many as there are cores
     for). ``minutes`` None: until all is asked. ``attention``: that of the model is measured as well.
     ``connect``: to the generator of a running system, which answers instead, for ``tenant``; None: the
-    engine does, here."""
+    engine does, here. ``retrieve``: questions are asked over so many of their documents' chunks; 0: all.
+    ``adapters``: names of those that the modes are asked with as well."""
 
     models: Models
     order: SuiteOrder
@@ -73,6 +75,8 @@ class EvalRun:
     attention: bool = False
     connect: Connect | None = None
     tenant: str = ""
+    retrieve: int = 0
+    adapters: tuple[str, ...] = ()
 
     def run(self, kept: Path | None, console: Console) -> EvalResult:
         """Goes on from the answers that are in ``kept``.
@@ -91,7 +95,9 @@ class EvalRun:
         bench = self._bench()
         try:
             order = dataclasses.replace(self.order, length=bench.positions)
-            arms = tuple(arms_of(self.modes, self.contexts, self.ratios))
+            arms = tuple(
+                arms_of(self.modes, self.contexts, self.ratios, self.adapters, retrieved=bool(self.retrieve))
+            )
             settings = {**order.settings(), **self._settings(arms), **bench.fingerprints}
             answers = AnswerFile(kept, settings)
             tasks = read or _made(order, bench, console)
@@ -99,7 +105,12 @@ class EvalRun:
                 told = EvalAsking(partial(arms_for, arms), self.minutes).run(
                     bench,
                     processes.begin(
-                        self._num_others(tasks), self.models, self.contexts, bench.positions, self.threads
+                        self._num_others(tasks),
+                        self.models,
+                        self.contexts,
+                        bench.positions,
+                        self.retrieve,
+                        self.threads,
                     ),
                     tasks,
                     answers,
@@ -116,14 +127,15 @@ class EvalRun:
     def _bench(self) -> EvalBench | RemoteBench:
         positions = self.order.length or self.order.suite.default_length
         if self.connect is None:
-            return EvalBench(self.models, self.contexts, positions)
-        return RemoteBench(self.models, self.contexts, self.connect, self.tenant, positions)
+            return EvalBench(self.models, self.contexts, positions, self.retrieve)
+        return RemoteBench(self.models, self.contexts, self.connect, self.tenant, positions, self.retrieve)
 
     def _num_others(self, tasks: Sequence[EvalTask]) -> int:
-        """A running system has processes of its own."""
+        """A running system has processes of its own; on a GPU one is enough, unless more are asked for."""
         if self.connect or sum(len(task.cases) for task in tasks) < _ALONE:
             return 0
-        return (self.processes or max(1, len(os.sched_getaffinity(0)) // self.threads)) - 1
+        usual = 1 if self.models.on_gpu else max(1, len(os.sched_getaffinity(0)) // self.threads)
+        return (self.processes or usual) - 1
 
     def _settings(self, arms: Sequence[EvalArm]) -> dict[str, object]:
         """What answers depend on besides the cases."""
@@ -135,6 +147,14 @@ class EvalRun:
             "chunk_tokens": ingestion.chunk_tokens,
             "prompt": dataclasses.asdict(ingestion.prompt),
             "dtype": self.models.dtype,
+            "device": self.models.device,
+            "stop": list(self.models.stop),
+            "retrieve": self.retrieve,
+            "adapters": {
+                name: adapter_identity(self.models.adapters[name])
+                for name in self.adapters
+                if name in self.models.adapters
+            },
         }
 
 

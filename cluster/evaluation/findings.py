@@ -26,6 +26,8 @@ class EvalRow:
     score: with Wilson's interval where every score is 0 or 1, else a bootstrap's.
     against_full: what it differs by, bootstrapped; p: of the paired test with ``full``: McNemar's exact one
     where every score is 0 or 1, else by flipping signs.
+    of_full: the share of ``full``'s score that this has, bootstrapped over cases (paired); None where that
+    is 0. Its lower end is what is surely kept: a mode is not below 97 % of ``full`` if that is 0.97 or more.
     kl: to ``full``, of the first token; same: share of answers that are those of ``full`` to the letter.
     computed: share of the context's tokens that were computed for the answer; found: see ``EvalAnswer``.
     """
@@ -33,6 +35,7 @@ class EvalRow:
     mode: str
     score: Interval
     against_full: Interval
+    of_full: Interval | None
     p: float
     kl: Interval
     same: float
@@ -131,6 +134,7 @@ def _row(mode: str, asked: Mapping[str, Sequence[EvalAnswer]]) -> EvalRow:
         mode,
         _proportion(ours_Q) if _binary(ours_Q) else clusters.interval(_itself, ours_Q),
         clusters.interval(np.subtract, ours_Q, full_Q),
+        clusters.interval(np.divide, ours_Q, full_Q) if full_Q.any() else None,
         _paired_p(ours_Q, full_Q),
         clusters.interval(_itself, np.array([answer.kl for answer in ours])),
         fmean(a.text == b.text for a, b in zip(ours, full, strict=True)),
@@ -163,6 +167,11 @@ def _measured(finding: TaskFinding, row: EvalRow) -> Iterator[Measurement]:
         yield Measurement(
             f"against_full_{name}", against.value, "fraction", min=against.low, max=against.high, n=num
         )
+        if row.of_full is not None:
+            of_full = row.of_full
+            yield Measurement(
+                f"of_full_{name}", of_full.value, "fraction", min=of_full.low, max=of_full.high, n=num
+            )
         yield Measurement(f"p_{name}", row.p, "probability", n=num)
         if row.cut_short is not None:
             yield Measurement(f"cut_short_{name}", row.cut_short, "fraction", n=num)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from cluster.evaluation.answers import TOP, EvalAnswer, Told, graded
 from cluster.evaluation.arithmetic import shape_of
@@ -23,7 +24,7 @@ from shared.errors import ConfigError
 from shared.generation.asked import SamplingParams
 from shared.generation.described import ModelDescription
 from shared.generation.modes import Recompute, ReuseMode
-from shared.generation.orders import GenerationOrder, Reuse
+from shared.generation.orders import NO_ADAPTER, GenerationOrder, Reuse
 from shared.generation.pieces import Conditioned, Piece, Tokenized
 from shared.generation.told import BranchDoneEvent, DoneEvent, GenerationEvent, SelectedEvent, TokenEvent
 from shared.kv_types import KvContext
@@ -49,6 +50,7 @@ class RemoteBench:
         connect: Connect,
         tenant: str = "",
         positions: int = 0,
+        retrieve: int = 0,
     ) -> None:
         """
         Raises:
@@ -57,14 +59,14 @@ class RemoteBench:
         """
         from transformers import AutoConfig
 
-        self._connect, self._tenant = connect, tenant
+        self._connect, self._tenant, self._stop = connect, tenant, models.stop
         self.prompts = prompts_of(models)
         served = asyncio.run(self._described())
         check_served(served, self.prompts, models.primary)
         config = AutoConfig.from_pretrained(models.primary)
         self.positions = positions_of(positions, served.max_positions)
         self._preparer = CasePreparer(
-            models, self.prompts, contexts, self.positions, config.vocab_size, served.fingerprint
+            models, self.prompts, contexts, self.positions, config.vocab_size, served.fingerprint, retrieve
         )
         self.cutter = self._preparer.cutter
         self._shape = shape_of(config)
@@ -95,18 +97,20 @@ class RemoteBench:
         self, task: EvalTask, cases: Sequence[EvalCase], arms: Sequence[EvalArm]
     ) -> list[list[EvalAnswer]]:
         asked = [self._preparer.prepare(task, case) for case in cases]
-        sampling = SamplingParams(max_tokens=task.max_tokens, top_logprobs=TOP)
+        sampling = SamplingParams(max_tokens=task.max_tokens, top_logprobs=TOP, stop=self._stop)
+        alone = NO_ADAPTER if any(arm.adapter for arm in arms) else ""
         async with self._connect() as client:
+            told_by = partial(self._told, client, alone)
             for context in dict.fromkeys(arm.context for arm in arms if arm.context is not None):
                 stored = EvalArm(ReuseMode.REORDERED, context)
                 once = SamplingParams(max_tokens=1)
-                await _together(self._told(client, one, stored, once) for one in asked)
-            full = await _together(self._told(client, one, FULL, sampling) for one in asked)
+                await _together(told_by(one, stored, once) for one in asked)
+            full = await _together(told_by(one, FULL, sampling) for one in asked)
             found: list[list[EvalAnswer]] = [[] for _ in asked]
             for arm in arms:
                 replies = full
                 if arm != FULL:
-                    replies = await _together(self._told(client, one, arm, sampling) for one in asked)
+                    replies = await _together(told_by(one, arm, sampling) for one in asked)
                 for i, (one, (told, seconds)) in enumerate(zip(asked, replies, strict=True)):
                     likeliest, ours = (dict(t.first.top_logprobs) for t in (full[i][0], told))
                     kl = divergence(likeliest, ours)
@@ -114,13 +118,19 @@ class RemoteBench:
         return found
 
     async def _told(
-        self, client: GenerationClient, one: PreparedCase, arm: EvalArm, sampling: SamplingParams
+        self,
+        client: GenerationClient,
+        alone: str,
+        one: PreparedCase,
+        arm: EvalArm,
+        sampling: SamplingParams,
     ) -> tuple[Told, float]:
-        """What it was answered, and the seconds that it took."""
+        """What it was answered, and the seconds that it took. ``alone``: the adapter where ``arm`` has none;
+        empty: the service's own."""
         order = GenerationOrder(
-            tuple(pieces_of(one, arm)) if arm.mode else (),
+            tuple(pieces_of(one, arm)),
             (Tokenized(one.question_ids, one.case.question),),
-            reuse=Reuse(arm.mode or ReuseMode.FULL, Recompute(arm.ratio)),
+            reuse=Reuse(arm.mode or ReuseMode.FULL, Recompute(arm.ratio), adapter=arm.adapter or alone),
             sampling=sampling,
         )
         events = [event async for event in client.generate(self._context(), order)]
@@ -134,7 +144,7 @@ def pieces_of(one: PreparedCase, arm: EvalArm) -> list[Piece]:
     """The placed chunks, with what they stand behind."""
     ingested = one.ingested_as(arm)
     pieces: list[Piece] = []
-    for i in one.cut.placed:
+    for i in one.placed(arm):
         chunk = Tokenized(ingested.chunks[i].token_ids, one.cut.texts[i])
         context = tuple(link.token_ids for link in ingested.contexts[i]) if arm.context else ()
         pieces.append(Conditioned(chunk, context) if context else chunk)

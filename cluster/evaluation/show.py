@@ -79,6 +79,7 @@ _COLUMNS = (
     _Column("mode", lambda row: row.mode),
     _Column("score", lambda row: percent(row.score), scored=True),
     _Column("minus full", lambda row: percent(row.against_full, points=True), scored=True, compared=True),
+    _Column("of full's", lambda row: percent(row.of_full) if row.of_full else "", scored=True, compared=True),
     _Column("p", lambda row: f"{row.p:.2g}", scored=True, compared=True),
     _Column(
         "numbers cut short",

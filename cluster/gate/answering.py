@@ -46,7 +46,8 @@ class Models:
     ``likeness``: also how alike auxiliary and primary judge is measured, over chunks that are alone.
     ``encoding``: of the chunks' KV, as if it had been stored. ``stop``: texts that end an answer.
     ``adapter``:
-    directory of the one that requests go with; empty: none."""
+    directory of the one that requests go with; empty: none. ``adapters``: directories of those that some
+    requests name, by name. ``device``: of torch, which the primary runs on."""
 
     primary: str
     auxiliary: str
@@ -56,6 +57,12 @@ class Models:
     encoding: str = EXACT
     stop: tuple[str, ...] = ()
     adapter: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ class EngineAnswers:
         if plan.clips and plan.ratios and not models.auxiliary:
             raise ConfigError("--auxiliary: cacheclip needs one; name a directory, or give --cacheclip ''")
         self.prompts, self.plan = prompts, plan
-        self.model = load_model(models.primary, dtype=models.dtype)
+        self.model = load_model(models.primary, dtype=models.dtype, device=models.device)
         self.model.end_also_at(prompts.end_ids)
         many = EngineConfig(
             max_running_branches=_BRANCHES,

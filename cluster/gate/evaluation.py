@@ -137,6 +137,7 @@ class Evaluation:
             "chunk_tokens": ingestion.chunk_tokens,
             "prompt": dataclasses.asdict(ingestion.prompt),
             "dtype": self.models.dtype,
+            **({"device": self.models.device} if self.models.on_gpu else {}),
             "controls_as": plan.clips[0].label if plan.clips else "ratio",
             "agreement_with": LAST_LAYER if self.models.likeness else "",
             **({} if self.models.encoding == EXACT else {"encoding": self.models.encoding}),

@@ -1,20 +1,16 @@
 """Makes of examples the contexts that pupils are trained on: documents are cut and chained as ingestion
 does it, and some of their chunks retrieved, in any order.
-
-The retriever here goes by words alone: a chunk counts the question's words that it has, rare ones more.
 """
 
 from __future__ import annotations
 
-import math
 import random
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import accumulate
 
 from cluster.training.examples import Example, ExampleDocument
+from cluster.word_search import found_by_words
 from services.ingestion.chunker import Chunker, TextChunk
 from services.ingestion.config import IngestionConfig
 from services.ingestion.formats.markdown import parse_markdown
@@ -24,8 +20,6 @@ from services.training.distillation.lessons import AskedContext
 from services.training.twin_request import Ids, PlacedChunk
 from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
-
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +85,7 @@ class ContextMaker:
             asked = slice(first, first + self._num_questions)
             rng = random.Random(f"{self._seed} {example.name} {first}")
             texts = [cut.text for cut in cuts]
-            found = _retrieved(example.questions[asked], answers[asked], texts, self._num_chunks)
+            found = found_by_words(example.questions[asked], texts, self._num_chunks, answers[asked])
             rng.shuffle(found)
             blocks = {cuts[i].block for i in found}
             yield Retrieved(
@@ -103,11 +97,9 @@ class ContextMaker:
     def _cuts(self, documents: Iterable[ExampleDocument]) -> Iterator[_Cut]:
         block = 0
         for document in documents:
-            parse = parse_markdown if document.text.startswith("#") else parse_plain
-            parsed = replace(parse(document.text.encode(), "utf-8"), title=document.title)
             chain: tuple[Ids, ...] = ()
             in_block = 0
-            for number, chunk in enumerate(self._chunker.split(parsed)):
+            for number, chunk in enumerate(self._split(document)):
                 if chunk.header is not None:
                     chain = (chunk.header,) if chunk.header else ()
                 if number and self._ends(chunk, in_block):
@@ -117,31 +109,22 @@ class ContextMaker:
                 in_block += len(chunk.token_ids)
             block += 1
 
+    def _split(self, document: ExampleDocument) -> list[TextChunk]:
+        if document.chunks:
+            starts = accumulate((len(chunk.text) + 1 for chunk in document.chunks), initial=0)
+            return self._chunker.recut(
+                document.title,
+                [
+                    TextChunk(chunk.text, (), start, start + len(chunk.text), chunk.heading)
+                    for start, chunk in zip(starts, document.chunks, strict=False)
+                ],
+            )
+        parse = parse_markdown if document.text.startswith("#") else parse_plain
+        return self._chunker.split(replace(parse(document.text.encode(), "utf-8"), title=document.title))
+
     def _ends(self, chunk: TextChunk, in_block: int) -> bool:
         """Whether a block ends in front of the chunk. Isolated chunks have none: what would be one under
         ``document`` counts."""
         if self._chained:
             return chunk.header is not None
         return in_block + len(chunk.token_ids) > self._block_tokens
-
-
-def _retrieved(
-    questions: Sequence[str], answers: Sequence[str], texts: Sequence[str], count: int
-) -> list[int]:
-    """Every question's best chunk, then every question's second best, and so on."""
-    lower = [text.lower() for text in texts]
-    words = [set(_WORD.findall(text)) for text in lower]
-    found_in = Counter(word for of_one in words for word in of_one)
-    rankings = []
-    for question, answer in zip_longest(questions, answers):
-        asked = set(_WORD.findall(question.lower()))
-        scores = [
-            (
-                answer is not None and answer.lower() in text,
-                sum(math.log(1 + len(texts) / found_in[word]) for word in sorted(asked & of_one)),
-            )
-            for text, of_one in zip(lower, words, strict=True)
-        ]
-        rankings.append(sorted(range(len(texts)), key=scores.__getitem__, reverse=True))
-    in_turn = dict.fromkeys(i for rank in zip(*rankings, strict=True) for i in rank)
-    return list(islice(in_turn, count))

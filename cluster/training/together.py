@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -52,8 +52,9 @@ def train_together(task: Task, examples: Iterable[Any], team: Team, on_progress:
         KeyboardInterrupt: it was interrupted, and there is a checkpoint.
         KvquiltError: a worker's; or there are fewer GPUs than workers.
     """
-    with _ray(team), tempfile.TemporaryDirectory() as directory:
-        desk = _Desk.remote()
+    with ray_for(team), tempfile.TemporaryDirectory() as directory:
+        _check_gpus(team)
+        desk = ray.remote(num_cpus=0)(_Desk).remote()
         given = {"task": task, "examples": list(examples), "threads": team.threads, "desk": desk}
         trainer = TorchTrainer(
             _work,
@@ -76,6 +77,7 @@ def _listen(fit: _Fit, desk: Any, on_progress: Progress, say: Say) -> bool:
     Raises:
         KvquiltError: a worker's.
     """
+    failed: list[KvquiltError] = []
     done, told = False, False
     with interruptible() as interrupted:
         fit.start()
@@ -86,15 +88,18 @@ def _listen(fit: _Fit, desk: Any, on_progress: Progress, say: Say) -> bool:
                 ray.get(desk.stop.remote())
             for what, *values in ray.get(desk.take.remote(wait_s=0.0 if ending else 0.2)):
                 if what == "failed":
-                    raise values[0]
-                if what == "said":
+                    failed += values
+                elif what == "said":
                     say(*values)
                 elif what == "progress":
                     on_progress(*values)
                 else:
                     done = values[0]
             if ending:
-                return done
+                break
+    if failed:
+        raise failed[0]
+    return done
 
 
 class _Fit(Thread):
@@ -102,17 +107,16 @@ class _Fit(Thread):
 
     def __init__(self, trainer: TorchTrainer) -> None:
         super().__init__(daemon=True)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._trainer = trainer
 
     def run(self) -> None:
         try:
             self._trainer.fit()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # Ray's, when it is shut down beside it
             self.error = error
 
 
-@ray.remote(num_cpus=0)
 class _Desk:
     """Between the workers and the one that started them."""
 
@@ -126,10 +130,9 @@ class _Desk:
 
     async def take(self, wait_s: float) -> list[tuple[Any, ...]]:
         """What was told since, or is within this time."""
-        try:
-            await asyncio.wait_for(self._come.wait(), wait_s)
-        except TimeoutError:
-            return []
+        if not self._news:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._come.wait(), wait_s)
         self._come.clear()
         news, self._news = self._news, []
         return news
@@ -170,11 +173,12 @@ def _work(given: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _ray(team: Team) -> Iterator[None]:
-    """
-    Raises:
-        ConfigError: there are fewer GPUs than workers.
-    """
+def ray_for(team: Team) -> Iterator[None]:
+    """Ray on this machine, with room for the workers, or the cluster that ``RAY_ADDRESS`` names; or what runs
+    in this process already."""
+    if ray.is_initialized():
+        yield
+        return
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     directory = tempfile.mkdtemp(prefix=RAY_DIR_PREFIX)
@@ -192,13 +196,17 @@ def _ray(team: Team) -> Iterator[None]:
                 _temp_dir=directory,
                 _node_ip_address="127.0.0.1",
             )
-        num_gpus = ray.cluster_resources().get("GPU", 0)
-        if team.on_gpus and num_gpus < team.num_workers:
-            raise ConfigError(
-                f"--workers: {team.num_workers} workers on GPUs need one each, there are {num_gpus:g}; ask "
-                "for fewer, or --device cpu"
-            )
         yield
     finally:
         ray.shutdown()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_gpus(team: Team) -> None:
+    """Ray would wait for them for ever."""
+    num_gpus = ray.cluster_resources().get("GPU", 0)
+    if team.on_gpus and num_gpus < team.num_workers:
+        raise ConfigError(
+            f"--workers: {team.num_workers} workers on GPUs need one each, there are {num_gpus:g}; ask for "
+            "fewer, or --device cpu"
+        )

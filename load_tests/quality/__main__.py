@@ -146,7 +146,15 @@ def _models(args: argparse.Namespace) -> Models:
         kv_context_tokens=args.kv_context_tokens,
         prompt=load(PromptConfig, own.get("prompt", {}), "prompt."),
     )
-    return Models(primary, auxiliary, ingestion, args.dtype, args.likeness)
+    return Models(
+        primary,
+        auxiliary,
+        ingestion,
+        args.dtype,
+        args.likeness,
+        adapter=args.adapter,
+        device=args.device,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,6 +165,8 @@ def _parser() -> argparse.ArgumentParser:
         help="directory of the auxiliary model; empty: none, and no cacheclip (default: the model's own)",
     )
     option(parser, "--dtype", "auto", "of the primary's weights and KV")
+    option(parser, "--device", "cpu", "of the primary: cpu, cuda")
+    option(parser, "--adapter", "", "directory of one that requests go with; empty: none")
     own = IngestionConfig("model")
     option(parser, "--kv-context", own.kv_context, "what chunks are computed behind", type=KvContext,
            choices=list(KvContext))  # fmt: skip

@@ -106,8 +106,8 @@ class Sight:
 
     def known(self, x_LNKD: Tensor, turn: bool) -> Tensor:
         """Of all layers [L, G, K, T, D]. ``turn``: they are keys."""
-        x_LGTKD = self._known.taken(x_LNKD, 1, turn).unflatten(1, (len(self._seen_GST), -1))
-        return x_LGTKD.transpose(2, 3)
+        taken = self._known.taken(x_LNKD, 1, turn)
+        return taken.view(len(x_LNKD), len(self._seen_GST), -1, *x_LNKD.shape[2:]).transpose(2, 3)
 
     def fresh(self, x_RKD: Tensor, turn: bool) -> Tensor:
         """Of the step's rows [places, K, D]. ``turn``: they are keys."""
@@ -129,7 +129,7 @@ class Sight:
         return out_GHSD.transpose(1, 2).flatten(0, 1)
 
     def _by_group(self, x_PHD: Tensor) -> Tensor:
-        return x_PHD.unflatten(0, (len(self._seen_GST), -1)).transpose(1, 2)
+        return x_PHD.view(len(self._seen_GST), -1, *x_PHD.shape[1:]).transpose(1, 2)
 
     def _bias_of(self, dtype: torch.dtype) -> Tensor:
         """The mask as the kernel takes it, made once for all layers."""

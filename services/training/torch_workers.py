@@ -24,7 +24,7 @@ class TorchWorkers:
         for bucket in _buckets(tensors):
             flat = torch.cat([x.reshape(-1) for x in bucket]).to(self._device)
             dist.all_reduce(flat)
-            parts = flat.split([x.numel() for x in bucket])
+            parts = torch.split(flat, [x.numel() for x in bucket])
             for x, part in zip(bucket, parts, strict=True):
                 x.copy_(part.view_as(x))
 

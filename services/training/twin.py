@@ -108,12 +108,14 @@ class TwinStep:
             k_RKD = k_KRD.transpose(0, 1)
             outs = [
                 sight.attend(q_PHD, sight.fresh(k_RKD, True), sight.fresh(v_RKD, False), None, scale)
-                for sight, q_PHD in zip(self._sights, self._moves.to_places(q_RHD).split(sizes), strict=True)
+                for sight, q_PHD in zip(
+                    self._sights, torch.split(self._moves.to_places(q_RHD), sizes), strict=True
+                )
             ]
         else:  # every key of the step's rows is at its own place, among the group's rows
             qk_RHD = rotated(torch.cat([q_HRD, k_KRD]).transpose(0, 1), self._angles)
-            qk = self._moves.to_places(qk_RHD).split(sizes)
-            v = self._moves.to_places(v_RKD).split(sizes)
+            qk = torch.split(self._moves.to_places(qk_RHD), sizes)
+            v = torch.split(self._moves.to_places(v_RKD), sizes)
             known = self._known.of(layer, self._sights, v_RKD)
             outs = [
                 sight.attend(qk_PHD[:, :num_heads], qk_PHD[:, num_heads:], v_PKD, kv, scale)

@@ -77,7 +77,8 @@ class AdapterTrainee:
     def evaluate(self, lessons: Sequence[DistilledLesson]) -> Tally:
         taught, logits_AV = self._answers(lessons)
         apart, alike = taught.divergence(logits_AV).sum(), taught.agreement(logits_AV).sum()
-        return Tally(*torch.stack([apart, alike.to(apart)]).tolist(), len(taught.answer))
+        loss, num_alike = torch.stack([apart, alike.to(apart)]).tolist()
+        return Tally(loss, num_alike, len(taught.answer))
 
     def release(self) -> None:
         self._segments.clear()

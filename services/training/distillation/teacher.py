@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from services.training.distillation.decoding import decoded, naming
 from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
 from services.training.distillation.settings import DistillationSettings
@@ -19,10 +19,8 @@ from shared.engine import Engine
 from shared.engine.decoding.text import Decode
 from shared.engine.model.model import LoadedModel
 from shared.engine_config import EngineConfig
-from shared.errors import ContextTooLong
 from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
 from shared.generation.modes import ReuseMode
-from shared.generation.told import DoneEvent, Event, FailedEvent, TokenEvent
 
 Progress = Callable[[int, int], None]
 
@@ -69,49 +67,42 @@ class Teacher:
     def _said(self, engine: Engine, contexts: Sequence[AskedContext]) -> list[tuple[Taught, ...]]:
         """Of contexts that are always the same together: whether some of them are known already makes no
         difference to the others."""
-        taught = [self.kept.taught(context, self.settings) for context in contexts]
-        if any(one is None for one in taught):
-            answers = self._answers(engine, contexts)
-            for i, context in enumerate(contexts):
-                if taught[i] is None:
-                    with _naming(context):
-                        taught[i] = self._taught(context, answers[i])
-                    self.kept.keep_taught(context, self.settings, taught[i])
-        for context in contexts:
+        known = [self.kept.taught(context, self.settings) for context in contexts]
+        answers = self._answers(engine, contexts) if None in known else []
+        taught = []
+        for i, context in enumerate(contexts):
+            if (one := known[i]) is None:
+                with naming(context.name):
+                    one = self._taught(context, answers[i])
+                self.kept.keep_taught(context, self.settings, one)
             self._know(context)
-        return [tuple(x.to(self.model.spec.device) for x in one) for one in taught]
+            taught.append(tuple(x.to(self.model.spec.device) for x in one))
+        return taught
 
     def _know(self, context: AskedContext) -> None:
         """Computes what a context's chunks hold all together, whichever is missing: how rounding falls
         depends on the pass."""
         if all(map(self.kept.has_segment, context.chunks)):
             return
-        with _naming(context):
+        with naming(context.name):
             _, segments = segments_of(self.model, self.prefix_ids, context.chunks)
         for chunk, segment in zip(context.chunks, segments, strict=True):
             self.kept.keep_segment(chunk, segment)
 
     def _answers(self, engine: Engine, contexts: Sequence[AskedContext]) -> list[list[Ids]]:
-        """By context and question: greedy, the end mark included."""
-        told: list[list[Event]] = [[] for _ in contexts]
-        for i, context in enumerate(contexts):
-            request = GenerateRequest(
+        sampling = SamplingParams(max_tokens=self.settings.answer_tokens, stop=self.settings.stop)
+        requests = [
+            GenerateRequest(
                 f"{i}",
                 self.prefix_ids,
                 tuple(Chunk(f"{j}", ids) for j, ids in enumerate(context.blocks)),
                 context.questions,
                 reuse=ReuseMode.FULL,
-                sampling=SamplingParams(max_tokens=self.settings.answer_tokens, stop=self.settings.stop),
+                sampling=sampling,
             )
-            with _naming(context):
-                engine.submit(request, told[i].append)
-        while not all(events and isinstance(events[-1], DoneEvent | FailedEvent) for events in told):
-            if not engine.step():
-                engine.wait()
-        return [
-            [_ids_of(events, question) for question in range(len(context.questions))]
-            for context, events in zip(contexts, told, strict=True)
+            for i, context in enumerate(contexts)
         ]
+        return decoded(engine, requests, [context.name for context in contexts])
 
     @torch.no_grad()
     def _taught(self, context: AskedContext, answers: Sequence[Ids]) -> tuple[Taught, ...]:
@@ -123,21 +114,3 @@ class Teacher:
             Taught.of(answer, self.model.logits(hidden_RE[list(rows[-len(answer) :])]), self.settings.top_k)
             for answer, rows in zip(answers, step.rows[0].branches, strict=True)
         )
-
-
-def _ids_of(events: Sequence[Event], question: int) -> Ids:
-    """
-    Raises:
-        KvquiltError: the request failed.
-    """
-    if isinstance(events[-1], FailedEvent):
-        raise events[-1].error
-    return tuple(e.token_id for e in events if isinstance(e, TokenEvent) and e.question == question)
-
-
-@contextmanager
-def _naming(context: AskedContext) -> Iterator[None]:
-    try:
-        yield
-    except ContextTooLong as error:
-        raise ContextTooLong(f"{context.name}: {error.detail}") from None

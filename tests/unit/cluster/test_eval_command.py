@@ -12,7 +12,10 @@ import torch
 from click.testing import CliRunner, Result
 
 from cluster.cli.main import main
-from cluster.paths import DEMO_ASSETS
+from cluster.paths import DEMO_ASSETS, DEMO_MODEL
+from shared.engine import load_model
+from shared.engine.model.lora_files import write_adapter
+from tests.lora_adapters import random_adapter
 
 QUICK = ["--model", "demo", "--length", "400", "--cases", "2", "--max-tokens", "6", "--processes", "1"]
 
@@ -116,6 +119,37 @@ def test_scores_are_reported_where_the_model_reads_the_documents(tmp_path: Path)
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def test_retrieved_chunks_and_adapters_are_asked_besides(tmp_path: Path) -> None:
+    data, kept, report = tmp_path / "demo.json", tmp_path / "answers.jsonl", tmp_path / "report.json"
+    ctxs = [
+        {"title": "", "text": "\n\n".join(f"The {name} stands at place {i} of the river." for i in range(40))}
+        for name in ("mill", "lighthouse")
+    ]
+    asked = {"question": "Where stands the mill?", "answers": ["of the river"], "ctxs": ctxs}
+    data.write_text(json.dumps([asked]), encoding="utf-8")
+    write_adapter(random_adapter(load_model(str(DEMO_MODEL), pack=False).hf_model), tmp_path / "tuned")
+    command = ["--suite", "ctxs", "--data", data, *QUICK, "--length", "2000", "--kv-context", "document"]
+    command += ["--retrieve", "2"]
+    result = evaluated(*command, "--adapter", tmp_path / "tuned", "--answers", kept, "--json", report)
+    assert result.exit_code == 0, result.output
+    answers = {answer["mode"]: answer for answer in answers_in(kept)}
+    assert list(answers) == [
+        "closed book",
+        "full",
+        "full retrieved",
+        "reordered document",
+        "reordered document +tuned",
+        "cacheclip 20% document",
+        "cacheclip 20% document +tuned",
+    ]
+    assert answers["reordered document"]["num_tokens"] == answers["full retrieved"]["num_tokens"]
+    assert answers["full"]["num_tokens"] > answers["full retrieved"]["num_tokens"]
+    assert answers["reordered document"]["kl"] != answers["reordered document +tuned"]["kl"]
+    settings = json.loads(report.read_text())["details"]["settings"]
+    assert settings["retrieve"] == 2
+    assert set(settings["adapters"]) == {"tuned"}
+
+
 def test_questions_without_documents_are_asked_once(tmp_path: Path) -> None:
     data = tmp_path / "test.jsonl"
     data.write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 2, encoding="utf-8")
@@ -153,6 +187,8 @@ def test_a_line_of_another_format_is_told(tmp_path: Path) -> None:
         (["--suite", "ruler", "--kv-context", "title"], "--kv-context: 'title' is not one of document"),
         (["--suite", "ruler", "--length", "4096"], "--length: 4096 tokens exceed the model's 2048 positions"),
         (["--suite", "ruler", "--length", "100"], "--length: 100 tokens leave no room for needles"),
+        (["--suite", "ruler", "--adapter", "legal"], "--adapter: 'legal' is none of generator.engine.adapte"),
+        (["--suite", "ruler", "--device", "tpu"], "device: 'tpu' is not one of cpu, cuda"),
     ],
 )
 def test_wrong_input_is_named(args: list[str], says: str) -> None:

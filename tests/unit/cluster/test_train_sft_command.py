@@ -111,6 +111,7 @@ class TestTheCommand:
         [
             ((), "--data: name a file, or say --mix or --invented N, one of the three"),
             (("--invented", 3, "--mix", "qa=a"), "one of the three"),
+            (("--collection", "handbook"), "--collection: its documents come without answers"),
             (("--invented", 3, "--rank", -2), "rank: must be at least 0"),
             (("--mix", "poems=poems.jsonl"), "--mix: expected KIND=SHARE:FILE"),
             (("--mix", "qa=nowhere.jsonl"), "--mix: there is no file nowhere.jsonl"),

@@ -56,9 +56,17 @@ def test_a_row_tells_score_difference_kl_and_cost() -> None:
     assert row.score.low < 0.4 < row.score.high
     assert row.against_full.value == pytest.approx(-0.4)
     assert row.p == mcnemar(0, 4)
+    assert row.of_full is not None
+    assert row.of_full.value == pytest.approx(0.5)
+    assert 0 < row.of_full.low < 0.5 < row.of_full.high < 1
     assert row.kl.value == pytest.approx(0.1)
     assert row.same == 0.6
     assert (row.computed, row.found, row.cut_short, row.tflop, row.seconds) == (0.2, 0.5, 0.25, 0.5, 2.0)
+
+
+def test_there_is_no_share_of_a_full_that_answers_nothing() -> None:
+    row = found(dict(zip(LABELS, (0, 0, 0, 0), strict=True)), grounded=False).row("reordered none")
+    assert row.of_full is None
 
 
 def test_an_interval_is_wide_also_where_all_answers_are_right() -> None:
