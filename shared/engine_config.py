@@ -27,6 +27,8 @@ class EngineConfig:
     compile: torch.compile makes one piece of what stands between two attentions, so that a GPU is told of
         fewer kernels per layer. The first step takes half a minute longer; needs a compiler. For GPUs; not
         with batch_invariant.
+    cuda_graphs: on a GPU with backend triton, passes of up to 512 rows are recorded and launched as a whole:
+        a GPU runs the kernels of few rows faster than Python launches them. Takes up to some hundred MiB.
     max_step_tokens: most rows of one step, over all requests.
     max_running_branches: requests beyond this many branches wait.
     max_waiting: requests beyond this many are refused as overloaded.
@@ -49,6 +51,7 @@ class EngineConfig:
     backend: Literal["auto", "native", "torch", "triton", "flash_attn", "reference"] = "auto"
     batch_invariant: bool = False
     compile: bool = False
+    cuda_graphs: bool = True
     max_step_tokens: int = 2048
     max_running_branches: int = 64
     max_waiting: int = 256

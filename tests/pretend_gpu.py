@@ -1,14 +1,18 @@
 """A stand-in for a GPU: tensors that were put on ``cuda`` lie in host memory, and are known to be elsewhere.
 
 Whoever mixes them with the host's, or asks for their numbers without bringing them back, fails as on a GPU.
+Copies on a stream of their own happen as late as they may: until somebody waits for an event behind them
+there is nothing but poison.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +30,62 @@ _NEEDS_HOST = {"numpy", "__array__"}
 _FOLLOWS = {"__deepcopy__", "detach", "clone", "contiguous"}
 
 
+class PretendStream:
+    """``todo``: copies that were ordered and did not happen yet; ``num_done`` did."""
+
+    def __init__(self, *_: object) -> None:
+        self._lock = threading.Lock()
+        self.todo: deque[Callable[[], object]] = deque()
+        self.num_done = 0
+
+    @property
+    def num_ordered(self) -> int:
+        return self.num_done + len(self.todo)
+
+    def order(self, copy: Callable[[], object]) -> None:
+        with self._lock:
+            self.todo.append(copy)
+
+    def do(self, num: int) -> None:
+        """The first so many of all."""
+        with self._lock, torch._C.DisableTorchFunction():
+            while self.num_done < num:
+                self.todo.popleft()()
+                self.num_done += 1
+
+
+class PretendEvent:
+    def __init__(self, **_: object) -> None:
+        self._stream, self._num = _HERE.stream, 0
+
+    def record(self, stream: PretendStream | None = None) -> None:
+        self._stream = stream or _HERE.stream
+        self._num = self._stream.num_ordered if self._stream else 0
+
+    def wait(self) -> None:
+        if self._stream is not None:
+            self._stream.do(self._num)
+
+    synchronize = wait
+
+
+class _Here(threading.local):
+    """The stream that this thread's copies go to; None: they happen at once."""
+
+    stream: PretendStream | None = None
+
+
+_HERE = _Here()
+
+
+def _set_stream(stream: PretendStream | None) -> None:
+    _HERE.stream = stream
+
+
 class PretendGpu(TorchFunctionMode):
-    """``made``: by device, how many numbers of uninitialised three-dimensional tensors it was asked for: KV
-    is. ``room``: what it refuses for want of memory: such tensors of more numbers than this."""
+    """``made``: by device, how many numbers of uninitialised tensors of three or four dimensions it was asked
+    for: KV of a layer, or of several. ``room``: what it refuses for want of memory: such tensors of more
+    numbers per layer than this."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,12 +118,17 @@ class PretendGpu(TorchFunctionMode):
         asked, args, kwargs = _without_device(args, kwargs)
         if name not in _CROSS and asked is None and name not in _TO_HOST:
             _check_together(name, args, kwargs)
+        if name == "copy_" and _HERE.stream is not None and there[0] and not there[-1]:
+            _HERE.stream.order(partial(func, *args, **kwargs))
+            return args[0].fill_(math.nan)
         out = func(*args, **kwargs)
         goes = _goes(name, asked, args, there)
         arrives = name == "empty" or (name == "to" and not is_there(args[0]))
-        if goes and arrives and out.dim() == 3 and out.numel() > self.room["cuda"]:
-            raise torch.OutOfMemoryError(f"no room for {out.numel()} numbers")
-        if name == "empty" and out.dim() == 3:
+        if goes and arrives and out.dim() in (3, 4):
+            layer = out if out.dim() == 3 else out[0]
+            if layer.numel() > self.room["cuda"]:
+                raise torch.OutOfMemoryError(f"no room for {layer.numel()} numbers")
+        if name == "empty" and out.dim() in (3, 4):
             self.made["cuda" if goes else "cpu"] += out.numel()
         if name in ("to", "cuda", "cpu") and isinstance(out, torch.Tensor) and is_there(args[0]) != goes:
             out = out.clone() if out is args[0] else out  # a copy there, even if it is the same number here
@@ -133,11 +195,16 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         "mem_get_info": lambda *_: (1 << 34, 1 << 34),
+        "Stream": PretendStream,
+        "Event": PretendEvent,
+        "set_stream": _set_stream,
+        "default_stream": lambda *_: None,
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=4),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     with mode:
         yield mode
 

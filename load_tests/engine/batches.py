@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 from load_tests.engine.host_kv import HostKv
 from shared.generation.asked import Chunk, GenerateRequest
@@ -25,22 +26,23 @@ class BatchEngine:
         self.loaded_tokens = 0
         self._numbers = itertools.count()
         self._engine = case.build_engine(
-            HostKv(case.shape, case.chunk_len),
+            HostKv(case.shape, case.chunk_len, case.device),
             resident_bytes=3 * max_batch * case.prompt_len * case.shape.kv_bytes_per_token,
             max_step_tokens=max(2048, max_batch * case.question),
         )
         for _ in range(2):
             self.ttft_s(max_batch, transfer=False)
 
-    def ttft_s(self, batch: int, transfer: bool) -> float:
-        """From the requests' arrival until all have their first token.
+    def ttft_s(self, batch: int, transfer: bool, context: int | None = None) -> float:
+        """From the requests' arrival until all have their first token. ``context``: other than the case's.
 
         Raises:
             KvquiltError: a request failed.
         """
+        case = self._case if context is None else replace(self._case, context=context)
         number = next(self._numbers)
         requests = [
-            self._request(f"batch-{number}-{i}", i, f"{number}-{i}" if transfer else f"resident-{i}")
+            _request(case, f"batch-{number}-{i}", i, f"{number}-{i}" if transfer else f"resident-{i}")
             for i in range(batch)
         ]
         started = now_s(self._case.device)
@@ -50,6 +52,8 @@ class BatchEngine:
         self.loaded_tokens += sum(done.usage.loaded_tokens for done in asked.done)
         return elapsed
 
-    def _request(self, name: str, index: int, context: str) -> GenerateRequest:
-        chunks = [Chunk(f"{context}-{c}", ids) for c, ids in enumerate(self._case.chunks())]
-        return self._case.request(name, chunks, self._case.questions(index + 1)[index:])
+
+def _request(case: Case, name: str, index: int, context: str) -> GenerateRequest:
+    """Chunks go by their number and length: the engine takes an identity for what it is."""
+    chunks = [Chunk(f"{context}-{c}-{len(ids)}", ids) for c, ids in enumerate(case.chunks())]
+    return case.request(name, chunks, case.questions(index + 1)[index:])

@@ -60,17 +60,16 @@ def run(
     args = parser.parse_args(argv)
     try:
         measure = plan(args)
-        if args.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError("--device: there is no CUDA device here; leave it out to measure on the CPU")
+        check_there(args.device)
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     if args.threads:
         torch.set_num_threads(args.threads)
-    rates = _limits(args.device)
+    rates = limits(args.device)
     measurements = printed(measure(rates))
     print("\nwhen all was done (limits mean something only if this is what it was in the beginning):")
-    after = _limits(args.device)
+    after = limits(args.device)
     told = {name: getattr(args, name) for name in facts}
     if args.json:
         write_report(args.json, measurements, **told, **asdict(rates), flops_after=after.flops)
@@ -79,7 +78,17 @@ def run(
     return 0
 
 
-def _limits(device: str) -> Rates:
+def check_there(device: str) -> None:
+    """
+    Raises:
+        ValueError: it is a GPU, and there is none.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("--device: there is no CUDA device here; leave it out to measure on the CPU")
+
+
+def limits(device: str) -> Rates:
+    """Measured now, and printed."""
     say("the machine's limits")
     rates = measure_rates(device)
     print(f"{'matrix products':34} {rates.flops / 1e12:12.3f} TFLOP/s")

@@ -37,7 +37,7 @@ def compare(case: Case, rates: Rates, runs: Runs) -> Iterator[Measurement]:
     """Times to first token and decoding rates over one context. Peak memory comes last."""
     context = case.context
     with Worker(Stock, case) as stock, Worker(Ours, case) as ours:
-        yield from _first_tokens(case, rates, runs, stock, ours)
+        yield from first_tokens(case, rates, runs, stock, ours)
         yield _decoding(f"decode_1_{context}", 1, case, rates, runs, stock, ours)
         yield _decoding(f"decode_8_shared_{context}", 8, case, rates, runs, stock, ours)
         yield measured(
@@ -47,7 +47,8 @@ def compare(case: Case, rates: Rates, runs: Runs) -> Iterator[Measurement]:
         yield measured(f"packed_weight_bytes_{context}", [ours.call(Ours.packed_bytes)], "byte")
 
 
-def _first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker) -> Iterator[Measurement]:
+def first_tokens(case: Case, rates: Rates, runs: Runs, stock: Worker, ours: Worker) -> Iterator[Measurement]:
+    """KV resident, chunks in another order each time, against a cold prefill and an exact hit."""
     say(f"first token over {case.context} tokens")
     cold, hit, stitched = in_turn(
         (runs.cold, lambda: stock.call(Stock.cold_prefill_s)),
@@ -107,32 +108,46 @@ def compare_batches(case: Case, batches: Sequence[int], rates: Rates, runs: Runs
     full prefill."""
     with Worker(Stock, case) as stock, Worker(BatchEngine, case, max(batches)) as ours:
         for batch in batches:
-            say(f"first tokens of {batch} requests over {case.context} tokens each")
-            cold, resident, transferred = in_turn(
-                (runs.cold, lambda: stock.call(Stock.cold_prefill_s, batch)),  # noqa: B023  (called at once)
-                (runs.warm, lambda: ours.call(BatchEngine.ttft_s, batch, False)),  # noqa: B023
-                (runs.warm, lambda: ours.call(BatchEngine.ttft_s, batch, True)),  # noqa: B023
-            )
-            flops = batch * case.shape.flops(case.question, case.context + case.question)
-            num_bytes = case.shape.bytes_read(0) + batch * case.context * case.shape.kv_bytes_per_token
-            limit = rates.limit_s(flops, num_bytes)
-            name = f"ttft_batch_{batch}_{case.context}"
-            yield measured(name, resident, "s", baseline=cold, limit=limit, flops=flops)
-            yield measured(f"{name}_with_transfer", transferred, "s", baseline=cold, flops=flops)
+            yield from batch_first_tokens(case, batch, rates, runs, stock, ours)
+
+
+def batch_first_tokens(
+    case: Case, batch: int, rates: Rates, runs: Runs, stock: Worker, ours: Worker
+) -> Iterator[Measurement]:
+    """``case``: of the context's length; the workers may have been made for another."""
+    context = case.context
+    say(f"first tokens of {batch} requests over {context} tokens each")
+    cold, resident, transferred = in_turn(
+        (runs.cold, lambda: stock.call(Stock.cold_prefill_s, batch, context)),
+        (runs.warm, lambda: ours.call(BatchEngine.ttft_s, batch, False, context)),
+        (runs.warm, lambda: ours.call(BatchEngine.ttft_s, batch, True, context)),
+    )
+    flops = batch * case.shape.flops(case.question, context + case.question)
+    num_bytes = case.shape.bytes_read(0) + batch * context * case.shape.kv_bytes_per_token
+    limit = rates.limit_s(flops, num_bytes)
+    name = f"ttft_batch_{batch}_{context}"
+    yield measured(name, resident, "s", baseline=cold, limit=limit, flops=flops)
+    yield measured(f"{name}_with_transfer", transferred, "s", baseline=cold, flops=flops)
 
 
 def compare_branches(case: Case, branches: Sequence[int], rates: Rates, runs: Runs) -> Iterator[Measurement]:
     """A step of M branches over one context, against M steps of one branch."""
     with Worker(Ours, case) as ours:
-        one = None
-        for batch in sorted({1, *branches}):
-            say(f"decoding {batch} branches over {case.context} shared tokens")
-            steps = [batch / ours.call(Ours.decode_rate, batch) for _ in range(runs.decode)]
-            one = one or median(steps)
-            limit, flops = case.step_limit_s(batch, rates), batch * case.shape.flops(1, case.prompt_len)
-            name = f"step_of_{batch}_over_{case.context}"
-            yield measured(name, steps, "s", baseline=batch * one, limit=limit, flops=flops)
-            yield measured(f"{name}_in_steps_of_one", [step / one for step in steps], "steps")
+        yield from branch_steps(case, branches, rates, runs, ours)
+
+
+def branch_steps(
+    case: Case, branches: Sequence[int], rates: Rates, runs: Runs, ours: Worker
+) -> Iterator[Measurement]:
+    one = None
+    for batch in sorted({1, *branches}):
+        say(f"decoding {batch} branches over {case.context} shared tokens")
+        steps = [batch / ours.call(Ours.decode_rate, batch) for _ in range(runs.decode)]
+        one = one or median(steps)
+        limit, flops = case.step_limit_s(batch, rates), batch * case.shape.flops(1, case.prompt_len)
+        name = f"step_of_{batch}_over_{case.context}"
+        yield measured(name, steps, "s", baseline=batch * one, limit=limit, flops=flops)
+        yield measured(f"{name}_in_steps_of_one", [step / one for step in steps], "steps")
 
 
 def compare_chains(case: Case, num_documents: int, runs: Runs) -> Iterator[Measurement]:

@@ -11,10 +11,11 @@ from shared.measuring.shapes import Shape
 
 
 class HostKv(NoSource):
-    """Has every chunk: the same numbers for all."""
+    """Has every chunk: the same numbers for all. Pinned for a GPU."""
 
-    def __init__(self, shape: Shape, chunk_len: int) -> None:
-        self._kv = torch.randn(2, shape.layers, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
+    def __init__(self, shape: Shape, chunk_len: int, device: str = "cpu") -> None:
+        kv = torch.randn(2, shape.layers, shape.kv_heads, chunk_len, shape.head_dim).bfloat16()
+        self._kv = kv if device == "cpu" else kv.pin_memory()
 
     def open(self, chunk_lens: Mapping[str, int], encoding: str = "") -> Mapping[str, StoredSegment]:
         return dict.fromkeys(chunk_lens, _HostSegment(self._kv))
@@ -26,8 +27,8 @@ class _HostSegment:
 
     def read_layer(self, layer: int, k_out_KTD: torch.Tensor, v_out_KTD: torch.Tensor) -> None:
         num_tokens = k_out_KTD.shape[1]
-        k_out_KTD.copy_(self._k_LKTD[layer, :, :num_tokens])
-        v_out_KTD.copy_(self._v_LKTD[layer, :, :num_tokens])
+        k_out_KTD.copy_(self._k_LKTD[layer, :, :num_tokens], non_blocking=True)
+        v_out_KTD.copy_(self._v_LKTD[layer, :, :num_tokens], non_blocking=True)
 
     def close(self) -> None:
         pass

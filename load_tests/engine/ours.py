@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 from load_tests.engine.ceilings import Ceiling, ceiling_of
 from shared.engine.model.packing import packed_bytes
 from shared.engine_config import GIB
 from shared.generation.asked import Chunk
+from shared.generation.modes import Recompute, ReuseMode
 from shared.generation.told import Timings
 from shared.identity import ids_hash
 from shared.measuring.asking import timings_of
@@ -18,11 +20,12 @@ from shared.measuring.case import Case
 class Ours:
     """The engine, asked about the same chunks in another order each time."""
 
-    def __init__(self, case: Case, batch_invariant: bool = False) -> None:
+    def __init__(self, case: Case, batch_invariant: bool = False, cuda_graphs: bool = True) -> None:
         self._case = case
         self._engine = case.build_engine(
             batch_invariant=batch_invariant,
             compile=case.compile and not batch_invariant,
+            cuda_graphs=cuda_graphs,
             resident_bytes=64 * GIB,
         )
         self._chunks = [Chunk(ids_hash(ids), ids) for ids in case.chunks()]
@@ -38,6 +41,11 @@ class Ours:
         timings = self._ask(num_questions, 1 + self._case.decode, temperature)
         return num_questions * self._case.decode / timings.decode_s
 
+    def recomputed_s(self, ratio: float) -> float:
+        """From the request's arrival to the first token, that share of the context computed anew."""
+        recompute = Recompute(ratio=ratio)
+        return self._ask(1, 1, reuse=ReuseMode.RANDOM, recompute=recompute).first_token_s
+
     def stitched_ceiling(self) -> Ceiling:
         """Of the kernels of ``stitched_s``, each alone at its best."""
         return ceiling_of(self.stitched_s)
@@ -50,7 +58,7 @@ class Ours:
         """Of weights arranged for the CPU's matrix units."""
         return packed_bytes(self._engine.model.hf_model)
 
-    def _ask(self, num_questions: int, num_tokens: int, temperature: float = 0.0) -> Timings:
+    def _ask(self, num_questions: int, num_tokens: int, temperature: float = 0.0, **more: Any) -> Timings:
         number = next(self._names)
         request = self._case.request(
             f"benchmark-{number}",
@@ -58,5 +66,6 @@ class Ours:
             self._case.questions(num_questions),
             num_tokens=num_tokens,
             temperature=temperature,
+            **more,
         )
         return timings_of(self._engine, request)

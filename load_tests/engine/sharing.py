@@ -74,7 +74,7 @@ class CrowdEngine:
         self._requests = crowd.requests(shared)
         copies = crowd.num_unique if shared else crowd.num_requests * crowd.num_chunks
         self._engine = crowd.case.build_engine(
-            HostKv(crowd.case.shape, crowd.case.chunk_len),
+            HostKv(crowd.case.shape, crowd.case.chunk_len, crowd.case.device),
             resident_bytes=2 * crowd.bytes_of(copies),
             max_running_branches=max(64, crowd.num_requests),
         )

@@ -111,7 +111,9 @@ class StepPlan:
         self._attention = backend.plan(lanes)
         self._patience = patience or Patience()
         seen = {id(p.segment): p.segment for lane in lanes for p in lane.branch.seen()}
-        self._arrivals: list[Arrival] = [s.arrival for s in seen.values() if s.arrival and not s.whole]
+        self._arrivals: list[Arrival] = [
+            s.arrival for s in seen.values() if s.arrival and not s.arrival.settled
+        ]
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """See ``Attention.run``.

@@ -71,7 +71,7 @@ SHAPES: Mapping[str, Shape] = {"smollm2-135m": SMOLLM2_135M, "qwen2-0.5b": QWEN2
 
 def build_model(shape: Shape, device: str = "cpu") -> LoadedModel:
     """In this process, for the engine as a library."""
-    return wrap_model(random_model(shape).to(device))
+    return wrap_model(random_model(shape, device))
 
 
 def save_model(shape: Shape, directory: Path) -> None:
@@ -80,8 +80,8 @@ def save_model(shape: Shape, directory: Path) -> None:
     random_model(shape).save_pretrained(directory)
 
 
-def random_model(shape: Shape) -> Any:
-    """A stock ``transformers`` model, bf16; the same weights every time."""
+def random_model(shape: Shape, device: str = "cpu") -> Any:
+    """A stock ``transformers`` model, bf16, drawn on the device itself; there the same weights every time."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": shape.hidden,
@@ -94,10 +94,10 @@ def random_model(shape: Shape) -> Any:
         "tie_word_embeddings": True,
         "dtype": "bfloat16",
     }
-    with _default_dtype(torch.bfloat16):
+    with _default_dtype(torch.bfloat16), torch.device(device):
         if shape.family == "llama":
-            return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=shape.head_dim)).eval()
-        return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+            return LlamaForCausalLM(LlamaConfig(**sizes, head_dim=shape.head_dim)).eval().to(device)
+        return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval().to(device)
 
 
 @contextmanager

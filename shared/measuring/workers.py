@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -34,6 +35,9 @@ class Worker(AbstractContextManager["Worker"]):
         WorkerFailed: building it failed there.
     """
 
+    end_s: float | None = None
+    """The instant of ``time.monotonic()`` until which it may work."""
+
     def __init__(self, build: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -45,7 +49,7 @@ class Worker(AbstractContextManager["Worker"]):
     def call(self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """
         Raises:
-            WorkerFailed: the method raised, or the process died.
+            WorkerFailed: the method raised, the process died, or the time was up.
         """
         self._pipe.send((method, args, kwargs))
         result: T = self._receive()
@@ -58,6 +62,9 @@ class Worker(AbstractContextManager["Worker"]):
             self._process.kill()
 
     def _receive(self) -> Any:
+        if self.end_s is not None and not self._pipe.poll(max(0.0, self.end_s - time.monotonic())):
+            self._process.kill()
+            raise WorkerFailed("the time was up before it answered")
         try:
             ok, value = self._pipe.recv()
         except EOFError:

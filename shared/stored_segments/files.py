@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ _BITS = {
     4: torch.int32,
 }  # numpy has no bfloat16: values travel as integers of their size
 _ALIGNMENT = 64
+_PINNED_PIECES = 4
 
 
 class FingerprintedModel(Protocol):
@@ -94,25 +96,33 @@ class KvShape:
 
 class Scratch(threading.local):
     """What a thread reuses from layer to layer: host memory, pinned where there is a GPU, and the tables of
-    the rotation."""
+    the rotation. Of pinned memory there are several pieces, taken in turn: while the device copies out of
+    one, the next layer is read into another."""
 
     def __init__(self, rope: RopeSpec) -> None:
         self._rope = rope
         self._rotations: dict[torch.device, Rotation] = {}
-        self._memory: dict[bool, torch.Tensor] = {}
+        self._memory: torch.Tensor | None = None
+        self._pinned: deque[PinnedPiece] = deque(PinnedPiece() for _ in range(_PINNED_PIECES))
 
     def rotation(self, device: torch.device) -> Rotation:
         if device not in self._rotations:
             self._rotations[device] = Rotation(self._rope, device)
         return self._rotations[device]
 
-    def buffers(self, header: ChunkHeader, pinned: bool) -> dict[str, torch.Tensor]:
-        """Room for one layer as it lies in the file; valid until the next call."""
+    def piece(self) -> PinnedPiece:
+        """The one that was used longest ago; the device has copied all out of it."""
+        self._pinned.rotate(-1)
+        self._pinned[0].wait()
+        return self._pinned[0]
+
+    def buffers(self, header: ChunkHeader, piece: PinnedPiece | None = None) -> dict[str, torch.Tensor]:
+        """Room for one layer as it lies in the file; valid until the next call, or that for the piece."""
         heads = header.num_kv_heads
         starts = [0]
         for spec in header.buffers:
             starts.append(starts[-1] + -(-heads * spec.row_bytes // _ALIGNMENT) * _ALIGNMENT)
-        memory = self._grown(starts[-1], pinned)
+        memory = self._grown(starts[-1]) if piece is None else piece.grown(starts[-1])
         return {
             spec.name: memory[start : start + heads * spec.row_bytes]
             .view(getattr(torch, spec.dtype))
@@ -120,10 +130,32 @@ class Scratch(threading.local):
             for spec, start in zip(header.buffers, starts, strict=False)
         }
 
-    def _grown(self, num_bytes: int, pinned: bool) -> torch.Tensor:
-        if pinned not in self._memory or len(self._memory[pinned]) < num_bytes:
-            self._memory[pinned] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        return self._memory[pinned]
+    def _grown(self, num_bytes: int) -> torch.Tensor:
+        if self._memory is None or len(self._memory) < num_bytes:
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._memory
+
+
+class PinnedPiece:
+    """Host memory for one layer on its way to a GPU."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def grown(self, num_bytes: int) -> torch.Tensor:
+        if self._memory is None or len(self._memory) < num_bytes:
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8).pin_memory()
+        return self._memory
+
+    def ordered(self) -> None:
+        """The copies out of it are in the order of the current stream."""
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def wait(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
 
 
 class FileSegment:
@@ -148,11 +180,17 @@ class FileSegment:
         if self.encoding == EXACT and device.type == "cpu":
             self._file.read_layer(layer, array_of(k_out_HTD), array_of(v_out_HTD))
             return
-        buffers = self._scratch.buffers(self.header, pinned=device.type == "cuda")
+        piece = self._scratch.piece() if device.type == "cuda" else None
+        buffers = self._scratch.buffers(self.header, piece)
         self._file.read_layer(layer, *map(array_of, buffers.values()))
-        # Not asynchronous: the next layer of this thread goes through the same memory.
-        on_device = {name: buffer.to(device) for name, buffer in buffers.items()}
-        encoding_of(self.encoding).decode(on_device, self._scratch.rotation(device), k_out_HTD, v_out_HTD)
+        if piece is not None and self.encoding == EXACT:
+            for host, out in zip(buffers.values(), (k_out_HTD, v_out_HTD), strict=True):
+                out.copy_(host, non_blocking=True)
+        else:
+            on_device = {name: buffer.to(device, non_blocking=True) for name, buffer in buffers.items()}
+            encoding_of(self.encoding).decode(on_device, self._scratch.rotation(device), k_out_HTD, v_out_HTD)
+        if piece is not None:
+            piece.ordered()
 
     def close(self) -> None:
         self._file.close()

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,10 @@ from shared.engine.model.spec import ModelSpec
 Int32: TypeAlias = NDArray[np.int32]
 Int64: TypeAlias = NDArray[np.int64]
 Float32: TypeAlias = NDArray[np.float32]
+NumberT = TypeVar("NumberT", np.int32, np.int64, np.float32)
 _SPLIT_LENS = (256, 512, 1024, 2048, 4096, 8192)
 BLOCK_KEYS = 64  # that a program takes at a time
+_NOBODY = 1 << 30  # a flat row that no piece has
 LOG2_E = math.log2(math.e)  # kernels take powers of 2
 
 
@@ -43,6 +45,17 @@ class Tiling:
 
 
 FIXED = Tiling(64, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSizes:
+    """Numbers of what tables list."""
+
+    num_rows: int
+    num_items: int
+    num_looks: int
+    num_slots: int
+    num_pieces: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,35 @@ class Tables:
     addresses: Int64
     tiling: Tiling
     pieces: Sequence[Piece]
+
+    @property
+    def sizes(self) -> TableSizes:
+        return TableSizes(
+            len(self.own_R3), len(self.items_I4), len(self.looks_N5), self.num_slots, len(self.pieces_P3)
+        )
+
+    def padded(self, to: TableSizes) -> Tables:
+        """With rows that belong to no piece (-1), see nothing and come out as 0, items without rows and keys,
+        and what else is missing to these sizes: a program of any step up to them reads tables of one form."""
+        sizes = self.sizes
+        rows, looks = to.num_rows - sizes.num_rows, to.num_looks - sizes.num_looks
+        no_items = np.tile(np.array([[0, _NOBODY, 0, 0]], np.int32), (to.num_items - sizes.num_items, 1))
+        return replace(
+            self,
+            items_I4=np.concatenate((self.items_I4, no_items)),
+            pieces_P3=_longer(self.pieces_P3, to.num_pieces - sizes.num_pieces),
+            looks_N5=_longer(self.looks_N5, looks),
+            hidden_N=_longer(self.hidden_N, looks),
+            sharpness_N=_longer(self.sharpness_N, looks),
+            first_slot_R=_longer(self.first_slot_R, rows, self.num_slots),
+            own_R3=_longer(self.own_R3, rows, -1),
+            joint_R2=_longer(self.joint_R2, rows),
+            more_R=_longer(self.more_R, rows),
+            num_slots=to.num_slots,
+            addresses=_longer(
+                self.addresses, (to.num_pieces - sizes.num_pieces) * len(self.addresses) // sizes.num_pieces
+            ),
+        )
 
 
 def num_flat_rows(piece: Piece, group: int) -> int:
@@ -189,6 +231,11 @@ def _further(visits: Sequence[tuple[int, Visit]], step: Int64) -> Int64:
     if all(visit.steps is None for _, visit in visits):
         return step
     return np.concatenate([np.arange(v.num_rows) if v.steps is None else v.steps for _, v in visits])
+
+
+def _longer(table: NDArray[NumberT], count: int, fill: int = 0) -> NDArray[NumberT]:
+    """With so many entries more."""
+    return np.concatenate((table, np.full((count, *table.shape[1:]), fill, table.dtype)))
 
 
 def _runs(counts: Int64) -> tuple[Int64, Int64]:

@@ -8,9 +8,9 @@ Shapes: H query heads, K kv heads, R rows, D head_dim, L layers, P pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 from numpy.typing import NDArray
@@ -19,12 +19,12 @@ from torch import Tensor
 from shared.engine.attention import Lane
 from shared.engine.backends import triton_kernels as kernels
 from shared.engine.backends.tables import BLOCK_KEYS, LOG2_E, Tables, Tiling, plan_tables
-from shared.engine.model.rope import Rotation
+from shared.engine.device_arrays import DeviceArrays
+from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
 
 _MIN_DOT = 16  # the smallest side of a matrix product
-_ALIGNMENT = 16
 
 
 class TritonBackend:
@@ -48,37 +48,55 @@ class TritonBackend:
         if spec.device.type == "cuda":
             self._num_processors = torch.cuda.get_device_properties(spec.device).multi_processor_count
 
+    @property
+    def fixed(self) -> bool:
+        """No row's bits depend on its company."""
+        return self._tiling is not None
+
     def plan(self, lanes: Sequence[Lane]) -> TritonAttention:
+        return self.attention(self.tables(lanes))
+
+    def tables(self, lanes: Sequence[Lane]) -> Tables:
         tables = plan_tables(lanes, self._spec, self._tiling, self._num_processors)
         # With fixed tiles also one program for all steps: without exclusions it is compiled anew and might
         # round elsewhere.
-        excludes = tables.excludes or self._tiling is not None
-        return TritonAttention(self._spec, tables, excludes, self._rotation)
+        return replace(tables, excludes=True) if self.fixed else tables
+
+    def attention(self, tables: Tables) -> TritonAttention:
+        return TritonAttention(self._spec, tables, self.angles(tables))
+
+    def angles(self, tables: Tables) -> Angles:
+        """Of all positions that the tables name, and others; the same tensors until positions are named that
+        they lack."""
+        return self._rotation.table(tables.num_positions)
 
 
 class TritonAttention:
     """Device-side tables, made once; from layer to layer only the number of the layer changes."""
 
-    def __init__(self, spec: ModelSpec, tables: Tables, excludes: bool, rotation: Rotation) -> None:
-        device = spec.device
-        self._spec, self._num_items, self._split_len = spec, len(tables.items_I4), tables.tiling.split_len
+    def __init__(self, spec: ModelSpec, tables: Tables, angles: Angles) -> None:
+        self._spec, self._split_len = spec, tables.tiling.split_len
+        self._num_items, self._num_slots = len(tables.items_I4), tables.num_slots
         self._append_settings, self._merge_settings = append_settings(spec), merge_settings(spec)
-        self._attend_settings = attend_settings(spec, tables.tiling, excludes)
+        self._attend_settings = attend_settings(spec, tables.tiling, tables.excludes)
+        self._cos_PF, self._sin_PF = angles
         self._pieces = tables.pieces  # keeps alive what the tables point to
-        self._cos_PF, self._sin_PF = rotation.table(tables.num_positions)
-        self._items, self._piece_rows, self._looks, self._first_slot, self._own, self._joint, *floats = (
-            _to_device(
-                [
-                    *(tables.items_I4, tables.pieces_P3, tables.looks_N5, tables.first_slot_R, tables.own_R3),
-                    *(tables.joint_R2, tables.sharpness_N.view(np.int32), tables.more_R.view(np.int32)),
-                ],
-                device,
-            )
+        self._numbers = DeviceArrays(_arrays(tables), spec.device)
+        self._addresses, self._hidden, self._items, self._piece_rows, self._looks, *rest = (
+            self._numbers.tensors
         )
-        self._sharpness, self._more = (x.view(torch.float32) for x in floats)
-        self._addresses, self._hidden = _to_device([tables.addresses, tables.hidden_N], device)
-        self._out = torch.empty(tables.num_slots, spec.num_heads, spec.head_dim, device=device)
-        self._lse = torch.empty(tables.num_slots, spec.num_heads, device=device)
+        self._first_slot, self._own, self._joint, self._sharpness, self._more = rest
+        self._slots: tuple[Tensor, Tensor] | None = None
+
+    def take(self, tables: Tables) -> None:
+        """Goes on with tables of another step: of the same sizes, tiling and exclusion, and of positions that
+        there are angles of."""
+        self._pieces = tables.pieces
+        self._numbers.write(_arrays(tables))
+
+    def forget_slots(self) -> None:
+        """Frees what is between ``attend`` and ``merge`` of a layer, until the next layer runs."""
+        self._slots = None
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         q_HRD, k_KRD, v_KRD = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_HRD, k_KRD, v_KRD))
@@ -106,10 +124,11 @@ class TritonAttention:
         )
 
     def _attend(self, layer: int, q_HRD: Tensor, scale: float) -> None:
+        out, lse = self._partial
         kernels.attend_kernel[(self._num_items, self._spec.num_kv_heads)](
             q_HRD,
-            self._out,
-            self._lse,
+            out,
+            lse,
             self._cos_PF,
             self._sin_PF,
             self._items,
@@ -129,10 +148,11 @@ class TritonAttention:
     def _merge(self, q_HRD: Tensor) -> Tensor:
         num_heads, num_rows, head_dim = q_HRD.shape
         merged_RHD = torch.empty(num_rows, num_heads, head_dim, dtype=q_HRD.dtype, device=q_HRD.device)
+        out, lse = self._partial
         settings = self._merge_settings
         kernels.merge_kernel[(triton.cdiv(num_rows * num_heads, settings["BLOCK_PAIRS"]),)](
-            self._out,
-            self._lse,
+            out,
+            lse,
             self._first_slot,
             self._joint,
             self._more,
@@ -141,6 +161,15 @@ class TritonAttention:
             **settings,
         )
         return merged_RHD.transpose(0, 1)
+
+    @property
+    def _partial(self) -> tuple[Tensor, Tensor]:
+        """Outputs and log-sum-exps of all slots."""
+        if self._slots is None:
+            num_heads, device = self._spec.num_heads, self._spec.device
+            out = torch.empty(self._num_slots, num_heads, self._spec.head_dim, device=device)
+            self._slots = out, torch.empty(self._num_slots, num_heads, device=device)
+        return self._slots
 
 
 def append_settings(spec: ModelSpec) -> dict[str, Any]:
@@ -178,15 +207,9 @@ def _heads(spec: ModelSpec) -> dict[str, Any]:
     return {"HEAD_DIM": spec.head_dim, "BLOCK_DIM": max(_MIN_DOT, triton.next_power_of_2(spec.head_dim))}
 
 
-def _to_device(tables: Sequence[NDArray[Any]], device: torch.device) -> tuple[Tensor, ...]:
-    """In one copy. Each begins at a multiple of 16 bytes: Triton compiles anew for a pointer that does
-    not."""
-    step = _ALIGNMENT // tables[0].itemsize
-    sizes = [-(-table.size // step) * step for table in tables]
-    padded = [
-        np.pad(table.ravel(), (0, size - table.size)) for table, size in zip(tables, sizes, strict=True)
+def _arrays(tables: Tables) -> list[NDArray[Any]]:
+    """In the order in which ``TritonAttention`` takes them apart."""
+    return [
+        *(tables.addresses, tables.hidden_N, tables.items_I4, tables.pieces_P3, tables.looks_N5),
+        *(tables.first_slot_R, tables.own_R3, tables.joint_R2, tables.sharpness_N, tables.more_R),
     ]
-    packed = torch.from_numpy(np.concatenate(padded))
-    return torch.split(
-        packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed, sizes
-    )

@@ -58,12 +58,13 @@ def append_kernel(
     BLOCK_DIM: tl.constexpr,
 ):
     """One program per some pairs of row and kv head: the key, rotated to its local position, and the value go
-    into the row's private segment."""
+    into the row's private segment; of a row that has none (-1) they go nowhere."""
     pair = tl.program_id(0) * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)
     there = pair < num_rows * NUM_KV_HEADS
     row = pair // NUM_KV_HEADS
     head = pair % NUM_KV_HEADS
-    piece = tl.load(own + row * 3, mask=there, other=0)
+    piece = tl.load(own + row * 3, mask=there, other=-1)
+    there = piece >= 0
     token = tl.load(own + row * 3 + 1, mask=there, other=0)
     position = tl.load(own + row * 3 + 2, mask=there, other=0)
     capacity = tl.load(pieces + piece * 3 + 2, mask=there, other=0).to(tl.int64)

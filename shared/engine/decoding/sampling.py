@@ -22,12 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.engine.decoding.device_sampling import (
+    BLOCK_LEN,
+    COLDEST,
+    TOKENS_FROM,
+    block_weights,
+    sample_on_device,
+)
 from shared.generation.asked import SamplingParams
 
-BLOCK_LEN = 512
-_TOKENS_FROM = 1 << 32  # of a branch's noise, what is in front belongs to blocks
 _FEW = 1024  # tokens that mostly hold top_p
-_COLDEST = 1e-30  # below it float32 has no number for the temperature
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,13 @@ class Sampled:
 
 
 def sample(logits_BV: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """``logits_BV``: raw logits in float32, a row for each draw.
+    """``logits_BV``: raw logits in float32, a row for each draw. On a GPU all is worked out there, and waited
+    for once.
 
     Log-probabilities are those of the raw logits, whatever temperature and truncation do to the choice.
     """
+    if logits_BV.device.type == "cuda":
+        return [Sampled(*one) for one in sample_on_device(logits_BV, [(d.params, d.key) for d in draws])]
     logprobs_BV = torch.log_softmax(logits_BV, -1)
     drawn = [b for b, draw in enumerate(draws) if draw.params.temperature != 0]
     if len(drawn) == len(draws):
@@ -94,7 +101,7 @@ def top(logprobs_V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
 
 
 def _draw(logits_BV: Tensor, draws: Sequence[Draw]) -> list[int]:
-    temperatures = [[max(draw.params.temperature, _COLDEST)] for draw in draws]
+    temperatures = [[max(draw.params.temperature, COLDEST)] for draw in draws]
     scaled_BV = logits_BV - logits_BV.amax(-1, keepdim=True)
     scaled_BV /= torch.tensor(temperatures, device=logits_BV.device)
     for row_V, draw in zip(scaled_BV, draws, strict=True):
@@ -102,7 +109,7 @@ def _draw(logits_BV: Tensor, draws: Sequence[Draw]) -> list[int]:
             row_V.copy_(truncate(row_V, draw.params.top_k, draw.params.top_p))
     keys_B1 = np.array([[draw.key] for draw in draws], dtype=np.uint64)
 
-    weights_BN = _block_weights(scaled_BV).cpu().double().numpy()
+    weights_BN = block_weights(scaled_BV).cpu().double().numpy()
     with np.errstate(divide="ignore"):  # a block without weight
         scores_BN = np.log(weights_BN) + gumbel_noise(keys_B1, np.arange(weights_BN.shape[1]))
     first_B1 = scores_BN.argmax(-1)[:, None] * BLOCK_LEN
@@ -111,17 +118,8 @@ def _draw(logits_BV: Tensor, draws: Sequence[Draw]) -> list[int]:
     inside_BT = tokens_BT < scaled_BV.shape[1]
     columns_BT = torch.from_numpy(np.where(inside_BT, tokens_BT, 0)).to(scaled_BV.device)
     logits_BT = np.where(inside_BT, scaled_BV.gather(1, columns_BT).cpu().double().numpy(), -np.inf)
-    best_B = (logits_BT + gumbel_noise(keys_B1, _TOKENS_FROM + tokens_BT)).argmax(-1)
+    best_B = (logits_BT + gumbel_noise(keys_B1, TOKENS_FROM + tokens_BT)).argmax(-1)
     return [int(token_id) for token_id in first_B1[:, 0] + best_B]
-
-
-def _block_weights(scaled_BV: Tensor) -> Tensor:
-    """[B, N]; the last block may be a short one."""
-    whole = scaled_BV.shape[1] // BLOCK_LEN * BLOCK_LEN
-    weights_BV = scaled_BV.exp()
-    parts = [weights_BV[:, :whole].reshape(len(scaled_BV), -1, BLOCK_LEN).sum(-1)] if whole else []
-    rest = [weights_BV[:, whole:].sum(-1, keepdim=True)] if whole < scaled_BV.shape[1] else []
-    return torch.cat([*parts, *rest], 1)
 
 
 def gumbel_noise(keys: NDArray[np.uint64], counters: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -107,8 +107,8 @@ class GenerateJob(ContextJob):
         return self.answers
 
     def _answer(self, index: int, parent: Branch, logits_V: torch.Tensor) -> None:
-        """The question's last token was just computed: answers are branches on it."""
-        self.clock.tick_first_token()
+        """The question's last token was just computed: answers are branches on it. The first token is there
+        when it is drawn: before that a GPU may still be computing."""
         host, params, beams = self.host, self.request.sampling, self.request.beams
         if beams is None:
             capacity = min(params.limit, _ANSWER_CAPACITY)
@@ -118,6 +118,7 @@ class GenerateJob(ContextJob):
             self.answers += answers
             draws = [answer.draw() for answer in answers]
             drawn = sample(logits_V.expand(len(draws), -1), draws)
+            self.clock.tick_first_token()
             for answer, chosen in zip(answers, drawn, strict=True):
                 self._next_token(answer, chosen)
             return
@@ -126,6 +127,7 @@ class GenerateJob(ContextJob):
         root = parent.child(_BEAM_CAPACITY)
         self.answers.append(Beam(group, root, torch.log_softmax(logits_V, -1)))
         self._advance(group)
+        self.clock.tick_first_token()
 
     # --- samples and thoughts ------------------------------------------------------------------------------
 

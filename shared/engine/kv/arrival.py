@@ -2,6 +2,8 @@
 
 Loader threads mark layers, the engine's thread waits for the layer that its pass needs next. A pass that
 cannot go on is given up as a whole: nothing it did counts before it ends, so it can simply run again later.
+On a GPU a layer is there as soon as its copy is ordered: it is the device that waits for the copy, with what
+the engine's thread orders from then on.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 _POLL_S = 0.005
 _PATIENCE_S = 1.0
@@ -42,13 +45,22 @@ class Patience:
             raise GivenUp(stalled=True)
 
 
+class Copied(Protocol):
+    """``torch.cuda.Event``"""
+
+    def wait(self) -> None:
+        """The calling thread's current stream waits for it."""
+        ...
+
+
 class Arrival:
-    """The layers of one segment that are there. For any thread."""
+    """The layers of one segment that are there. For any thread, ``wait_for`` for the engine's."""
 
     def __init__(self, num_layers: int) -> None:
         self._began_s = time.monotonic()
         self._changed = threading.Condition()
         self._there = [False] * num_layers
+        self._copies: dict[int, Copied] = {}
         self._num_missing = num_layers
         self._failed = False
 
@@ -67,8 +79,16 @@ class Arrival:
         """Says that what is missing will never come."""
         return self._failed
 
-    def layer_arrived(self, layer: int) -> None:
+    @property
+    def settled(self) -> bool:
+        """All of it is there, and whatever the engine's thread orders comes after the copies."""
+        return self.whole and not self._copies
+
+    def layer_arrived(self, layer: int, copied: Copied | None = None) -> None:
+        """``copied``: what the device has to wait for."""
         with self._changed:
+            if copied is not None:
+                self._copies[layer] = copied
             self._num_missing -= not self._there[layer]
             self._there[layer] = True
             self._changed.notify_all()
@@ -91,3 +111,5 @@ class Arrival:
                 self._changed.wait_for(lambda: self._there[layer] or self._failed, _POLL_S)
             if not self._there[layer]:
                 patience.spend(time.monotonic() - began)
+        if (copied := self._copies.pop(layer, None)) is not None:
+            copied.wait()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shared.engine.kv.copy_stream import CopyStream
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import StoredSegment
 from shared.errors import CorruptData, KvquiltError, NotFound
@@ -64,8 +65,15 @@ class ChunkRead:
         stored: StoredSegment,
         segment: Segment,
         tell: Tell,
+        copies: CopyStream | None = None,
     ) -> None:
+        """``copies``: what the device waits for, if it has to."""
         assert segment.arrival is not None
+        self._copies = copies
+        if copies is not None:
+            kv = (*segment.k_LKTD, *segment.v_LKTD)
+            for x_KTD in {x.untyped_storage().data_ptr(): x for x in kv}.values():
+                copies.is_filled_there(x_KTD)
         self._key = key
         self._stored = stored
         self._segment = segment
@@ -94,7 +102,7 @@ class ChunkRead:
         with self._lock:  # what is told first must arrive first
             if self._arrival.failed:
                 return
-            self._arrival.layer_arrived(layer)
+            self._arrival.layer_arrived(layer, self._copies.ordered() if self._copies else None)
             if self._arrival.whole:
                 self._tell(Loaded(self._key, self._segment, broken=False))
             elif layer == 0:

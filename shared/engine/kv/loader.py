@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.kv.chunk_reads import ChunkRead, Loaded, ReadList, Tell, is_broken
+from shared.engine.kv.copy_stream import CopyStream
 from shared.engine.kv.segment import Segment
 from shared.engine.kv.source import ComputedChunk, SegmentSource, StoredSegment
 from shared.engine.model.spec import ModelSpec
@@ -57,7 +58,12 @@ class Loader:
         self._spec = spec
         self._num_threads = num_threads
         self._closing = threading.Event()
-        self._readers = ThreadPoolExecutor(_REQUESTS_AT_A_TIME * num_threads, thread_name_prefix="kv-load")
+        self._copies = CopyStream(spec.device) if spec.device.type == "cuda" else None
+        self._readers = ThreadPoolExecutor(
+            _REQUESTS_AT_A_TIME * num_threads,
+            thread_name_prefix="kv-load",
+            initializer=self._copies.enter if self._copies else None,
+        )
         self._verifiers = ThreadPoolExecutor(num_threads, thread_name_prefix="kv-verify")
         self._scout = ThreadPoolExecutor(1, thread_name_prefix="kv-prefetch")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
@@ -120,7 +126,8 @@ class Loader:
         for key, num_tokens in chunk_lens.items():
             if key in stored:
                 try:
-                    reads.append(ChunkRead(key, stored[key], Segment.arriving(self._spec, num_tokens), tell))
+                    segment = Segment.arriving(self._spec, num_tokens)
+                    reads.append(ChunkRead(key, stored[key], segment, tell, self._copies))
                 except torch.OutOfMemoryError:  # whoever computes it instead makes room, or fails
                     stored[key].close()
                     tell(Loaded(key, None, broken=False))

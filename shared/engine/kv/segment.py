@@ -6,7 +6,7 @@ segment serves every request that placed it anywhere. Shapes: L layers, K kv hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,7 +48,7 @@ class Segment:
         self.length = 0
         self.capacity = capacity
         self.arrival: Arrival | None = None
-        self.k_LKTD, self.v_LKTD = ([self._buffer(capacity) for _ in range(spec.num_layers)] for _ in "kv")
+        self.k_LKTD, self.v_LKTD = self._buffers(capacity)
         self._addresses: Ints | None = None
 
     @classmethod
@@ -114,7 +114,9 @@ class Segment:
 
     def move(self, device: torch.device) -> None:
         """To host memory when its request is paused, and back."""
-        self._replace(lambda x_KTD: x_KTD.to(device))
+        k_LKTD, v_LKTD = ([x_KTD.to(device) for x_KTD in kv] for kv in (self.k_LKTD, self.v_LKTD))
+        self.k_LKTD, self.v_LKTD = k_LKTD, v_LKTD
+        self._addresses = None
 
     def addresses(self) -> Ints:
         """The places in memory where each layer's keys and then each layer's values begin, [2 · L]; until
@@ -123,22 +125,30 @@ class Segment:
             self._addresses = np.array([x.data_ptr() for x in (*self.k_LKTD, *self.v_LKTD)], dtype=np.int64)
         return self._addresses
 
-    def _buffer(self, capacity: int) -> Tensor:
+    def _buffers(self, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of every layer. On a GPU in one allocation, of each layer keys and then values;
+        kernels need each at a multiple of 16 bytes."""
         spec = self._spec
-        return torch.empty(spec.num_kv_heads, capacity, spec.head_dim, dtype=spec.dtype, device=spec.device)
+        shape = (spec.num_kv_heads, capacity, spec.head_dim)
+        if spec.device.type == "cpu" or spec.head_dim * spec.dtype.itemsize % 16:
+            each = [
+                torch.empty(shape, dtype=spec.dtype, device=spec.device) for _ in range(2 * spec.num_layers)
+            ]
+        else:
+            whole = torch.empty(2 * spec.num_layers, *shape, dtype=spec.dtype, device=spec.device)
+            each = list(whole.unbind(0))
+        return each[::2], each[1::2]
 
     def _resize(self, capacity: int) -> None:
-        def resized(old_KTD: Tensor) -> Tensor:
-            new_KTD = self._buffer(capacity)
-            new_KTD[:, : self.length] = old_KTD[:, : self.length]
-            return new_KTD
-
-        self._replace(resized)
-        self.capacity = capacity
-
-    def _replace(self, new: Callable[[Tensor], Tensor]) -> None:
         """All buffers, or none if there is no room for one."""
-        self.k_LKTD, self.v_LKTD = ([new(x_KTD) for x_KTD in kv] for kv in (self.k_LKTD, self.v_LKTD))
+        new = self._buffers(capacity)
+        for to_LKTD, from_LKTD in zip(new, (self.k_LKTD, self.v_LKTD), strict=True):
+            torch._foreach_copy_(
+                [x_KTD[:, : self.length] for x_KTD in to_LKTD],
+                [x_KTD[:, : self.length] for x_KTD in from_LKTD],
+            )
+        self.k_LKTD, self.v_LKTD = new
+        self.capacity = capacity
         self._addresses = None
 
 

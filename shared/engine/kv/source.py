@@ -33,7 +33,9 @@ class StoredSegment(Protocol):
 
     def read_layer(self, layer: int, k_out_HTD: Tensor, v_out_HTD: Tensor) -> None:
         """Fills both tensors ([kv_heads, tokens, head_dim], contiguous, the model's dtype) with verified
-        bytes.
+        bytes. On a GPU in the order of the calling thread's current stream: what fills them is ordered when
+        it returns, and need not have ended. Values lie right behind keys where a layer's bytes are a multiple
+        of 64.
 
         Keys come out rotated at local positions 0, 1, 2, …
 

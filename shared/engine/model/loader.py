@@ -82,8 +82,8 @@ def check_device(device: torch.device) -> None:
 
 
 def wrap_model(hf_model: Any, pack: bool = True) -> LoadedModel:
-    """Takes over a built ``transformers`` causal LM (any device and dtype). ``pack``: where this makes its
-    products faster; no gradient flows through packed weights.
+    """Takes over a built ``transformers`` causal LM (any device and dtype). ``pack``: where this makes it
+    faster; no gradient flows through packed weights and fused kernels.
 
     Raises:
         ModelUnsupported: see ``load_model``.
@@ -93,6 +93,10 @@ def wrap_model(hf_model: Any, pack: bool = True) -> LoadedModel:
     if pack and can_pack(model.spec.device, model.spec.dtype):
         with torch.inference_mode():
             model.pack()
+    elif pack and model.spec.device.type == "cuda":
+        with torch.inference_mode():
+            model.fuse()
+            _check_model(model)
     return model
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -19,12 +21,15 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention import Attention
+from shared.engine.device_arrays import integers
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.lora import LoraAdapter, linear_shapes
 from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 # Parts of the names of settings that change keys and values at equal weights: rms_norm_eps, hidden_act,
 # residual_multiplier, … Chosen by name, so that settings which a later transformers adds do not make stored
@@ -37,7 +42,7 @@ class ModelPass(Attention, Protocol):
     ``StepPlan``, and what trains as that serves."""
 
     @property
-    def token_ids(self) -> Sequence[int]: ...
+    def token_ids(self) -> Sequence[int] | Tensor: ...
     @property
     def adapted(self) -> Sequence[AdaptedRows]: ...
 
@@ -78,6 +83,22 @@ class LoadedModel:
         _ = self.fingerprint
         pack_linears(self.hf_model)
 
+    def fuse(self) -> None:
+        """From now on small operations between the products are a kernel each (``fused``), where Triton is
+        there to compile them."""
+        if importlib.util.find_spec("triton") is None:
+            return
+        from shared.engine.model.fused import fuse, no_rotation, skip_no_rotation
+
+        try:
+            fuse(self._decoder)
+        except Exception as error:  # whatever a compiler or a driver may raise
+            log.warning("the layers' small kernels cannot be fused here (%s); slower", error)
+            return
+        for layer in self._layers:
+            skip_no_rotation(layer)
+        self._unrotated = no_rotation(self._unrotated)
+
     def compile(self) -> None:
         """From now on what stands between two attentions is one compiled piece, for any number of rows, so
         that a GPU is told of few kernels per layer. The first step pays for it.
@@ -114,10 +135,10 @@ class LoadedModel:
             hidden_RE = self.run_layer(layer, hidden_RE, plan)
         return hidden_RE
 
-    def embed(self, token_ids: Sequence[int]) -> Tensor:
-        """Returns what goes into the first layer [R, E]."""
-        ids_1R = torch.tensor([token_ids], device=self.spec.device)
-        hidden_RE: Tensor = self._decoder.embed_tokens(ids_1R)[0]
+    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """Returns what goes into the first layer [R, E]. A tensor of ids [R] is on the device already."""
+        ids_R = token_ids if isinstance(token_ids, Tensor) else integers(token_ids, self.spec.device)
+        hidden_RE: Tensor = self._decoder.embed_tokens(ids_R[None])[0]
         return hidden_RE
 
     def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:

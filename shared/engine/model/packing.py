@@ -105,10 +105,15 @@ def pack_linears(model: Any) -> None:
 def _packed(module: Any) -> torch.nn.Module | None:
     if type(module) is torch.nn.Linear:
         return PackedLinear(module)
-    if {name for name, _ in module.named_children()} == _GATED and _is_silu(module.act_fn):
+    if is_gated_mlp(module):
         packed = PackedGatedMlp(module)
         return packed if _same(module, packed) else None
     return None
+
+
+def is_gated_mlp(module: Any) -> bool:
+    """By its parts; what it does with them is another question."""
+    return {name for name, _ in module.named_children()} == _GATED and _is_silu(module.act_fn)
 
 
 def _is_silu(activation: Any) -> bool:

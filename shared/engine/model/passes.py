@@ -9,9 +9,11 @@ import torch
 from shared.engine.attention import Lane, StepPlan
 from shared.engine.backends import backend_for
 from shared.engine.decoding.sampling import sample
+from shared.engine.device_arrays import integers
 from shared.engine.jobs.job import BranchWork, Computed
 from shared.engine.kv.arrival import Patience
 from shared.engine.model.model import LoadedModel
+from shared.engine.model.pass_graphs import CudaRecorder, GraphBackend, PassGraphs, Record
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
 
@@ -21,11 +23,18 @@ Ended = tuple[BranchWork, Computed]
 class PassRunner:
     """Runs slices through the model together and moves their tokens from pending to computed."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, record: Record | None = None) -> None:
+        """``record``: of passes (``PassGraphs``); None: where there is a GPU, as CUDA graphs, if so
+        configured."""
         self._model = model
         self._backend = backend_for(config, model.spec)
         if config.compile:
             model.compile()
+        self._graphs: PassGraphs | None = None
+        if isinstance(self._backend, GraphBackend):
+            if record is None and config.cuda_graphs and model.spec.device.type == "cuda":
+                record = CudaRecorder(model.spec.device)
+            self._graphs = record and PassGraphs(model, self._backend, record)
 
     def run(self, slices: Sequence[Slice[BranchWork]], patience: Patience) -> list[Ended]:
         """The works that have nothing pending any more.
@@ -37,7 +46,7 @@ class PassRunner:
         if (own_pass := slices[0].work.own_pass) is not None:
             own_pass(self._model, self._backend, patience)
             return [(slices[0].work, Computed())]
-        hidden_RE, lanes = self._forward(slices, patience)
+        lanes = _lanes(slices)
         ended: list[Ended] = []
         wanted = []
         for piece, lane in zip(slices, lanes, strict=True):
@@ -47,28 +56,40 @@ class PassRunner:
                 wanted.append((piece.work, lane.start + lane.num_rows - 1))
             else:
                 ended.append((piece.work, Computed()))
-        ended += self._continued(hidden_RE, wanted)
+        logits_BV = self._logits(lanes, [row for _, row in wanted], patience)
+        ended += _continued(logits_BV, [work for work, _ in wanted])
         for lane in lanes:  # when nothing can fail any more
             lane.advance()
         return ended
 
-    def _continued(self, hidden_RE: torch.Tensor, wanted: Sequence[tuple[BranchWork, int]]) -> list[Ended]:
-        """Works whose row says what comes next. All that are drawn are drawn together."""
-        if not wanted:
-            return []
-        logits_BV = self._model.logits(hidden_RE[[row for _, row in wanted]])
-        draws = {b: draw for b, (work, _) in enumerate(wanted) if (draw := work.draw) is not None}
-        rows_BV = logits_BV if len(draws) == len(wanted) else logits_BV[list(draws)]
-        chosen = dict(zip(draws, sample(rows_BV, list(draws.values())), strict=True)) if draws else {}
-        return [(work, Computed(logits_BV[b], chosen.get(b))) for b, (work, _) in enumerate(wanted)]
+    def _logits(self, lanes: Sequence[Lane], rows: Sequence[int], patience: Patience) -> torch.Tensor:
+        """Runs all rows. Returns the logits of these."""
+        if self._graphs is not None:
+            logits_BV = self._graphs.logits(lanes, rows, patience)
+            if logits_BV is not None:
+                return logits_BV
+        hidden_RE = self._model.forward(StepPlan(lanes, self._backend, patience))
+        if not rows:
+            return hidden_RE[:0]
+        return self._model.logits(hidden_RE[integers(rows, self._model.spec.device)])
 
-    def _forward(
-        self, slices: Sequence[Slice[BranchWork]], patience: Patience
-    ) -> tuple[torch.Tensor, list[Lane]]:
-        lanes: list[Lane] = []
-        num_rows = 0
-        for piece in slices:
-            piece.work.branch.segment.reserve(piece.num_rows)
-            lanes.append(Lane(piece.work.branch, num_rows, piece.num_rows, piece.work.adapter))
-            num_rows += piece.num_rows
-        return self._model.forward(StepPlan(lanes, self._backend, patience)), lanes
+
+def _lanes(slices: Sequence[Slice[BranchWork]]) -> list[Lane]:
+    """One behind the other, with room for their tokens."""
+    lanes: list[Lane] = []
+    num_rows = 0
+    for piece in slices:
+        piece.work.branch.segment.reserve(piece.num_rows)
+        lanes.append(Lane(piece.work.branch, num_rows, piece.num_rows, piece.work.adapter))
+        num_rows += piece.num_rows
+    return lanes
+
+
+def _continued(logits_BV: torch.Tensor, works: Sequence[BranchWork]) -> list[Ended]:
+    """Works whose row says what comes next. All that are drawn are drawn together."""
+    draws = {b: draw for b, work in enumerate(works) if (draw := work.draw) is not None}
+    rows_BV = logits_BV
+    if len(draws) < len(works):
+        rows_BV = logits_BV[integers(list(draws), logits_BV.device)]
+    chosen = dict(zip(draws, sample(rows_BV, list(draws.values())), strict=True)) if draws else {}
+    return [(work, Computed(logits_BV[b], chosen.get(b))) for b, work in enumerate(works)]

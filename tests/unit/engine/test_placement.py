@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,9 +13,9 @@ from shared.engine import Engine, EngineConfig, wrap_model
 from shared.errors import Overloaded
 from shared.generation.asked import PrefillRequest
 from shared.generation.modes import Recompute, ReuseMode
-from tests.engine_runs import Prompts, Run, Shelf, engine_of, run
+from tests.engine_runs import Prompts, Run, Shelf, assert_alike, engine_of, run
 from tests.oracles import ORACLES, tiny_model
-from tests.pretend_gpu import PretendGpu, is_there, pretend_gpu
+from tests.pretend_gpu import PretendGpu, PretendStream, is_there, pretend_gpu
 
 
 @pytest.fixture
@@ -73,6 +73,27 @@ def test_stored_kv_is_read_to_where_the_model_is(gpu: PretendGpu) -> None:
     second.shut_down()
     assert loaded.done.usage.loaded_tokens == 53
     assert loaded.branch().token_ids == computed.branch().token_ids
+
+
+def test_nothing_reads_stored_kv_before_the_device_has_copied_it(gpu: PretendGpu) -> None:
+    """Every mode, of chunks that arrive while others decode."""
+    shelf = Shelf()
+    first = engine_there(source=shelf)
+    prompts = Prompts(first, seed=7)
+    modes = [mode for mode in ReuseMode if mode.value in ORACLES and mode is not ReuseMode.TOKENS]
+    requests = [prompts.request(7, (20, 33 + i), (9, 4), mode, max_tokens=4) for i, mode in enumerate(modes)]
+    truth = [run(first, request)[0].branches() for request in requests]
+    first.shut_down()
+    for key, (k_LHTD, v_LHTD) in shelf.kv.items():
+        shelf.kv[key] = [k.cpu() for k in k_LHTD], [v.cpu() for v in v_LHTD]
+    for pipelined in (True, False):
+        second = engine_there(source=shelf, pipelined=pipelined)
+        for one, alone in zip(run(second, *requests), truth, strict=True):
+            for path, branch in alone.items():
+                assert_alike(one.branches()[path], branch)
+        second.shut_down()
+        assert second._loader._copies is not None
+        assert cast(PretendStream, second._loader._copies._stream).num_done > 0
 
 
 def room_for(gpu: PretendGpu, engine: Engine, num_tokens: int) -> None:

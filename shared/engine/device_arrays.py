@@ -1,0 +1,58 @@
+"""Brings numbers that the host worked out to the device, without waiting for it: from pinned memory, in the
+order of the device's own work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_ALIGNMENT = 16  # Triton compiles anew for a pointer that is not at a multiple of it
+_TYPES = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+}
+
+
+class DeviceArrays:
+    """Arrays of fixed sizes in one piece of memory, which one copy fills. ``tensors``: flat, each at a
+    multiple of 16 bytes; they stay where they are whatever is written."""
+
+    def __init__(self, arrays: Sequence[NDArray[Any]], device: torch.device) -> None:
+        self._sizes = [array.nbytes for array in arrays]
+        room = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in self._sizes]
+        self._starts = [sum(room[:i]) for i in range(len(room))]
+        on_gpu = device.type == "cuda"
+        host = torch.zeros(max(sum(room), _ALIGNMENT), dtype=torch.uint8)
+        self._host = host.pin_memory() if on_gpu else host
+        self._device = torch.empty_like(self._host, device=device) if on_gpu else self._host
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self.tensors = tuple(
+            self._device[start : start + size].view(_TYPES[array.dtype])
+            for start, size, array in zip(self._starts, self._sizes, arrays, strict=True)
+        )
+        self.write(arrays)
+
+    def write(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """What the device was told before still reads the old numbers."""
+        if self._copied is not None:
+            self._copied.synchronize()  # of the copy before this one
+        host = self._host.numpy()
+        for start, size, array in zip(self._starts, self._sizes, arrays, strict=True):
+            assert array.nbytes == size, "an array of another size"
+            host[start : start + size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if self._copied is not None:
+            self._device.copy_(self._host, non_blocking=True)
+            self._copied.record()
+
+
+def integers(values: Sequence[int], device: torch.device) -> Tensor:
+    """[len(values)], int64."""
+    on_host = torch.tensor(values, dtype=torch.long)
+    return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host

@@ -1,0 +1,111 @@
+"""Norms and activations of a GPU's layers in one kernel each, and no rotation by nothing.
+
+A step of few rows is bound by reading weights; between two products every kernel costs the same few
+microseconds, whatever it does. ``transformers`` takes eight for a norm, ten to rotate queries and keys by
+positions of 0, two to multiply with the gate. Each module is replaced only where it computes what its
+replacement computes; weights stay where they are, under their names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import triton
+from torch import Tensor
+
+from shared.engine.model.fused_kernels import rms_norm_kernel, silu_times_kernel
+from shared.engine.model.packing import is_gated_mlp
+from shared.engine.model.rounding import relative_error
+
+_BLOCK = 1024
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # relative, RMS over RMS
+_ROTATION = "apply_rotary_pos_emb"
+_NO_ROTATION = "kvquilt_no_rotation"
+
+
+class FusedRmsNorm(torch.nn.Module):
+    """weight · x / RMS(x), over the last dimension."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self._eps = float(norm.variance_epsilon)
+        self._stock = [norm]  # no child of this one: its weight is this one's
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return cast(Tensor, self._stock[0](x))
+        x = x.contiguous()
+        out, size = torch.empty_like(x), x.shape[-1]
+        num_rows = x.numel() // size
+        rms_norm_kernel[(num_rows,)](
+            x, self.weight, out, self._eps, SIZE=size, BLOCK=triton.next_power_of_2(size)
+        )
+        return out
+
+
+class FusedGatedMlp(torch.nn.Module):
+    """down(silu(gate(x)) · up(x))"""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.act_fn = mlp.act_fn
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if torch.compiler.is_compiling():
+            return cast(Tensor, self.down_proj(self.act_fn(gate) * up))
+        out = torch.empty_like(gate)
+        silu_times_kernel[(triton.cdiv(gate.numel(), _BLOCK),)](gate, up, out, gate.numel(), BLOCK=_BLOCK)
+        return cast(Tensor, self.down_proj(out))
+
+
+def fuse(model: Any) -> None:
+    """Replaces what it can, in the model and all its parts."""
+    for name, child in list(model.named_children()):
+        fuse(child)
+        if (replacement := _replacement(child)) is not None:
+            setattr(model, name, replacement)
+
+
+def skip_no_rotation(layer: Any) -> None:
+    """From now on the layer's module of ``transformers`` leaves queries and keys alone where the angles are
+    marked by ``no_rotation``; with others it does what it did."""
+    module: Any = sys.modules[type(layer.self_attn).__module__]
+    rotate: Callable[..., Any] | None = getattr(module, _ROTATION, None)
+    if rotate is None or hasattr(rotate, _NO_ROTATION):
+        return
+
+    def rotate_unless_marked(q: Tensor, k: Tensor, cos: Tensor, *more: Any, **options: Any) -> Any:
+        if not torch.compiler.is_compiling() and getattr(cos, _NO_ROTATION, False):
+            return q, k
+        return rotate(q, k, cos, *more, **options)
+
+    setattr(rotate_unless_marked, _NO_ROTATION, True)
+    setattr(module, _ROTATION, rotate_unless_marked)
+
+
+def no_rotation(angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The same angles, marked if they turn nothing (under YaRN they scale)."""
+    cos, sin = angles
+    if bool((cos == 1).all()) and not bool(sin.any()):
+        setattr(cos, _NO_ROTATION, True)
+    return cos, sin
+
+
+def _replacement(module: Any) -> torch.nn.Module | None:
+    if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+        fused: torch.nn.Module = FusedRmsNorm(module)
+        width = module.weight.shape[0]
+    elif is_gated_mlp(module):
+        fused, width = FusedGatedMlp(module), module.gate_proj.in_features
+    else:
+        return None
+    weight = next(module.parameters())
+    noise = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+    with torch.inference_mode():
+        return fused if relative_error(fused(noise), module(noise)) <= _TOLERANCE[weight.dtype] else None

@@ -1,0 +1,59 @@
+"""Sampling and recorded passes on the GPU itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from shared.engine import Engine
+from shared.engine.decoding.sampling import Draw, sample
+from shared.generation.asked import SamplingParams
+from tests.engine_runs import Prompts, assert_alike, engine_of, run
+from tests.oracles import as_dtype, tiny_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+CUDA = torch.device("cuda")
+ASKED = [
+    SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=5, top_logprobs=3, watch_ids=(1, 9)
+    )
+    for temperature in (0.0, 0.4, 1.0)
+    for top_k, top_p in ((0, 1.0), (40, 1.0), (0, 0.9), (500, 0.5))
+]
+
+
+@pytest.mark.parametrize("vocab", [1000, 152_064])
+def test_draws_are_those_of_the_host(vocab: int) -> None:
+    logits_BV = 3 * torch.randn(40 * len(ASKED), vocab, generator=torch.Generator().manual_seed(0))
+    draws = [Draw(params, path, 7) for path in range(40) for params in ASKED]
+    ours, theirs = sample(logits_BV.to(CUDA), draws), sample(logits_BV, draws)
+    assert [one.token_id for one in ours] == [one.token_id for one in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert mine.watched == pytest.approx(other.watched, abs=1e-5)
+        assert [i for i, _ in mine.top_logprobs] == [i for i, _ in other.top_logprobs]
+
+
+def engine(**changes: Any) -> Engine:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return engine_of(hf_model=as_dtype(tiny_model("qwen2"), torch.float32).to(CUDA), device="cuda", **changes)
+
+
+def test_recorded_passes_answer_as_others_do() -> None:
+    """Requests of many sizes come and go; segments grow out of their buffers on the way."""
+    recorded, plain = engine(), engine(cuda_graphs=False)
+    assert recorded._steps.passes._graphs is not None
+    assert plain._steps.passes._graphs is None
+    prompts = Prompts(plain, seed=4)
+    requests = [
+        prompts.request(prefix=7, chunks=(20 + i, 33), questions=(9, 3 + i)[: 1 + i % 2], max_tokens=60 + i)
+        for i in range(6)
+    ]
+    for ours, theirs in zip(run(recorded, *requests), run(plain, *requests), strict=True):
+        for key, branch in theirs.branches().items():
+            assert_alike(ours.branches()[key], branch)
+    graphs = recorded._steps.passes._graphs
+    assert sum(one._again is not None for one in graphs._passes.values()) > 3
+    assert not graphs._broken
