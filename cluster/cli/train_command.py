@@ -15,8 +15,8 @@ from services.training.adapter.settings import AdapterSettings
 from shared.generation.modes import ReuseMode
 
 if TYPE_CHECKING:  # torch is slow to import
-    from cluster.training.run import Task
-    from cluster.training.task import ServedModel
+    from cluster.training.run import TrainingTask
+    from cluster.training.task import TrainedModel
 
 
 @click.group()
@@ -70,7 +70,7 @@ def adapter(session: Session, /, **options: Any) -> None:
     )
     out = options["out"]
 
-    def task(config: QuiltConfig, served: ServedModel) -> Task:
+    def task(config: QuiltConfig, served: TrainedModel) -> TrainingTask:
         from cluster.training.adapter import AdapterTask
 
         return AdapterTask(served, replace(settings, stop=config.generator.stop), out)

@@ -14,8 +14,8 @@ from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
 
 if TYPE_CHECKING:  # torch is slow to import
-    from cluster.training.run import Task
-    from cluster.training.task import ServedModel
+    from cluster.training.run import TrainingTask
+    from cluster.training.task import TrainedModel
 
 
 @click.command()
@@ -73,7 +73,7 @@ def sft(session: Session, /, **options: Any) -> None:
     )
     out = options["out"]
 
-    def task(config: QuiltConfig, served: ServedModel) -> Task:
+    def task(config: QuiltConfig, served: TrainedModel) -> TrainingTask:
         from cluster.training.sft import SftTask
 
         return SftTask(served, settings, out)

@@ -10,13 +10,13 @@ from cluster.cli.session import LONG_DEADLINE_MS, Session
 from cluster.training.collection import examples_of, subjects_of
 from cluster.training.examples import Example, read_examples, write_examples
 from cluster.training.run import Progress
-from cluster.training.task import ServedModel
+from cluster.training.task import TrainedModel
 from shared.errors import NotFound
 from shared.kv_types import Manifest
 
 
 def collection_examples(
-    session: Session, options: dict[str, Any], served: ServedModel, on_progress: Progress
+    session: Session, options: dict[str, Any], served: TrainedModel, on_progress: Progress
 ) -> list[Example]:
     """Made once: what is in ``OUT/collection.jsonl`` stays, so that the same command goes on.
 

@@ -16,8 +16,8 @@ from shared.errors import ConfigError
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:  # torch is slow to import
-    from cluster.training.run import Task
-    from cluster.training.task import ServedModel
+    from cluster.training.run import TrainingTask
+    from cluster.training.task import TrainedModel
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -139,10 +139,10 @@ def asked_examples(options: dict[str, Any]) -> Iterable[Any] | None:
 def run_training(
     session: Session,
     options: dict[str, Any],
-    task_of: Callable[[QuiltConfig, ServedModel], Task],
+    task_of: Callable[[QuiltConfig, TrainedModel], TrainingTask],
     examples_of: Callable[[dict[str, Any]], Iterable[Any] | None] = asked_examples,
 ) -> None:
-    """``task_of``: the recipe, by the settings that the model is served with and the ``ServedModel``;
+    """``task_of``: the recipe, by the settings that the model is served with and the ``TrainedModel``;
     ``examples_of``: what it is given, by the options; None: a collection's."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -151,7 +151,7 @@ def run_training(
     from cluster.cli.model_choice import served_config
     from cluster.cli.training_collection import collection_examples
     from cluster.training.run import train
-    from cluster.training.task import ServedModel
+    from cluster.training.task import TrainedModel
 
     kv_context = options["kv_context"]
     examples = examples_of(options)
@@ -163,7 +163,7 @@ def run_training(
     }
     config = served_config(options["config_path"], chosen, session.out)
     torch.set_num_threads(options["threads"])
-    served = ServedModel(
+    served = TrainedModel(
         config.ingestion,
         base=str(config.model),
         dtype=config.generator.engine.dtype,

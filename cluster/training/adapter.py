@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster.training.examples import Example
 from cluster.training.run import Say
-from cluster.training.task import ServedModel, distil
+from cluster.training.task import TrainedModel, distil
 from services.training.adapter.settings import AdapterSettings
 from services.training.adapter.trainee import AdapterTrainee, Pupil
 from services.training.distillation.lessons import DistilledLesson
@@ -19,7 +19,7 @@ from services.training.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class AdapterTask:
-    served: ServedModel
+    served: TrainedModel
     settings: AdapterSettings
     out: Path
 

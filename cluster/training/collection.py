@@ -30,7 +30,7 @@ _LONG_WORD = re.compile(r"\w{4,}")
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AskedChunks:
     """Documents that may stand together, and which of their chunks are asked about: numbers of a document and
     of a chunk in it."""
 
@@ -44,7 +44,7 @@ class Subject:
 
 def subjects_of(
     manifests: Sequence[Manifest], num_chunks: int, num_questions: int, count: int, seed: int
-) -> list[Subject]:
+) -> list[AskedChunks]:
     """At most ``count``, each of about twice as many chunks as a context has, asked about at most
     ``num_questions`` of them."""
     rng = random.Random(f"{seed} collection")
@@ -55,13 +55,13 @@ def subjects_of(
         places = [(i, j) for i, document in enumerate(bundle) for j in range(len(document.chunks))]
         rng.shuffle(places)
         groups = (places[first : first + num_questions] for first in range(0, len(places), num_questions))
-        by_bundle.append([Subject(tuple(bundle), tuple(group)) for group in groups])
+        by_bundle.append([AskedChunks(tuple(bundle), tuple(group)) for group in groups])
     in_turn = (subject for group in zip_longest(*by_bundle) for subject in group if subject is not None)
     return list(islice(in_turn, count))
 
 
 def examples_of(
-    subjects: Sequence[Subject],
+    subjects: Sequence[AskedChunks],
     model: LoadedModel,
     prompts: PromptTokenizer,
     collection: str,

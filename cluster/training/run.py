@@ -10,14 +10,14 @@ from types import FrameType
 from typing import Any, Protocol
 
 from services.training.loop import TrainingLoop
-from services.training.trainee import Evaluation, LessonT
+from services.training.trainee import HeldOutLoss, LessonT
 from services.training.workers import Workers
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """A recipe with its settings, which may go to other processes."""
 
     def loop(
@@ -43,11 +43,11 @@ def run_loop(loop: TrainingLoop[LessonT], say: Say, interrupted: Callable[[], bo
     """Returns whether it was not interrupted."""
     settings, began, first, trainee = loop.settings, time.monotonic(), loop.update, loop.trainee
 
-    def told(found: Evaluation | None) -> str:
+    def told(found: HeldOutLoss | None) -> str:
         assert found is not None
         return f"{trainee.measure} {found.loss:.4f}, agreement {found.agreement:.1%}"
 
-    def on_update(found: Evaluation | None) -> None:
+    def on_update(found: HeldOutLoss | None) -> None:
         if found is None:
             return
         per_update = (time.monotonic() - began) / (loop.update - first)

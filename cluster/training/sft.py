@@ -12,7 +12,7 @@ from cluster.training.labelled import Conversation, Labelled, read_labelled
 from cluster.training.mix import MixPart
 from cluster.training.run import Progress, Say
 from cluster.training.samples import SampleMaker
-from cluster.training.task import ServedModel
+from cluster.training.task import TrainedModel
 from services.training.loop import TrainingLoop
 from services.training.sft.mixture import Kind, Mixture
 from services.training.sft.samples import SftSample
@@ -54,7 +54,7 @@ def invented_kind(seed: int, count: int) -> LabelledKind:
 
 @dataclass(frozen=True, slots=True)
 class SftTask:
-    served: ServedModel
+    served: TrainedModel
     settings: SftSettings
     out: Path
 

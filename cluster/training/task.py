@@ -27,7 +27,7 @@ KEPT = "cache"
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class TrainedModel:
     """``num_chunks``, ``num_questions``: most of a context. ``base``: the model's name, for readers."""
 
     ingestion: IngestionConfig
@@ -79,7 +79,7 @@ class Distillation:
 
 
 def distil(
-    served: ServedModel,
+    served: TrainedModel,
     examples: Iterable[Example],
     settings: DistillationSettings,
     out: Path,

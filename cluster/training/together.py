@@ -22,7 +22,7 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from cluster.local.state import RAY_DIR_PREFIX
-from cluster.training.run import Progress, Say, Task, interruptible, run_loop
+from cluster.training.run import Progress, Say, TrainingTask, interruptible, run_loop
 from services.training.torch_workers import TorchWorkers
 from shared.errors import ConfigError, KvquiltError
 
@@ -45,7 +45,9 @@ class Team:
     threads: int = 1
 
 
-def train_together(task: Task, examples: Iterable[Any], team: Team, on_progress: Progress, say: Say) -> None:
+def train_together(
+    task: TrainingTask, examples: Iterable[Any], team: Team, on_progress: Progress, say: Say
+) -> None:
     """As ``run.train``, over the task's loop.
 
     Raises:

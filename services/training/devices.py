@@ -13,6 +13,6 @@ def prepare_device(device: torch.device, repeatable: bool = True) -> None:
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for that
-    torch.use_deterministic_algorithms(repeatable, warn_only=True)
+    torch.use_deterministic_algorithms(repeatable, warn_only=False)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.enable_cudnn_sdp(False)

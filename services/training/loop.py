@@ -20,7 +20,7 @@ from torch import Tensor
 
 from services.training.curriculum import Curriculum, Shuffled
 from services.training.loop_settings import LoopSettings
-from services.training.trainee import Evaluation, LessonT, Tally, Trainee
+from services.training.trainee import HeldOutLoss, LessonT, LossTally, Trainee
 from services.training.workers import Alone, Workers
 from shared.errors import ConfigError
 
@@ -33,7 +33,7 @@ class Best:
     """What was learned at the evaluation with the lowest loss."""
 
     update: int
-    evaluation: Evaluation
+    evaluation: HeldOutLoss
     state: dict[str, Tensor]
 
 
@@ -55,7 +55,7 @@ class TrainingLoop(Generic[LessonT]):
         workers: Workers | None = None,
     ) -> None:
         self.trainee, self.settings, self.out, self.update = trainee, settings, out, 0
-        self.before: Evaluation | None = None
+        self.before: HeldOutLoss | None = None
         self.best: Best | None = None
         self.losses: list[float] = []
         self._workers, self._say = workers or Alone(), say
@@ -77,7 +77,7 @@ class TrainingLoop(Generic[LessonT]):
     def done(self) -> bool:
         return self.update >= self.settings.updates
 
-    def train(self, on_update: Callable[[Evaluation | None], None], interrupted: Callable[[], bool]) -> None:
+    def train(self, on_update: Callable[[HeldOutLoss | None], None], interrupted: Callable[[], bool]) -> None:
         """Up to the last update, or until any worker is interrupted; then there is a checkpoint.
         ``on_update`` is told what was found, where that was evaluated."""
         if self.before is None:
@@ -103,18 +103,18 @@ class TrainingLoop(Generic[LessonT]):
         self.losses.append(loss)
         return loss
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self) -> HeldOutLoss:
         """As it is now."""
         mine = self.held_out[self._workers.rank :: self._workers.count]
         loss, alike, tokens = self._added(*self._fitting(lambda: self._tallied(mine)))
-        return Evaluation(loss / tokens, alike / tokens)
+        return HeldOutLoss(loss / tokens, alike / tokens)
 
     def save(self) -> None:
         """What is trained at its best, as it is if it was never evaluated, and all that it takes to go on."""
         if self._workers.rank:
             return
         self.out.mkdir(parents=True, exist_ok=True)
-        best = self.best or Best(self.update, Evaluation(0, 0), dict(self.trainee.state()))
+        best = self.best or Best(self.update, HeldOutLoss(0, 0), dict(self.trainee.state()))
         self.trainee.write(self.out, best.state, {**self.settings.told(), "update": f"{best.update}"})
         losses = (json.dumps({"update": i + 1, "loss": loss}) + "\n" for i, loss in enumerate(self.losses))
         (self.out / LOSSES).write_text("".join(losses), encoding="utf-8")
@@ -157,10 +157,10 @@ class TrainingLoop(Generic[LessonT]):
         self.trainee.load(state)
         self._optimizer.load_state_dict(saved["optimizer"])
         self.update, self.losses, self._together = saved["update"], saved["losses"], saved["together"]
-        self.before = saved["before"] and Evaluation(**saved["before"])
+        self.before = saved["before"] and HeldOutLoss(**saved["before"])
         if saved["best"]:
             update, evaluation, weights = saved["best"]
-            self.best = Best(update, Evaluation(**evaluation), weights)
+            self.best = Best(update, HeldOutLoss(**evaluation), weights)
         return True
 
     def _of(self) -> dict[str, str]:
@@ -172,7 +172,7 @@ class TrainingLoop(Generic[LessonT]):
             "data": hashlib.sha256(lessons.encode()).hexdigest()[:16],
         }
 
-    def _look(self) -> Evaluation | None:
+    def _look(self) -> HeldOutLoss | None:
         if self.update % self.settings.evaluate_every and not self.done:
             return None
         found = self.evaluate()
@@ -196,7 +196,7 @@ class TrainingLoop(Generic[LessonT]):
 
     @torch.no_grad()
     def _tallied(self, lessons: Sequence[LessonT]) -> tuple[float, float, float]:
-        tallies = [self.trainee.evaluate(some) for some in self._passes(lessons)] or [Tally(0, 0, 0)]
+        tallies = [self.trainee.evaluate(some) for some in self._passes(lessons)] or [LossTally(0, 0, 0)]
         return (
             sum(tally.loss for tally in tallies),
             sum(tally.num_alike for tally in tallies),

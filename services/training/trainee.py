@@ -29,7 +29,7 @@ LearnsT = TypeVar("LearnsT", bound=Lesson, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class LossTally:
     """Of some lessons: the loss, summed over their tokens, and at how many of these the likeliest token is
     the one to be learned."""
 
@@ -39,7 +39,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class HeldOutLoss:
     """Over contexts that are not trained on: the mean loss per token, and the share of tokens at which the
     likeliest is the one to be learned."""
 
@@ -77,7 +77,7 @@ class Trainee(Protocol[LearnsT]):
         """Summed over all tokens of these lessons, computed in one pass, with gradients."""
         ...
 
-    def evaluate(self, lessons: Sequence[LearnsT]) -> Tally:
+    def evaluate(self, lessons: Sequence[LearnsT]) -> LossTally:
         """Of these lessons, computed in one pass, without gradients, as it is now."""
         ...
 

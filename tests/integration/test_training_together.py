@@ -14,13 +14,13 @@ from cluster.paths import DEMO_MODEL
 from cluster.training.adapter import AdapterTask
 from cluster.training.examples import Example, invented_examples
 from cluster.training.run import Progress, Say, train
-from cluster.training.task import ServedModel
+from cluster.training.task import TrainedModel
 from cluster.training.together import Team, ray_for, train_together
 from services.ingestion.config import IngestionConfig
 from services.training.adapter.settings import AdapterSettings
 from services.training.distillation.lessons import DistilledLesson
 from services.training.loop import TrainingLoop
-from services.training.trainee import Evaluation
+from services.training.trainee import HeldOutLoss
 from services.training.workers import Workers
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
@@ -45,7 +45,7 @@ class Stopped:
         loop = self.task.loop(examples, on_progress, say, workers)
         whole = loop.train
 
-        def part(on_update: Callable[[Evaluation | None], None], interrupted: Callable[[], bool]) -> None:
+        def part(on_update: Callable[[HeldOutLoss | None], None], interrupted: Callable[[], bool]) -> None:
             whole(on_update, lambda: loop.update >= self.after)
 
         loop.train = part  # type: ignore[method-assign]
@@ -60,7 +60,7 @@ def _ray_once() -> Iterator[None]:
 
 def task(out: Path, **changed: Any) -> AdapterTask:
     ingestion = IngestionConfig(str(DEMO_MODEL), 96, KvContext.NONE)
-    served = ServedModel(ingestion, dtype="float32", num_questions=4)
+    served = TrainedModel(ingestion, dtype="float32", num_questions=4)
     return AdapterTask(served, replace(SETTINGS, **changed), out)
 
 

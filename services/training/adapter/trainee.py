@@ -19,7 +19,7 @@ from services.training.distillation.lessons import DistilledLesson, Taught
 from services.training.distillation.segments import KnownSegments
 from services.training.known_kv import segments_of
 from services.training.sight import on_device
-from services.training.trainee import Tally
+from services.training.trainee import LossTally
 from services.training.twin import TwinStep
 from services.training.twin_request import Ids, KnownKv
 from shared.engine.model.lora import AdapterFacts
@@ -74,11 +74,11 @@ class AdapterTrainee:
         taught, logits_AV = self._answers(lessons)
         return taught.divergence(logits_AV).sum()
 
-    def evaluate(self, lessons: Sequence[DistilledLesson]) -> Tally:
+    def evaluate(self, lessons: Sequence[DistilledLesson]) -> LossTally:
         taught, logits_AV = self._answers(lessons)
         apart, alike = taught.divergence(logits_AV).sum(), taught.agreement(logits_AV).sum()
         loss, num_alike = torch.stack([apart, alike.to(apart)]).tolist()
-        return Tally(loss, num_alike, len(taught.answer))
+        return LossTally(loss, num_alike, len(taught.answer))
 
     def release(self) -> None:
         self._segments.clear()

@@ -19,7 +19,7 @@ from cluster.training.adapter import AdapterTask
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example, ExampleDocument, invented_examples, read_examples
 from cluster.training.run import interruptible, train
-from cluster.training.task import ServedModel
+from cluster.training.task import TrainedModel
 from services.ingestion.config import IngestionConfig
 from services.training.adapter.settings import AdapterSettings
 from services.training.names import Split
@@ -114,7 +114,7 @@ class TestInterruption:
             settings = AdapterSettings(
                 updates=4, contexts_per_update=2, rank=2, answer_tokens=4, evaluate_every=1
             )
-            served = ServedModel(IngestionConfig(str(DEMO_MODEL), 96), num_questions=2)
+            served = TrainedModel(IngestionConfig(str(DEMO_MODEL), 96), num_questions=2)
             return AdapterTask(served, settings, tmp_path / out)
 
         def interrupt(line: str) -> None:

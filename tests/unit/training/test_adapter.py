@@ -20,7 +20,7 @@ from services.training.distillation.kept import Kept
 from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
 from services.training.distillation.teacher import Teacher
 from services.training.loop import TrainingLoop
-from services.training.trainee import Evaluation
+from services.training.trainee import HeldOutLoss
 from services.training.twin_request import PlacedChunk
 from shared.engine import Engine, wrap_model
 from shared.engine.model.lora_files import read_adapter
@@ -185,7 +185,7 @@ class TestTraining:
         class Killed(BaseException):
             pass
 
-        def kill(found: Evaluation | None) -> None:
+        def kill(found: HeldOutLoss | None) -> None:
             if trainer.update == 5:
                 raise Killed
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.training.curriculum import Shuffled
 from services.training.loop import TrainingLoop
 from services.training.loop_settings import LoopSettings
-from services.training.trainee import Tally
+from services.training.trainee import LossTally
 from shared.errors import ConfigError
 
 SETTINGS = LoopSettings(
@@ -68,8 +68,8 @@ class Vector:
             raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
         return torch.stack([point.num_tokens * ((self.x - point.at) ** 2).sum() for point in lessons]).sum()
 
-    def evaluate(self, lessons: Sequence[Point]) -> Tally:
-        return Tally(float(self.loss(lessons)), 0, sum(point.num_tokens for point in lessons))
+    def evaluate(self, lessons: Sequence[Point]) -> LossTally:
+        return LossTally(float(self.loss(lessons)), 0, sum(point.num_tokens for point in lessons))
 
     def release(self) -> None:
         self.released += 1
