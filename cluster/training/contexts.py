@@ -32,7 +32,7 @@ class _Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieved:
+class FoundChunks:
     """``chunks``: in the order in which they are placed; ``blocks``: chunks of the whole blocks that these
     are from; ``asked``: the questions of the example that are asked over them."""
 
@@ -74,7 +74,7 @@ class ContextMaker:
                 questions = tuple(map(self._prompts.encode_question, example.questions[found.asked]))
                 yield AskedContext(example.name, found.chunks, found.blocks, questions)
 
-    def retrieved(self, example: Example, answers: Sequence[str] = ()) -> Iterator[Retrieved]:
+    def retrieved(self, example: Example, answers: Sequence[str] = ()) -> Iterator[FoundChunks]:
         """``answers``: of its questions, where they are known; a chunk that says the answer comes first.
 
         Raises:
@@ -88,7 +88,7 @@ class ContextMaker:
             found = found_by_words(example.questions[asked], texts, self._num_chunks, answers[asked])
             rng.shuffle(found)
             blocks = {cuts[i].block for i in found}
-            yield Retrieved(
+            yield FoundChunks(
                 tuple(cuts[i].chunk for i in found),
                 tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),
                 asked,

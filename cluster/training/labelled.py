@@ -36,14 +36,14 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class LabelledChat:
     """``name``: where it is from, for messages."""
 
     name: str
     messages: tuple[Message, ...]
 
 
-def read_labelled(path: Path, option: str) -> Iterator[Labelled | Conversation]:
+def read_labelled(path: Path, option: str) -> Iterator[Labelled | LabelledChat]:
     """``option``: what names the file.
 
     Raises:
@@ -104,7 +104,7 @@ def _documents(record: Record) -> Iterator[ExampleDocument]:
         yield ExampleDocument(title, document.text("text"))
 
 
-def _conversation(record: Record) -> Conversation:
+def _conversation(record: Record) -> LabelledChat:
     messages = []
     for one in record.records("messages"):
         role = one.text("role")
@@ -115,7 +115,7 @@ def _conversation(record: Record) -> Conversation:
         record.refuse(
             "messages", "must hold a message of the assistant, behind another: it is what is learned"
         )
-    return Conversation(_name(record), tuple(messages))
+    return LabelledChat(_name(record), tuple(messages))
 
 
 def _name(record: Record) -> str:

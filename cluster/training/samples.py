@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from cluster.training.contexts import ContextMaker
-from cluster.training.labelled import Conversation, Labelled, Message
+from cluster.training.labelled import Labelled, LabelledChat, Message
 from services.training.sft.samples import Said, SftSample
 from services.training.twin_request import Ids
 from shared.chat_template import Chat
@@ -44,14 +44,14 @@ class SampleMaker:
         self._chat = Chat(tokenizer, config) if getattr(tokenizer, "chat_template", None) else None
         _, self._asked = prompts.template.question.split("{question}")
 
-    def samples(self, examples: Iterable[Labelled | Conversation]) -> Iterator[SftSample]:
+    def samples(self, examples: Iterable[Labelled | LabelledChat]) -> Iterator[SftSample]:
         """
         Raises:
             InvalidRequest: an example cannot be put as a prompt; names where it is from.
             ContextTooLong: a sample takes more positions than the model has.
         """
         for one in examples:
-            made = self._of_conversation(one) if isinstance(one, Conversation) else self._of_labelled(one)
+            made = self._of_conversation(one) if isinstance(one, LabelledChat) else self._of_labelled(one)
             for sample in made:
                 if (num_positions := sample.num_positions(self._reuse)) > self._num_positions:
                     raise ContextTooLong(
@@ -73,7 +73,7 @@ class SampleMaker:
 
     def _alone(self, name: str, question: str, answer: str) -> SftSample:
         if self._chat is not None:
-            asked = Conversation(name, (Message("user", question), Message("assistant", answer)))
+            asked = LabelledChat(name, (Message("user", question), Message("assistant", answer)))
             (sample,) = self._of_conversation(asked)
             return sample
         ids = self._prompts.encode_prefix("") + self._prompts.encode_question(question)
@@ -89,7 +89,7 @@ class SampleMaker:
         gap = "" if behind.endswith((" ", "\n", *special)) else " "
         return (*self._prompts.encode(gap + text), self._end)
 
-    def _of_conversation(self, conversation: Conversation) -> Iterator[SftSample]:
+    def _of_conversation(self, conversation: LabelledChat) -> Iterator[SftSample]:
         """Every message of the assistant is learned up to its end mark. Special tokens that are written in a
         message are tokens."""
         told = _Told(

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import invented_with_answers
-from cluster.training.labelled import Conversation, Labelled, read_labelled
+from cluster.training.labelled import Labelled, LabelledChat, read_labelled
 from cluster.training.mix import MixPart
 from cluster.training.run import Progress, Say
 from cluster.training.samples import SampleMaker
 from cluster.training.task import TrainedModel
 from services.training.loop import TrainingLoop
-from services.training.sft.mixture import Kind, Mixture
+from services.training.sft.mixture import Mixture, SampleKind
 from services.training.sft.samples import SftSample
 from services.training.sft.settings import SftSettings
 from services.training.sft.trainee import SftModel, SftTrainee
@@ -28,7 +28,7 @@ class LabelledKind:
     name: str
     share: float
     source: str
-    examples: Sequence[Labelled | Conversation]
+    examples: Sequence[Labelled | LabelledChat]
 
 
 def read_kinds(parts: Iterable[MixPart], option: str = "--mix") -> list[LabelledKind]:
@@ -84,7 +84,7 @@ class SftTask:
         found = []
         for done, kind in enumerate(kinds):
             on_progress(done, len(kinds))
-            found.append(Kind(kind.name, kind.share, list(maker.samples(kind.examples)), kind.source))
+            found.append(SampleKind(kind.name, kind.share, list(maker.samples(kind.examples)), kind.source))
         mixture = Mixture(found, settings)
         for line in mixture.told():
             say(line)

@@ -16,7 +16,7 @@ from shared.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SampleKind:
     """``share``: of the samples, relative to those of the other kinds. ``source``: what it is made of, for
     readers."""
 
@@ -33,7 +33,7 @@ class Mixture:
         ConfigError: a share is not above 0, or a kind has no two samples.
     """
 
-    def __init__(self, kinds: Sequence[Kind], settings: LoopSettings) -> None:
+    def __init__(self, kinds: Sequence[SampleKind], settings: LoopSettings) -> None:
         for kind in kinds:
             if not 0 < kind.share < float("inf"):
                 raise ConfigError(f"mix: {kind.name}: the share must be above 0, got {kind.share:g}")

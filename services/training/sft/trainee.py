@@ -20,7 +20,7 @@ from services.training.sft.model_files import ModelCard, write_model
 from services.training.sft.samples import Predictions, SftSample
 from services.training.sft.settings import SftSettings
 from services.training.sft.weights import learned_weights
-from services.training.trainee import Tally
+from services.training.trainee import LossTally
 from services.training.twin import TwinStep
 from shared.engine.model.model import LoadedModel
 from shared.kv_types import KvContext
@@ -81,14 +81,14 @@ class SftTrainee:
         return torch.stack([part_P.sum() for part_P in losses]).sum()
 
     @torch.no_grad()
-    def evaluate(self, lessons: Sequence[SftSample]) -> Tally:
+    def evaluate(self, lessons: Sequence[SftSample]) -> LossTally:
         losses, alike = [], []
         for hidden_PE, targets_P in self._parts(lessons):
             logits_PV = self._model.logits(hidden_PE)
             losses.append(F.cross_entropy(logits_PV, targets_P, reduction="sum"))
             alike.append((logits_PV.argmax(-1) == targets_P).sum().to(logits_PV))
         loss, num_alike = torch.stack([torch.stack(losses).sum(), torch.stack(alike).sum()]).tolist()
-        return Tally(loss, num_alike, sum(lesson.num_tokens for lesson in lessons))
+        return LossTally(loss, num_alike, sum(lesson.num_tokens for lesson in lessons))
 
     def release(self) -> bool:
         """From here on layers are computed again for their gradients."""

@@ -16,7 +16,7 @@ from cluster.cli.main import main
 from cluster.paths import DEMO_MODEL
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example, ExampleDocument, invented_examples, invented_with_answers
-from cluster.training.labelled import Conversation, Labelled, Message, read_labelled
+from cluster.training.labelled import Labelled, LabelledChat, Message, read_labelled
 from cluster.training.mix import PAPER_SHARES, MixPart, parse_mix
 from cluster.training.samples import SampleMaker
 from services.ingestion.config import IngestionConfig
@@ -195,7 +195,7 @@ class TestFiles:
             ("Ann",),
         )
         assert alone == Labelled(Example(f"{path}, line 2", (), ("Seven?",)), ("7",))
-        assert conversation == Conversation(f"{path}, line 3", tuple(CHAT))
+        assert conversation == LabelledChat(f"{path}, line 3", tuple(CHAT))
 
     def test_lists_and_packed_files_are_read(self, tmp_path: Path) -> None:
         path = tmp_path / "data.json.gz"
@@ -261,7 +261,7 @@ class TestSamples:
     def chat(self, family: str, *conversation: Message) -> tuple[SftSample, PromptTokenizer]:
         tokenizer = chat_tokenizer(family)
         prompts = PromptTokenizer(tokenizer, template_of(tokenizer, None, PromptConfig()))
-        (sample,) = self.maker(prompts).samples([Conversation("one", conversation or tuple(CHAT))])
+        (sample,) = self.maker(prompts).samples([LabelledChat("one", conversation or tuple(CHAT))])
         return sample, prompts
 
     def labelled(self) -> Labelled:
@@ -328,7 +328,7 @@ class TestSamples:
 
     def test_messages_need_a_chat_template(self) -> None:
         with pytest.raises(InvalidRequest, match=r"^one: messages: .* no chat template"):
-            list(self.maker().samples([Conversation("one", tuple(CHAT))]))
+            list(self.maker().samples([LabelledChat("one", tuple(CHAT))]))
 
     def test_what_does_not_fit_is_named(self) -> None:
         with pytest.raises(ContextTooLong, match=r"^one: takes .* positions, the model has 40"):

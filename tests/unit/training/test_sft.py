@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from services.training.loop import TrainingLoop
-from services.training.sft.mixture import Kind, Mixture
+from services.training.sft.mixture import Mixture, SampleKind
 from services.training.sft.samples import Said, SftSample
 from services.training.sft.settings import SftSettings
 from services.training.sft.trainee import SftModel, SftTrainee
-from services.training.trainee import Evaluation
+from services.training.trainee import HeldOutLoss
 from services.training.twin_request import PlacedChunk
 from shared.engine import load_model, wrap_model
 from shared.errors import ConfigError
@@ -68,8 +68,8 @@ def samples(count: int = 10) -> tuple[SftSample, ...]:
     return tuple(found)
 
 
-def kinds() -> list[Kind]:
-    return [Kind("qa", 2.0, samples()[::2], "file"), Kind("dialogue", 1.0, samples()[1::2])]
+def kinds() -> list[SampleKind]:
+    return [SampleKind("qa", 2.0, samples()[::2], "file"), SampleKind("dialogue", 1.0, samples()[1::2])]
 
 
 def trainee(settings: SftSettings = TINY, dtype: torch.dtype = torch.float32, source: str = "") -> SftTrainee:
@@ -162,7 +162,7 @@ class TestMixtures:
     def of(self, shares: dict[str, float], each: int = 40) -> Mixture:
         one = Said((3, 4, 5), ((1, 3),))
         made = [
-            Kind(name, share, [SftSample(f"{name} {i}", (), (), (one,)) for i in range(each)])
+            SampleKind(name, share, [SftSample(f"{name} {i}", (), (), (one,)) for i in range(each)])
             for name, share in shares.items()
         ]
         return Mixture(made, TINY)
@@ -212,12 +212,12 @@ class TestMixtures:
     @pytest.mark.parametrize(
         ("kind", "told"),
         [
-            (Kind("code", 0.0, samples()), "code: the share must be above 0, got 0"),
-            (Kind("code", float("nan"), samples()), "code: the share must be above 0, got nan"),
-            (Kind("code", 1.0, samples()[:1]), "code: it takes two samples at least"),
+            (SampleKind("code", 0.0, samples()), "code: the share must be above 0, got 0"),
+            (SampleKind("code", float("nan"), samples()), "code: the share must be above 0, got nan"),
+            (SampleKind("code", 1.0, samples()[:1]), "code: it takes two samples at least"),
         ],
     )
-    def test_refuses_by_kind(self, kind: Kind, told: str) -> None:
+    def test_refuses_by_kind(self, kind: SampleKind, told: str) -> None:
         with pytest.raises(ConfigError, match=f"^mix: {told}"):
             Mixture([*kinds(), kind], TINY)
 
@@ -248,7 +248,7 @@ class TestTraining:
         class Killed(BaseException):
             pass
 
-        def kill(found: Evaluation | None) -> None:
+        def kill(found: HeldOutLoss | None) -> None:
             if loop.update == 3:
                 raise Killed
 
