@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli.session import Session
+from cluster.cli.train_packets_command import packets
 from cluster.cli.train_sft_command import sft
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from cluster.config import QuiltConfig
@@ -24,6 +25,7 @@ def train() -> None:
     """Train what makes reuse better. Nothing needs to run."""
 
 
+train.add_command(packets)
 train.add_command(sft)
 
 

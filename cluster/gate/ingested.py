@@ -52,7 +52,7 @@ class Ingesting:
         self._of = (_TENANT, fingerprint, prompts.prefix_ids)
         room = context_tokens(config, len(prompts.prefix_ids))
         self._chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
-        self._identities = Identities(Prompts(prompts, vocab_size), fingerprint)
+        self._identities = Identities(Prompts(prompts, vocab_size, prompts.packets), fingerprint)
 
     def ingest(self, sources: Sequence[TaskDocument]) -> Ingested:
         """
