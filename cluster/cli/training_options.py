@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,10 +17,12 @@ from shared.errors import ConfigError
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.examples import Example
     from cluster.training.run import TrainingTask
     from cluster.training.task import TrainedModel
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+TaskT = TypeVar("TaskT", bound="TrainingTask")
 
 
 def training_options(usual: LoopSettings, questions: int = 8) -> Callable[[CommandT], CommandT]:
@@ -120,7 +123,7 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
     return {field.name: options[field.name] for field in fields(LoopSettings)}
 
 
-def asked_examples(options: dict[str, Any]) -> Iterable[Any] | None:
+def _asked_examples(options: dict[str, Any], apart: float | None) -> list[Example] | None:
     """What --data or --invented says; None: --collection.
 
     Raises:
@@ -132,18 +135,21 @@ def asked_examples(options: dict[str, Any]) -> Iterable[Any] | None:
     if [data, invented, options["collection"]].count(None) != 2:
         raise ConfigError("--data: name a file, or say --invented N or --collection NAME, one of these")
     if invented is not None:
-        return invented_examples(options["seed"], invented)
+        invent = invented_examples if apart is None else partial(invented_examples, apart=apart)
+        return list(invent(options["seed"], invented))
     return None if data is None else read_examples(data)
 
 
 def run_training(
     session: Session,
     options: dict[str, Any],
-    task_of: Callable[[QuiltConfig, TrainedModel], TrainingTask],
-    examples_of: Callable[[dict[str, Any]], Iterable[Any] | None] = asked_examples,
-) -> None:
-    """``task_of``: the recipe, by the settings that the model is served with and the ``TrainedModel``;
-    ``examples_of``: what it is given, by the options; None: a collection's."""
+    task_of: Callable[[QuiltConfig, TrainedModel], TaskT],
+    apart: float | None = None,
+    examples_of: Callable[[dict[str, Any]], Sequence[Any]] | None = None,
+) -> tuple[TaskT, Sequence[Any]]:
+    """``task_of``: the recipe, by the settings that the model is served with and the ``TrainedModel``; it is
+    returned, with what it was trained on. ``apart``: see ``invented_examples``; None: as it has it.
+    ``examples_of``: what the recipe is given, by the options; None: as these have it."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -154,7 +160,7 @@ def run_training(
     from cluster.training.task import TrainedModel
 
     kv_context = options["kv_context"]
-    examples = examples_of(options)
+    examples = _asked_examples(options, apart) if examples_of is None else examples_of(options)
     device = options["device"]
     chosen = {
         "model": options["model"],
@@ -192,8 +198,9 @@ def run_training(
 
             team = Team(options["workers"], served.device.startswith("cuda"), options["threads"])
             train_together(task, examples, team, on_progress, say)
-            return
+            return task, examples
     train(loop, say)
+    return task, examples
 
 
 def _setting(usual: LoopSettings, name: str, kind: type, help_: str | None) -> Callable[[CommandT], CommandT]:

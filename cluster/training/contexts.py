@@ -99,7 +99,7 @@ class ContextMaker:
         for document in documents:
             chain: tuple[Ids, ...] = ()
             in_block = 0
-            for number, chunk in enumerate(self._split(document)):
+            for number, chunk in enumerate(cut_document(self._chunker, document)):
                 if chunk.header is not None:
                     chain = (chunk.header,) if chunk.header else ()
                 if number and self._ends(chunk, in_block):
@@ -109,22 +109,27 @@ class ContextMaker:
                 in_block += len(chunk.token_ids)
             block += 1
 
-    def _split(self, document: ExampleDocument) -> list[TextChunk]:
-        if document.chunks:
-            starts = accumulate((len(chunk.text) + 1 for chunk in document.chunks), initial=0)
-            return self._chunker.recut(
-                document.title,
-                [
-                    TextChunk(chunk.text, (), start, start + len(chunk.text), chunk.heading)
-                    for start, chunk in zip(starts, document.chunks, strict=False)
-                ],
-            )
-        parse = parse_markdown if document.text.startswith("#") else parse_plain
-        return self._chunker.split(replace(parse(document.text.encode(), "utf-8"), title=document.title))
-
     def _ends(self, chunk: TextChunk, in_block: int) -> bool:
         """Whether a block ends in front of the chunk. Isolated chunks have none: what would be one under
         ``document`` counts."""
         if self._chained:
             return chunk.header is not None
         return in_block + len(chunk.token_ids) > self._block_tokens
+
+
+def cut_document(chunker: Chunker, document: ExampleDocument) -> list[TextChunk]:
+    """
+    Raises:
+        UnreadableDocument: a single character is longer than a chunk.
+    """
+    if document.chunks:
+        starts = accumulate((len(chunk.text) + 1 for chunk in document.chunks), initial=0)
+        return chunker.recut(
+            document.title,
+            [
+                TextChunk(chunk.text, (), start, start + len(chunk.text), chunk.heading)
+                for start, chunk in zip(starts, document.chunks, strict=False)
+            ],
+        )
+    parse = parse_markdown if document.text.startswith("#") else parse_plain
+    return chunker.split(replace(parse(document.text.encode(), "utf-8"), title=document.title))
