@@ -78,7 +78,7 @@ def sft(session: Session, /, **options: Any) -> None:
 
         return SftTask(served, settings, out)
 
-    run_training(session, options, task, _kinds)
+    run_training(session, options, task, examples_of=_kinds)
     session.out.print(
         f"serve it: kvquilt up --model {out}; its fingerprint is another one, so ingest documents again",
         soft_wrap=True,
