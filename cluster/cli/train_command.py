@@ -10,6 +10,7 @@ import click
 from cluster.cli.session import Session
 from cluster.cli.train_auxiliary import auxiliary
 from cluster.cli.train_packets_command import packets
+from cluster.cli.train_sft_command import sft
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from cluster.config import QuiltConfig
 from services.training.adapter.settings import AdapterSettings
@@ -26,6 +27,7 @@ def train() -> None:
 
 
 train.add_command(packets)
+train.add_command(sft)
 
 
 @train.command()

@@ -99,16 +99,23 @@ def invented_examples(
     """About things whose names are those of ``split``; evaluations never use those of training. Evidence lies
     in one chunk or in two. ``apart``: share of the examples in which who names a thing is a document of its
     own."""
+    for example, _ in invented_with_answers(seed, count, split, apart):
+        yield example
+
+
+def invented_with_answers(
+    seed: int, count: int, split: Split = Split.TRAIN, apart: float = _APART
+) -> Iterator[tuple[Example, tuple[str, ...]]]:
+    """The same, with the answers to their questions."""
     worlds = Worlds.load()
     for number in range(count):
         rng = random.Random(f"{seed} {_DRAWS[split]} {number}")
         shape = ContextShape(rng.randint(4, 6), rng.randint(160, 300))
         context = draw_cross_chunk(rng, worlds, shape, split, _QUESTIONS)
-        yield Example(
-            f"invented context {number}",
-            tuple(_documents(context.passages, rng.random() < apart)),
-            tuple(question.text for question in context.questions),
-        )
+        documents = tuple(_documents(context.passages, rng.random() < apart))
+        questions = tuple(question.text for question in context.questions)
+        answers = tuple(question.answer for question in context.questions)
+        yield Example(f"invented context {number}", documents, questions), answers
 
 
 def _documents(passages: tuple[Passage, ...], apart: bool) -> Iterator[ExampleDocument]:
