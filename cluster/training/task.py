@@ -40,8 +40,10 @@ class TrainedModel:
     def prompts(self) -> PromptTokenizer:
         """
         Raises:
-            ConfigError: the model has no tokenizer.
+            ConfigError: the model has no tokenizer, or is served with packets.
         """
+        if self.ingestion.prompt.packets:
+            raise ConfigError("prompt.packets: a model is trained without packets; leave it out")
         prompts = PromptTokenizer.of_model(self.ingestion.model, self.ingestion.prompt)
         if prompts is None:
             raise ConfigError(f"--model: {self.ingestion.model} has no tokenizer; its questions are text")
@@ -85,8 +87,9 @@ def distil(
     out: Path,
     on_progress: Progress,
     workers: Workers | None = None,
+    keeps_kv: bool = True,
 ) -> Distillation:
-    """Has the teacher say what it knows.
+    """Has the teacher say what it knows. ``keeps_kv``: see ``Teacher``.
 
     Raises:
         ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
@@ -95,5 +98,5 @@ def distil(
     contexts = served.contexts(examples, prompts, settings.seed)
     model = served.load(prompts)
     kept = Kept.at(out / KEPT, model.fingerprint, prompts.prefix_ids)
-    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode)
+    teacher = Teacher(model, prompts.prefix_ids, settings, kept, prompts.decode, keeps_kv)
     return Distillation(model, prompts, teacher.lessons(contexts, on_progress, workers), kept)

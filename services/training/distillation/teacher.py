@@ -30,19 +30,21 @@ _TOGETHER = 16  # contexts whose answers are decoded beside each other
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """``kept``: where what is computed goes, and may be already."""
+    """``kept``: where what is computed goes, and may be already. ``keeps_kv``: also computes the keys and
+    values of the contexts' chunks, for pupils that read them as they are stored."""
 
     model: LoadedModel
     prefix_ids: Ids
     settings: DistillationSettings
     kept: Kept
     decode: Decode | None = None
+    keeps_kv: bool = True
 
     def lessons(
         self, contexts: Sequence[AskedContext], on_progress: Progress, workers: Workers | None = None
     ) -> list[DistilledLesson]:
-        """On the model's device. Also computes the keys and values of the contexts' chunks. Each of several
-        workers computes its share, and finds that of the others in ``kept``.
+        """On the model's device. Each of several workers computes its share, and finds that of the others in
+        ``kept``.
 
         Raises:
             ContextTooLong: names the context.
@@ -75,7 +77,8 @@ class Teacher:
                 with naming(context.name):
                     one = self._taught(context, answers[i])
                 self.kept.keep_taught(context, self.settings, one)
-            self._know(context)
+            if self.keeps_kv:
+                self._know(context)
             taught.append(tuple(x.to(self.model.spec.device) for x in one))
         return taught
 

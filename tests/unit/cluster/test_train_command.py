@@ -1,4 +1,4 @@
-"""`kvquilt train adapter`: what it is fed with, where it goes on, what it refuses."""
+"""`kvquilt train`: what it is fed with, where it goes on, what it refuses."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from services.ingestion.config import IngestionConfig
 from services.training.adapter.settings import AdapterSettings
 from services.training.names import Split
 from shared.engine.model.lora_files import read_adapter
+from shared.engine.model.packets import read_packets
 from shared.errors import InvalidRequest
 from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
@@ -99,6 +100,44 @@ class TestTheCommand:
         refused = adapter(*QUICK, "--invented", 3, "--seed", 1, "--out", tmp_path / "qa")
         assert refused.exit_code == 2
         assert "was made with seed '0', not '1'" in refused.output
+
+
+class TestPackets:
+    QUICK = (
+        *("--model", "demo", "--updates", "2", "--contexts-per-update", "2", "--questions", "2"),
+        *("--header", "2", "--trailer", "1", "--answer-tokens", "4", "--evaluate-every", "1"),
+    )
+
+    def packets(self, *args: object) -> Result:
+        command = ["train", "packets", *self.QUICK, *map(str, args)]
+        return CliRunner().invoke(main, command, catch_exceptions=False)
+
+    def test_are_trained_over_isolated_chunks_and_go_on(self, tmp_path: Path) -> None:
+        args = ("--invented", 3, "--begin-with", "# ", "--out", tmp_path)
+        first = self.packets(*args)
+        assert first.exit_code == 0, first.output
+        assert "update 2/2  loss " in first.output
+        assert "without packets: KL " in first.output
+        assert f"serve them: prompt.packets: {tmp_path}" in first.output
+        made = read_packets(tmp_path)
+        assert (made.facts.num_header, made.facts.num_trailer) == (2, 1)
+        assert made.facts.kv_context is KvContext.NONE
+        assert made.facts.recipe["begin_with"] == "# "
+        again = self.packets(*args)
+        assert "goes on at update 2 of 2" in again.output
+        assert torch.equal(read_packets(tmp_path).vectors_PE, made.vectors_PE)
+
+    @pytest.mark.parametrize(
+        ("args", "told"),
+        [
+            (("--kv-context", "document"), "--kv-context: packets are trained for isolated chunks"),
+            (("--header", 0, "--trailer", 0), "num_header: there must be a vector"),
+        ],
+    )
+    def test_tells_what_is_wrong_in_a_line(self, args: tuple[object, ...], told: str, tmp_path: Path) -> None:
+        refused = self.packets("--invented", 3, *args, "--out", tmp_path)
+        assert refused.exit_code == 2
+        assert told in refused.output
 
 
 class TestInterruption:
