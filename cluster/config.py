@@ -75,6 +75,20 @@ class QuiltConfig:
                 raise ValueError(f"{name}: must be 1 to 65535, got {getattr(self, name)}")
         if self.grpc_port == self.http_port:
             raise ValueError(f"http_port: is {self.http_port}, like grpc_port; they must differ")
+        if self.prompt.packets:
+            self._check_packets()
+
+    def _check_packets(self) -> None:
+        if self.ingestion.kv_context is not KvContext.NONE:
+            raise ValueError(
+                "ingestion.kv_context: packets (prompt.packets) are for isolated chunks; set it to none, or "
+                "leave them out"
+            )
+        if self.ingestion.selector:
+            raise ValueError(
+                "selector.model: with packets (prompt.packets) no tokens are computed anew, so nobody needs "
+                "to choose any; set it to '', or leave them out"
+            )
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -111,6 +125,7 @@ def load_quilt(
     for section in SUITED:
         merged[section] = under(merged[section], {} if section in elsewhere else suited.get(section, {}))
     merged["generator"] = under(_located_adapters(merged["generator"], Path.cwd()), merged["generator"])
+    merged["prompt"] = under(_located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
     auxiliary = merged["selector"].get("model") or ""
     merged["selector"]["model"] = auxiliary and (
@@ -122,8 +137,8 @@ def load_quilt(
 
 
 def model_settings(model: str) -> dict[str, dict[str, Any]]:
-    """Sections of the settings that suit the model. An auxiliary model and adapters that are named there may
-    lie beside it.
+    """Sections of the settings that suit the model. An auxiliary model, adapters and packets that are named
+    there may lie beside it.
 
     Raises:
         ConfigError: the model's file holds something else.
@@ -142,6 +157,8 @@ def model_settings(model: str) -> dict[str, dict[str, Any]]:
         settings["selector"]["model"] = str(beside.resolve())
     if generator := settings.get("generator"):
         settings["generator"] = under(_located_adapters(generator, Path(model)), generator)
+    if prompt := settings.get("prompt"):
+        settings["prompt"] = under(_located_packets(prompt, Path(model)), prompt)
     return settings
 
 
@@ -154,6 +171,13 @@ def _located_adapters(generator: Mapping[str, Any], folder: Path) -> dict[str, A
     places = {name: folder / Path(str(directory)).expanduser() for name, directory in adapters.items()}
     found = {name: str(place.resolve()) for name, place in places.items() if place.is_dir()}
     return {"engine": {"adapters": found}}
+
+
+def _located_packets(prompt: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings with the whole path of packets whose directory lies in ``folder``."""
+    named = prompt.get("packets")
+    place = folder / Path(str(named)).expanduser()
+    return {"packets": str(place.resolve())} if named and place.is_dir() else {}
 
 
 def _shared_values(

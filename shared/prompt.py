@@ -18,6 +18,7 @@ from typing import Any
 from shared.chat_template import template_of
 from shared.errors import ConfigError, InvalidRequest
 from shared.identity import TokenIds
+from shared.packets import PacketIds, read_facts
 from shared.piece_encoder import PieceEncoder, backend_of
 from shared.prompt_config import PromptConfig
 from shared.prompt_template import PromptTemplate
@@ -42,11 +43,12 @@ def num_positions(model: str) -> int:
 
 
 class PromptTokenizer:
-    """Text to ids by a model's own tokenizer and template."""
+    """Text to ids by a model's own tokenizer and template. ``packets``: between which chunks stand."""
 
-    def __init__(self, tokenizer: Any, template: PromptTemplate) -> None:
+    def __init__(self, tokenizer: Any, template: PromptTemplate, packets: PacketIds | None = None) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        self.packets = packets
         backend = backend_of(tokenizer)
         whole = "\0".join((template.prefix, template.chunk, template.question, template.controls))
         self.pieces = None if backend is None else PieceEncoder(backend, whole)
@@ -77,9 +79,11 @@ class PromptTokenizer:
             tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model: its tokenizer cannot be loaded: {error}") from error
-        template = template_of(tokenizer, brought, config or PromptConfig())
+        config = config or PromptConfig()
+        template = template_of(tokenizer, brought, config)
+        packets = read_facts(Path(config.packets)).ids if config.packets else None
         try:
-            prompts = cls(tokenizer, template)
+            prompts = cls(tokenizer, template, packets)
         except Exception as error:  # tokenizers raises nothing else
             raise ConfigError(f"model: its tokenizer cannot be copied: {error}") from error
         prompts.check_specials()
@@ -92,8 +96,9 @@ class PromptTokenizer:
 
     @property
     def hash(self) -> str:
-        """32 hex digits over vocabulary, merges and normalisation."""
-        return hashlib.blake2b(self.backend.to_str().encode(), digest_size=16).hexdigest()
+        """32 hex digits over vocabulary, merges and normalisation, and the ids of packets."""
+        made_of = self.backend.to_str() + ("" if self.packets is None else f"\0{self.packets!r}")
+        return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -130,6 +135,12 @@ class PromptTokenizer:
         return self._bos + self.encode(text)
 
     def encode_chunk(self, text: str) -> TokenIds:
+        """Between packets, if there are any."""
+        plain = self.encode_passage(text)
+        return plain if self.packets is None else self.packets.around(plain)
+
+    def encode_passage(self, text: str) -> TokenIds:
+        """A chunk's ids without packets."""
         before, after = self._chunk
         return self._encode(before + text + after)
 

@@ -20,6 +20,8 @@ class PromptConfig:
     instruction: the text in front of the documents; left out: the template's own.
     date: the "today" of chat templates that print one, always the same, since KV depends on it.
     thinking: of models that can think before they answer.
+    packets: a folder of `kvquilt train packets`, whose vectors stand in front of and behind every chunk
+    (docs/packets.md). With `ingestion.kv_context: none` and without a selector.
     """
 
     template: Literal["auto", "chat", "default", "turborag"] = "auto"
@@ -27,6 +29,7 @@ class PromptConfig:
     instruction: str | None = None
     date: str = DEFAULT_DATE
     thinking: bool = False
+    packets: str = ""
 
     def __post_init__(self) -> None:
         try:

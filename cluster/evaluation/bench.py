@@ -61,7 +61,12 @@ class EvalBench:
         """
         transformers.utils.logging.disable_progress_bar()
         self.prompts = prompts_of(models)
-        model = load_model(models.primary, dtype=models.dtype, device=models.device)
+        model = load_model(
+            models.primary,
+            dtype=models.dtype,
+            device=models.device,
+            packets=models.ingestion.prompt.packets,
+        )
         model.end_also_at(self.prompts.end_ids)
         spec = model.spec
         self.positions = positions_of(positions, spec.sight)

@@ -169,7 +169,7 @@ def attention_cases(bench: EvalBench | RemoteBench, tasks: Sequence[EvalTask]) -
     found = []
     for task, case in cases:
         cut = bench.cutter.cut(case.documents, case.question, task.max_tokens)
-        chunks = [bench.prompts.encode_chunk(cut.texts[i]) for i in cut.placed]
+        chunks = [bench.prompts.encode_passage(cut.texts[i]) for i in cut.placed]
         held = takewhile(lambda total: total <= _ATTENTION_TOKENS, accumulate(map(len, chunks)))
         shown = tuple(chunks[: min(_ATTENTION_CHUNKS, len(list(held)))])
         if len(shown) > 1:

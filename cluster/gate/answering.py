@@ -134,7 +134,12 @@ class EngineAnswers:
         if plan.clips and plan.ratios and not models.auxiliary:
             raise ConfigError("--auxiliary: cacheclip needs one; name a directory, or give --cacheclip ''")
         self.prompts, self.plan = prompts, plan
-        self.model = load_model(models.primary, dtype=models.dtype, device=models.device)
+        self.model = load_model(
+            models.primary,
+            dtype=models.dtype,
+            device=models.device,
+            packets=models.ingestion.prompt.packets,
+        )
         self.model.end_also_at(prompts.end_ids)
         many = EngineConfig(
             max_running_branches=_BRANCHES,

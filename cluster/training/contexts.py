@@ -1,12 +1,13 @@
-"""Makes of examples the contexts that an adapter is trained on: documents are cut and chained as ingestion
+"""Makes of examples the contexts that pupils are trained on: documents are cut and chained as ingestion
 does it, and some of their chunks retrieved, in any order.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from cluster.training.examples import Example, ExampleDocument
 from cluster.word_search import found_by_words
@@ -15,7 +16,7 @@ from services.ingestion.config import IngestionConfig
 from services.ingestion.formats.markdown import parse_markdown
 from services.ingestion.formats.plain import parse_plain
 from services.ingestion.recipe import context_tokens
-from services.training.adapter.lessons import AdapterContext
+from services.training.distillation.lessons import AskedContext
 from services.training.twin_request import Ids, PlacedChunk
 from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
@@ -28,6 +29,16 @@ class _Cut:
     text: str
     chunk: PlacedChunk
     block: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundChunks:
+    """``chunks``: in the order in which they are placed; ``blocks``: chunks of the whole blocks that these
+    are from; ``asked``: the questions of the example that are asked over them."""
+
+    chunks: tuple[PlacedChunk, ...]
+    blocks: tuple[Ids, ...]
+    asked: slice
 
 
 class ContextMaker:
@@ -53,34 +64,42 @@ class ContextMaker:
         self._block_tokens = context_tokens(in_blocks, len(prompts.prefix_ids)) + config.chunk_tokens
         self._chained = config.kv_context is KvContext.DOCUMENT
 
-    def contexts(self, examples: Iterable[Example]) -> Iterator[AdapterContext]:
+    def contexts(self, examples: Iterable[Example]) -> Iterator[AskedContext]:
         """
         Raises:
             UnreadableDocument: a single character is longer than a chunk.
         """
         for example in examples:
-            cuts = list(self._cuts(example.documents))
-            for first in range(0, len(example.questions), self._num_questions):
-                questions = example.questions[first : first + self._num_questions]
-                rng = random.Random(f"{self._seed} {example.name} {first}")
-                found = found_by_words(questions, [cut.text for cut in cuts], self._num_chunks)
-                rng.shuffle(found)
-                blocks = {cuts[i].block for i in found}
-                yield AdapterContext(
-                    example.name,
-                    tuple(cuts[i].chunk for i in found),
-                    tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),
-                    tuple(map(self._prompts.encode_question, questions)),
-                )
+            for found in self.retrieved(example):
+                questions = tuple(map(self._prompts.encode_question, example.questions[found.asked]))
+                yield AskedContext(example.name, found.chunks, found.blocks, questions)
+
+    def retrieved(self, example: Example, answers: Sequence[str] = ()) -> Iterator[FoundChunks]:
+        """``answers``: of its questions, where they are known; a chunk that says the answer comes first.
+
+        Raises:
+            UnreadableDocument: a single character is longer than a chunk.
+        """
+        cuts = list(self._cuts(example.documents))
+        for first in range(0, len(example.questions), self._num_questions):
+            asked = slice(first, first + self._num_questions)
+            rng = random.Random(f"{self._seed} {example.name} {first}")
+            texts = [cut.text for cut in cuts]
+            found = found_by_words(example.questions[asked], texts, self._num_chunks, answers[asked])
+            rng.shuffle(found)
+            blocks = {cuts[i].block for i in found}
+            yield FoundChunks(
+                tuple(cuts[i].chunk for i in found),
+                tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),
+                asked,
+            )
 
     def _cuts(self, documents: Iterable[ExampleDocument]) -> Iterator[_Cut]:
         block = 0
         for document in documents:
-            parse = parse_markdown if document.text.startswith("#") else parse_plain
-            parsed = replace(parse(document.text.encode(), "utf-8"), title=document.title)
             chain: tuple[Ids, ...] = ()
             in_block = 0
-            for number, chunk in enumerate(self._chunker.split(parsed)):
+            for number, chunk in enumerate(cut_document(self._chunker, document)):
                 if chunk.header is not None:
                     chain = (chunk.header,) if chunk.header else ()
                 if number and self._ends(chunk, in_block):
@@ -96,3 +115,21 @@ class ContextMaker:
         if self._chained:
             return chunk.header is not None
         return in_block + len(chunk.token_ids) > self._block_tokens
+
+
+def cut_document(chunker: Chunker, document: ExampleDocument) -> list[TextChunk]:
+    """
+    Raises:
+        UnreadableDocument: a single character is longer than a chunk.
+    """
+    if document.chunks:
+        starts = accumulate((len(chunk.text) + 1 for chunk in document.chunks), initial=0)
+        return chunker.recut(
+            document.title,
+            [
+                TextChunk(chunk.text, (), start, start + len(chunk.text), chunk.heading)
+                for start, chunk in zip(starts, document.chunks, strict=False)
+            ],
+        )
+    parse = parse_markdown if document.text.startswith("#") else parse_plain
+    return chunker.split(replace(parse(document.text.encode(), "utf-8"), title=document.title))

@@ -4,6 +4,10 @@ A file has one JSON object per line: what may stand together in a context, and w
 
     {"documents": [{"title": "Lease", "text": "# Lease ..."}], "questions": ["Who signed the lease?"]}
 
+A document that was cut already has ``chunks`` in place of its text::
+
+    {"title": "Lease", "chunks": [{"text": "The rent is ...", "heading": "Lease > Rent"}]}
+
 Answers are not needed: the model's own are learned. Other fields are left alone.
 """
 
@@ -11,8 +15,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,14 +28,26 @@ from services.training.names import Split
 from shared.errors import InvalidRequest
 
 _FORM = '{"documents": [{"title": "…", "text": "…"}], "questions": ["…"]}'
-_APART = 1 / 3  # of invented examples, those in which who names a thing is a document of its own
+_APART = 1 / 3
+_DRAWS = {Split.TRAIN: "training", Split.HELD_OUT: "held out"}
 _QUESTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class ExampleChunk:
+    """``heading``: path of the headings that it stands below."""
+
+    text: str
+    heading: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ExampleDocument:
+    """``chunks``: in place of ``text``, where they were cut already."""
+
     title: str
     text: str
+    chunks: tuple[ExampleChunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +74,48 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
-def invented_examples(seed: int, count: int) -> Iterator[Example]:
-    """About things whose names evaluations never use; evidence lies in one chunk or in two."""
+def write_examples(path: Path, examples: Iterable[Example]) -> None:
+    """In the form in which they are read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(f"{path.name}.new")
+    written.write_text("".join(_line(example) for example in examples), encoding="utf-8")
+    written.replace(path)
+
+
+def _line(example: Example) -> str:
+    documents = [
+        {"title": one.title, "chunks": [asdict(chunk) for chunk in one.chunks]}
+        if one.chunks
+        else {"title": one.title, "text": one.text}
+        for one in example.documents
+    ]
+    line = {"documents": documents, "questions": list(example.questions)}
+    return json.dumps(line, ensure_ascii=False) + "\n"
+
+
+def invented_examples(
+    seed: int, count: int, split: Split = Split.TRAIN, apart: float = _APART
+) -> Iterator[Example]:
+    """About things whose names are those of ``split``; evaluations never use those of training. Evidence lies
+    in one chunk or in two. ``apart``: share of the examples in which who names a thing is a document of its
+    own."""
+    for example, _ in invented_with_answers(seed, count, split, apart):
+        yield example
+
+
+def invented_with_answers(
+    seed: int, count: int, split: Split = Split.TRAIN, apart: float = _APART
+) -> Iterator[tuple[Example, tuple[str, ...]]]:
+    """The same, with the answers to their questions."""
     worlds = Worlds.load()
     for number in range(count):
-        rng = random.Random(f"{seed} training {number}")
+        rng = random.Random(f"{seed} {_DRAWS[split]} {number}")
         shape = ContextShape(rng.randint(4, 6), rng.randint(160, 300))
-        context = draw_cross_chunk(rng, worlds, shape, Split.TRAIN, _QUESTIONS)
-        apart = rng.random() < _APART
-        yield Example(
-            f"invented context {number}",
-            tuple(_documents(context.passages, apart)),
-            tuple(question.text for question in context.questions),
-        )
+        context = draw_cross_chunk(rng, worlds, shape, split, _QUESTIONS)
+        documents = tuple(_documents(context.passages, rng.random() < apart))
+        questions = tuple(question.text for question in context.questions)
+        answers = tuple(question.answer for question in context.questions)
+        yield Example(f"invented context {number}", documents, questions), answers
 
 
 def _documents(passages: tuple[Passage, ...], apart: bool) -> Iterator[ExampleDocument]:
@@ -105,12 +150,31 @@ def _example(path: Path, number: int, line: str) -> Example:
 def _document(where: str, field: str, value: Any) -> ExampleDocument:
     if not isinstance(value, dict):
         raise _wrong(where, field, "expected an object with text and, if it has one, a title", value)
-    text, title = value.get("text"), value.get("title", "")
-    if not isinstance(text, str) or not text.strip():
-        raise _wrong(where, f"{field}.text", "expected text", text)
+    title = value.get("title", "")
     if not isinstance(title, str):
         raise _wrong(where, f"{field}.title", "expected text", title)
-    return ExampleDocument(title, text)
+    if "chunks" in value:
+        chunks = _list(f"{where}: {field}", value, "chunks")
+        return ExampleDocument(
+            title, "", tuple(_chunk(where, f"{field}.chunks[{i}]", one) for i, one in enumerate(chunks))
+        )
+    return ExampleDocument(title, _text(where, field, value))
+
+
+def _chunk(where: str, field: str, value: Any) -> ExampleChunk:
+    if not isinstance(value, dict):
+        raise _wrong(where, field, "expected an object with text and, if it has one, a heading", value)
+    heading = value.get("heading", "")
+    if not isinstance(heading, str):
+        raise _wrong(where, f"{field}.heading", "expected text", heading)
+    return ExampleChunk(_text(where, field, value), heading)
+
+
+def _text(where: str, field: str, value: Mapping[str, Any]) -> str:
+    text = value.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise _wrong(where, f"{field}.text", "expected text", text)
+    return text
 
 
 def _list(where: str, values: Mapping[str, Any], field: str) -> list[Any]:

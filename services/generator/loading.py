@@ -37,7 +37,12 @@ def load_generator(
     """
     verdicts = _verdicts(config)
     tokenizer = PromptTokenizer.of_model(config.model, config.prompt)
-    model = load_model(config.model, dtype=config.engine.dtype, device=config.engine.device)
+    model = load_model(
+        config.model,
+        dtype=config.engine.dtype,
+        device=config.engine.device,
+        packets=config.prompt.packets,
+    )
     if tokenizer:
         model.end_also_at(tokenizer.end_ids)
     source: SegmentSource = NoSource()

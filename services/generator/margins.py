@@ -109,7 +109,7 @@ class MarginWriter:
 
     def _annotated(self, notes: Sequence[MarginEvent]) -> Tokenized:
         ordered = sorted(notes, key=lambda note: note.chunk)
-        noted = [token for note in ordered for token in self._tokenizer.encode_chunk(note.text.strip())]
+        noted = [token for note in ordered for token in self._tokenizer.encode_passage(note.text.strip())]
         return Tokenized((*noted, *self._tokenizer.encode_question(self._question)), self._question)
 
     async def _margin(self, chunk: int) -> AsyncGenerator[MarginTokenEvent | MarginEvent, None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from shared.errors import InvalidRequest
 from shared.generation.pieces import Piece, ids_of, plain_of
 from shared.identity import TokenIds
+from shared.packets import PacketIds
 from shared.prompt import PromptTokenizer
 
 
@@ -14,9 +15,12 @@ class Prompts:
     """``field`` names the piece in the request, for whoever has to correct it. Every method raises
     ``InvalidRequest``."""
 
-    def __init__(self, tokenizer: PromptTokenizer | None, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: PromptTokenizer | None, vocab_size: int, packets: PacketIds | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._packets = packets
 
     @property
     def default_prefix_ids(self) -> TokenIds:
@@ -28,11 +32,9 @@ class Prompts:
         return self._ids("prefix", piece, PromptTokenizer.encode_prefix)
 
     def chunks(self, pieces: Sequence[Piece], field: str = "chunks") -> tuple[TokenIds, ...]:
-        """Without what they are computed behind."""
-        return tuple(
-            self._filled(f"{field}[{i}]", plain_of(piece), PromptTokenizer.encode_chunk)
-            for i, piece in enumerate(pieces)
-        )
+        """Without what they are computed behind; between packets, if there are any, also where these did not
+        come along."""
+        return tuple(self._chunk(f"{field}[{i}]", plain_of(piece)) for i, piece in enumerate(pieces))
 
     def questions(self, pieces: Sequence[Piece]) -> tuple[TokenIds, ...]:
         if not pieces:
@@ -45,6 +47,13 @@ class Prompts:
     def plain(self, field: str, piece: Piece) -> TokenIds:
         """Text as it is, without a template."""
         return self._filled(field, piece, PromptTokenizer.encode)
+
+    def _chunk(self, field: str, piece: Piece) -> TokenIds:
+        if self._packets is None:
+            return self._filled(field, piece, PromptTokenizer.encode_chunk)
+        if not isinstance(piece, str):
+            piece = self._packets.plain(ids_of(piece))
+        return self._packets.around(self._filled(field, piece, PromptTokenizer.encode_passage))
 
     def _filled(
         self, field: str, piece: Piece, encode: Callable[[PromptTokenizer, str], TokenIds]

@@ -56,7 +56,7 @@ class Generator:
         self.config = config
         self.model = engine.model
         self.tokenizer = tokenizer
-        self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size)
+        self.prompts = Prompts(tokenizer, engine.model.spec.vocab_size, engine.model.spec.packets)
         self._identities = Identities(self.prompts, engine.model.fingerprint)
         self._modes = Modes(
             config,
@@ -239,6 +239,7 @@ class Generator:
                 self.prompts.default_prefix_ids, self._choosing.auxiliary if self._choosing else ""
             ),
             "adapters": self._adapters(),
+            "packets": "none" if spec.packets is None else f"{spec.packets}",
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
             "private_bytes": str(stats.private_bytes),

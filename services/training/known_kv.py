@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from services.training.sight import rotated
+from services.training.sight import angles_of, rotated
 from services.training.twin import TwinStep
 from services.training.twin_request import Ids, PlacedChunk, SegmentKv, TwinRequest
 from shared.engine.model.model import LoadedModel
@@ -44,6 +45,6 @@ class _Keeping(TwinStep):
 
     def segment(self, rows: range) -> SegmentKv:
         """Of consecutive rows."""
-        part, angles = slice(rows.start, rows.stop), self._rotation.angles(range(len(rows)))
-        keys = (rotated(k_RKD[part], angles) for k_RKD, _ in self._kept)
-        return SegmentKv(tuple(keys), tuple(v_RKD[part].clone() for _, v_RKD in self._kept))
+        part, angles = slice(rows.start, rows.stop), angles_of(np.arange(len(rows)), self._rotation)
+        k_LTKD = torch.stack([k_RKD[part] for k_RKD, _ in self._kept])
+        return SegmentKv(rotated(k_LTKD, angles), torch.stack([v_RKD[part] for _, v_RKD in self._kept]))

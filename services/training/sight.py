@@ -1,14 +1,16 @@
 """Attention of many rows over placed keys, differentiable: a softmax per row over all that it sees, the rule
 of sight written out as a mask, rows that see the same keys together.
 
-Shapes: G groups, S rows of a group and T keys of a group (both padded), R rows of the step, N keys that are
-known in it, H query heads, K kv heads, D head_dim, F rotated pairs.
+Shapes: L layers, G groups, S rows of a group and T keys of a group (both padded), P places: the padded rows
+of all groups, R rows of the step, N keys that are known in it, H query heads, K kv heads, D head_dim, F
+rotated pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 from shared.engine.model.rope import Angles, Rotation
 
 Ints = NDArray[np.int64]
+_ALIGNED = 8  # keys, for attention on a GPU to take the mask as it is
 _ALIKE = 1.5  # groups whose numbers of keys differ by no more are padded to one size
 
 
@@ -67,40 +70,66 @@ class SightGroup:
 
 
 class Sight:
-    """Groups of similar size as one padded attention. ``first``: the key of the step's first row."""
+    """Groups of similar size as one padded attention. ``num_known``: keys in front of those of the step's
+    rows. A group's known keys lie in front of its fresh ones::
 
-    def __init__(self, groups: Sequence[SightGroup], rotation: Rotation, first: int) -> None:
-        num_rows, num_keys = max(len(g.rows) for g in groups), max(len(g.keys) for g in groups)
-        seen_GST = np.zeros((len(groups), num_rows, num_keys), dtype=np.bool_)
-        seen_GST[:, :, 0] = True  # rows of padding must see something
-        for seen_ST, group in zip(seen_GST, groups, strict=True):
-            seen_ST[: len(group.rows), : len(group.keys)] = group.seen_ST()
-        self._seen_GST = torch.from_numpy(seen_GST).to(rotation.device)
-        self._rows_GS = _padded([g.rows.key - first for g in groups], num_rows, rotation)
-        self._keys_GT = _padded([g.keys.key for g in groups], num_keys, rotation)
-        turns_GT = _padded([g.keys.turn for g in groups], num_keys, rotation)
-        self._angles = rotation.angles(turns_GT.flatten())
+        keys of a group    [known … padding][fresh … padding]
+
+    In a step over known keys its fresh keys are those of its rows, one by one.
+    """
+
+    def __init__(self, groups: Sequence[SightGroup], rotation: Rotation, num_known: int) -> None:
+        device = rotation.device
+        known = [np.flatnonzero(group.keys.key < num_known) for group in groups]
+        fresh = [np.flatnonzero(group.keys.key >= num_known) for group in groups]
+        num_rows, known_len, fresh_len = (max(map(len, x)) for x in ([g.rows for g in groups], known, fresh))
+        if device.type == "cuda" and known_len:
+            known_len += -(known_len + fresh_len) % _ALIGNED
+        elif device.type == "cuda" and not num_known:
+            fresh_len += -fresh_len % _ALIGNED
+        seen_GST = np.zeros((len(groups), num_rows, known_len + fresh_len), dtype=np.bool_)
+        for seen_ST, group, of_known, of_fresh in zip(seen_GST, groups, known, fresh, strict=True):
+            group_ST = group.seen_ST()
+            seen_ST[: len(group.rows), : len(of_known)] = group_ST[:, of_known]
+            seen_ST[: len(group.rows), known_len : known_len + len(of_fresh)] = group_ST[:, of_fresh]
+            seen_ST[len(group.rows) :, 0] = True  # rows of padding must see something
+        self._seen_GST = on_device(seen_GST, device)
+        self._known = _PlacedKeys.of(groups, known, known_len, 0, rotation)
+        self._fresh = _PlacedKeys.of(groups, fresh, fresh_len, num_known, rotation)
         self._bias = torch.empty(0)
-        self.rows = np.concatenate([g.rows.key - first for g in groups])
-        """In the order of ``attend``'s results."""
-        places = [i * num_rows + np.arange(len(g.rows)) for i, g in enumerate(groups)]
-        self._unpadded = torch.from_numpy(np.concatenate(places)).to(rotation.device)
+        self.rows_P = _padded([group.rows.key - num_known for group in groups], num_rows)
+        """Of the step; places of padding have the first."""
+        self.filled_P = _padded([np.ones_like(group.rows.key) for group in groups], num_rows).astype(np.bool_)
 
-    def attend(self, q_RHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, scale: float) -> Tensor:
-        """Queries come rotated to their positions, keys as they lie. Returns [rows of all groups, H, D]."""
-        group_size = q_RHD.shape[1] // k_NKD.shape[1]
-        keys = self._keys_GT.flatten()
-        q_GHSD = self._by_group(q_RHD.index_select(0, self._rows_GS.flatten()))
-        k_GHTD, v_GHTD = (
-            self._by_group(x).repeat_interleave(group_size, 1)
-            for x in (rotated(k_NKD.index_select(0, keys), self._angles), v_NKD.index_select(0, keys))
-        )
+    def __len__(self) -> int:
+        return len(self.rows_P)
+
+    def known(self, x_LNKD: Tensor, turn: bool) -> Tensor:
+        """Of all layers [L, G, K, T, D]. ``turn``: they are keys."""
+        taken = self._known.taken(x_LNKD, 1, turn)
+        return taken.view(len(x_LNKD), len(self._seen_GST), -1, *x_LNKD.shape[2:]).transpose(2, 3)
+
+    def fresh(self, x_RKD: Tensor, turn: bool) -> Tensor:
+        """Of the step's rows [places, K, D]. ``turn``: they are keys."""
+        return self._fresh.taken(x_RKD, 0, turn)
+
+    def attend(
+        self, q_PHD: Tensor, k_PKD: Tensor, v_PKD: Tensor, known: tuple[Tensor, Tensor] | None, scale: float
+    ) -> Tensor:
+        """Rotated queries and keys, by place, behind known keys and values [G, K, T, D]. Returns
+        [places, H, D]."""
+        q_GHSD, k_GKTD, v_GKTD = (self._by_group(x) for x in (q_PHD, k_PKD, v_PKD))
+        if known is not None:
+            k_GKTD, v_GKTD = torch.cat([known[0], k_GKTD], 2), torch.cat([known[1], v_GKTD], 2)
+        group_size = q_GHSD.shape[1] // k_GKTD.shape[1]
+        if group_size > 1:
+            k_GKTD, v_GKTD = k_GKTD.repeat_interleave(group_size, 1), v_GKTD.repeat_interleave(group_size, 1)
         bias = self._bias_of(q_GHSD.dtype)
-        out_GHSD = F.scaled_dot_product_attention(q_GHSD, k_GHTD, v_GHTD, attn_mask=bias, scale=scale)
-        return out_GHSD.transpose(1, 2).flatten(0, 1).index_select(0, self._unpadded)
+        out_GHSD = F.scaled_dot_product_attention(q_GHSD, k_GKTD, v_GKTD, attn_mask=bias, scale=scale)
+        return out_GHSD.transpose(1, 2).flatten(0, 1)
 
-    def _by_group(self, x_NHD: Tensor) -> Tensor:
-        return x_NHD.view(len(self._rows_GS), -1, *x_NHD.shape[1:]).transpose(1, 2)
+    def _by_group(self, x_PHD: Tensor) -> Tensor:
+        return x_PHD.view(len(self._seen_GST), -1, *x_PHD.shape[1:]).transpose(1, 2)
 
     def _bias_of(self, dtype: torch.dtype) -> Tensor:
         """The mask as the kernel takes it, made once for all layers."""
@@ -111,13 +140,35 @@ class Sight:
         return self._bias
 
 
-def sights_of(groups: Iterable[SightGroup], rotation: Rotation, first: int) -> Iterator[Sight]:
+@dataclass(frozen=True, slots=True)
+class _PlacedKeys:
+    """Keys of all groups, padded: which ones of those given, and by what each is turned."""
+
+    index: Tensor
+    angles: Angles
+
+    @classmethod
+    def of(
+        cls, groups: Sequence[SightGroup], chosen: Sequence[Ints], length: int, first: int, rotation: Rotation
+    ) -> _PlacedKeys:
+        """``first``: the key that comes first in what is given."""
+        pairs = list(zip(groups, chosen, strict=True))
+        index = _padded([group.keys.key[which] - first for group, which in pairs], length)
+        turns = _padded([group.keys.turn[which] for group, which in pairs], length)
+        return cls(on_device(index, rotation.device), angles_of(turns, rotation))
+
+    def taken(self, x: Tensor, dim: int, turn: bool) -> Tensor:
+        taken = x.index_select(dim, self.index)
+        return rotated(taken, self.angles) if turn else taken
+
+
+def sights_of(groups: Iterable[SightGroup], rotation: Rotation, num_known: int) -> Iterator[Sight]:
     """As few as groups of similar size allow."""
     waiting = sorted((group for group in groups if len(group.rows)), key=lambda group: len(group.keys))
     while waiting:
         alike = [group for group in waiting if len(group.keys) <= _ALIKE * len(waiting[0].keys)]
         del waiting[: len(alike)]
-        yield Sight(alike, rotation, first)
+        yield Sight(alike, rotation, num_known)
 
 
 def rotated(x_NHD: Tensor, angles_NF: Angles) -> Tensor:
@@ -131,6 +182,36 @@ def rotated(x_NHD: Tensor, angles_NF: Angles) -> Tensor:
     return torch.cat([turned.to(x_NHD.dtype), rest], -1) if rest.shape[-1] else turned.to(x_NHD.dtype)
 
 
-def _padded(rows: Sequence[Ints], length: int, rotation: Rotation) -> Tensor:
-    filled = np.stack([np.pad(row, (0, length - len(row))) for row in rows])
-    return torch.from_numpy(filled).to(rotation.device)
+def angles_of(positions: Ints, rotation: Rotation) -> Angles:
+    """As ``Rotation.angles``, and a device need not wait for it."""
+    cos_PF, sin_PF = rotation.table(int(positions.max(initial=0)) + 1)
+    index = on_device(positions, rotation.device)
+    return cos_PF.index_select(0, index), sin_PF.index_select(0, index)
+
+
+def on_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy that a GPU makes beside its work."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Moved(torch.autograd.Function):
+    """Takes rows of ``x`` by ``index``, among them every row that counts once; ``back`` is where each row of
+    ``x`` went. Gradients go the same way back, rather than being added up; those of rows that went nowhere
+    are zero by ``counts``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor, counts: Tensor | None) -> Tensor:
+        ctx.save_for_backward(back, *([] if counts is None else [counts]))
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        back, *counts = ctx.saved_tensors
+        grad = grads[0].index_select(0, back)
+        return (grad * counts[0][:, None, None] if counts else grad), None, None, None
+
+
+def _padded(rows: Sequence[Ints], length: int) -> Ints:
+    """One behind the other."""
+    return np.concatenate([np.pad(row, (0, length - len(row))) for row in rows])

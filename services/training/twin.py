@@ -20,18 +20,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.training.sight import Ints, PlacedTokens, Sight, SightGroup, rotated, sights_of
-from services.training.twin_request import Ids, KnownKv, RequestRows, TwinRequest
+from services.training.sight import (
+    Ints,
+    Moved,
+    PlacedTokens,
+    Sight,
+    SightGroup,
+    angles_of,
+    on_device,
+    rotated,
+    sights_of,
+)
+from services.training.twin_request import Ids, KnownKv, RequestRows, SegmentKv, TwinRequest
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights
+from shared.engine.model.rope import RopeSpec, Rotation
 from shared.engine.model.spec import ModelSpec
 from shared.errors import ContextTooLong
 
 _PLACED, _RECOMPUTED, _BRANCHES = 0, 1, 2  # parts of what private rows see
+IN_CONTEXT = (_PLACED, _RECOMPUTED)
+"""Parts of a private group that are prefix and chunks; the others are its branches."""
 
 
 class TwinStep:
@@ -45,8 +59,9 @@ class TwinStep:
     def __init__(
         self, requests: Sequence[TwinRequest], spec: ModelSpec, known: Sequence[KnownKv] | None = None
     ) -> None:
-        self._segments = [s for kv in known or () for s in (kv.prefix, *kv.chunks) if s is not None]
-        first = sum(map(len, self._segments))
+        segments = [s for kv in known or () for s in (kv.prefix, *kv.chunks) if s is not None]
+        first = sum(map(len, segments))
+        self._known = _KnownKeys(segments) if known is not None else None
         rows = _StepRows(first)
         contexts = _known(requests, known) if known is not None else [_computed(rows, r) for r in requests]
         self.first_private = len(rows.token_ids)
@@ -64,10 +79,12 @@ class TwinStep:
             RequestRows(context.prefix, context.chunks, private.context, private.branches)
             for context, private in zip(contexts, privates, strict=True)
         )
-        rotation = spec.rotation()
+        self.private_groups = [private.group for private in privates]
+        """What private rows are and see, by request: first those of its context, then its branches."""
+        rotation = _rotation(spec.rope, spec.device)
         self._sights: list[Sight] = [
             *sights_of((group for context in contexts for group in context.groups), rotation, first),
-            *sights_of((private.group for private in privates), rotation, first),
+            *sights_of(self.private_groups, rotation, first),
         ]
         positions_R = np.concatenate([np.zeros(0, np.int64), *rows.positions])
         if len(positions_R) and positions_R.max() >= spec.sight:
@@ -75,27 +92,95 @@ class TwinStep:
                 f"a request to be trained on takes {positions_R.max() + 1} positions, the model has "
                 f"{spec.sight}; place fewer or shorter chunks"
             )
-        self._angles = rotation.angles(torch.from_numpy(positions_R))
-        order = np.argsort(np.concatenate([sight.rows for sight in self._sights]))
-        self._order = torch.from_numpy(order).to(rotation.device)
+        self._angles = angles_of(positions_R, rotation)
+        self._moves = _Moves.of(self._sights, rotation.device)
 
     def adapt(self, weights: AdapterWeights) -> None:
         """Private rows go with an adapter, except those under ``full``."""
-        rows_P = torch.tensor(self._adaptable, device=weights.device)
-        self.adapted = (AdaptedRows(weights, rows_P, len(rows_P)),) if len(rows_P) else ()
+        if not self._adaptable:
+            self.adapted = ()
+            return
+        rows_P = on_device(np.array(self._adaptable), weights.device)
+        everything = self._adaptable == list(range(len(self.token_ids)))
+        self.adapted = (AdaptedRows(weights, rows_P, len(rows_P), everything),)
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         """See ``shared.engine.attention.Attention.run``; no segment grows."""
-        q_RHD = rotated(q_HRD.transpose(0, 1), self._angles)
-        k_NKD = _behind([segment.k_LTKD[layer] for segment in self._segments], k_KRD)
-        v_NKD = _behind([segment.v_LTKD[layer] for segment in self._segments], v_KRD)
-        outs = [sight.attend(q_RHD, k_NKD, v_NKD, scale) for sight in self._sights]
-        return torch.cat(outs).index_select(0, self._order).transpose(0, 1)
+        v_RKD, num_heads, sizes = v_KRD.transpose(0, 1), len(q_HRD), [len(sight) for sight in self._sights]
+        if self._known is None:
+            q_RHD = rotated(q_HRD.transpose(0, 1), self._angles)
+            k_RKD = k_KRD.transpose(0, 1)
+            outs = [
+                sight.attend(q_PHD, sight.fresh(k_RKD, True), sight.fresh(v_RKD, False), None, scale)
+                for sight, q_PHD in zip(
+                    self._sights, torch.split(self._moves.to_places(q_RHD), sizes), strict=True
+                )
+            ]
+        else:  # every key of the step's rows is at its own place, among the group's rows
+            qk_RHD = rotated(torch.cat([q_HRD, k_KRD]).transpose(0, 1), self._angles)
+            qk = torch.split(self._moves.to_places(qk_RHD), sizes)
+            v = torch.split(self._moves.to_places(v_RKD), sizes)
+            known = self._known.of(layer, self._sights, v_RKD)
+            outs = [
+                sight.attend(qk_PHD[:, :num_heads], qk_PHD[:, num_heads:], v_PKD, kv, scale)
+                for sight, qk_PHD, v_PKD, kv in zip(self._sights, qk, v, known, strict=True)
+            ]
+        return self._moves.to_rows(torch.cat(outs)).transpose(0, 1)
 
 
-def _behind(known: Sequence[Tensor], fresh_KRD: Tensor) -> Tensor:
-    fresh_RKD = fresh_KRD.transpose(0, 1)
-    return torch.cat([*(x_TKD.to(fresh_RKD) for x_TKD in known), fresh_RKD]) if known else fresh_RKD
+@lru_cache(8)
+def _rotation(rope: RopeSpec, device: torch.device) -> Rotation:
+    """Its tables are kept from step to step."""
+    return Rotation(rope, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Between the step's rows and the places that all sights have together. ``rows_P``: of each place, of
+    padding the first; ``filled_P``: it is no padding; ``places_R``: of each row."""
+
+    rows_P: Tensor
+    filled_P: Tensor
+    places_R: Tensor
+
+    @classmethod
+    def of(cls, sights: Sequence[Sight], device: torch.device) -> _Moves:
+        rows_P = np.concatenate([np.zeros(0, np.int64), *(sight.rows_P for sight in sights)])
+        filled_P = np.concatenate([np.zeros(0, np.bool_), *(sight.filled_P for sight in sights)])
+        places = np.flatnonzero(filled_P)
+        places_R = places[np.argsort(rows_P[places])]
+        return cls(*(on_device(x, device) for x in (rows_P, filled_P, places_R)))
+
+    def to_places(self, x_RHD: Tensor) -> Tensor:
+        moved: Tensor = Moved.apply(x_RHD, self.rows_P, self.places_R, None)  # type: ignore[no-untyped-call]
+        return moved
+
+    def to_rows(self, x_PHD: Tensor) -> Tensor:
+        moved: Tensor = Moved.apply(x_PHD, self.places_R, self.rows_P, self.filled_P)  # type: ignore[no-untyped-call]
+        return moved
+
+
+class _KnownKeys:
+    """Keys and values of segments as the sights of a step see them, of all layers, made when the first layer
+    asks for them."""
+
+    def __init__(self, segments: Sequence[SegmentKv]) -> None:
+        self._segments = segments
+        self._of_sights: list[tuple[Tensor, Tensor]] | None = None
+
+    def of(
+        self, layer: int, sights: Sequence[Sight], like: Tensor
+    ) -> list[tuple[Tensor, Tensor]] | list[None]:
+        """In the type and on the device of ``like``."""
+        if not self._segments:
+            return [None] * len(sights)
+        if self._of_sights is None:
+            k_LNKD, v_LNKD = (
+                torch.cat([x.to(like) for x in of_all], 1)
+                for of_all in ([s.k_LTKD for s in self._segments], [s.v_LTKD for s in self._segments])
+            )
+            self._of_sights = [(s.known(k_LNKD, True), s.known(v_LNKD, False)) for s in sights]
+        return [(k_LGKTD[layer], v_LGKTD[layer]) for k_LGKTD, v_LGKTD in self._of_sights]
 
 
 @dataclass(slots=True)

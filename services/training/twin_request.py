@@ -30,13 +30,17 @@ class PlacedChunk:
 
 @dataclass(frozen=True, slots=True)
 class SegmentKv:
-    """Keys, rotated at local positions 0, 1, 2, …, and values [T, K, D] of every layer."""
+    """Keys, rotated at local positions 0, 1, 2, …, and values of every layer."""
 
-    k_LTKD: tuple[Tensor, ...]
-    v_LTKD: tuple[Tensor, ...]
+    k_LTKD: Tensor
+    v_LTKD: Tensor
 
     def __len__(self) -> int:
-        return len(self.k_LTKD[0])
+        return self.k_LTKD.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.k_LTKD.nbytes + self.v_LTKD.nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,15 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from shared.engine.model.spec import ModelSpec
 from shared.engine_config import EngineConfig
 from shared.errors import ContextTooLong, InvalidRequest
 from shared.generation.asked import (
     ChoiceRule,
+    Chunk,
     GenerateRequest,
     PrefillRequest,
     SamplingParams,
@@ -18,6 +21,8 @@ from shared.generation.asked import (
 )
 from shared.generation.forest import ForestRequest
 from shared.generation.modes import Ape, GoesBy
+
+RequestT = TypeVar("RequestT", bound=GenerateRequest | PrefillRequest | ForestRequest)
 
 
 def check(
@@ -36,7 +41,7 @@ def check(
     """
     check_ids("prefix", request.prefix_ids, spec, may_be_empty=True)
     for index, chunk in enumerate(request.chunks):
-        check_ids(f"chunks[{index}]", chunk.token_ids, spec)
+        _check_chunk(f"chunks[{index}]", chunk, spec, _stored(request))
     for index, link in enumerate(request.links):
         check_ids(f"links[{index}]", link.token_ids, spec)
     if isinstance(request, PrefillRequest):
@@ -45,6 +50,11 @@ def check(
         _check_prefill(request, spec)
         return
     check_recompute(request)
+    if spec.packets is not None and request.reuse.recomputes:
+        raise InvalidRequest(
+            f"reuse: {request.reuse.value} computes tokens anew, for which this model's packets were not "
+            "trained; choose reordered, composite or full, or serve it without prompt.packets"
+        )
     _check_adapter(request.adapter, adapters)
     if isinstance(request, ForestRequest):
         context = len(request.prefix_ids) + total_len(request.chunks)
@@ -66,6 +76,36 @@ def check(
             f"this engine runs at most {config.max_running_branches} at once"
         )
     _check_prompt(request, spec)
+
+
+def without_packets(request: RequestT, spec: ModelSpec) -> RequestT:
+    """The request as the engine computes it: what reads no stored KV reads chunks without packets."""
+    if spec.packets is None or _stored(request):
+        return request
+    plain = (replace(chunk, token_ids=spec.packets.plain(chunk.token_ids)) for chunk in request.chunks)
+    return replace(request, chunks=tuple(plain))
+
+
+def _stored(request: GenerateRequest | PrefillRequest | ForestRequest) -> bool:
+    return isinstance(request, PrefillRequest) or request.reuse.row.stored
+
+
+def _check_chunk(field: str, chunk: Chunk, spec: ModelSpec, stored: bool) -> None:
+    packets = spec.packets
+    if packets is None or not stored:
+        check_ids(field, chunk.token_ids, spec)
+        return
+    check_ids(field, packets.plain(chunk.token_ids), spec)
+    if chunk.parent_id:
+        raise InvalidRequest(
+            f"{field}: is computed behind another chunk, and packets are for isolated ones; encode the "
+            "collection again with ingestion.kv_context none, or serve the model without prompt.packets"
+        )
+    if packets.around(chunk.token_ids) != chunk.token_ids:
+        raise InvalidRequest(
+            f"{field}: does not stand between the model's packets (ids {packets.first} to "
+            f"{packets.first + len(packets) - 1}); send its text, or give it their ids"
+        )
 
 
 def _check_prefill(request: PrefillRequest, spec: ModelSpec) -> None:

@@ -116,6 +116,7 @@ class Engine:
             Unavailable: the engine is closed.
         """
         has_text = self._host.decode is not None
+        request = admission.without_packets(request, self.model.spec)
         admission.check(request, self.model.spec, self.config, has_text, self._host.adapters)
         if self._closed:
             raise Unavailable("the engine is shutting down; retry")

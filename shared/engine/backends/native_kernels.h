@@ -52,20 +52,29 @@ INLINE float NAME(sum)(Floats x) {
     return x[0];
 }
 
-/* 2^x for x ≤ 0. What is far below the smallest float may be 0 or 2^-126; of −∞ it is no number. */
-INLINE Floats NAME(power_of_2)(Floats x) {
+/* 2^x for x ≤ 0, within 8e-8 of itself, or ``roughly`` within 3e-6: as a bfloat16, the same. What is far below the smallest float may
+ * be 0 or 2^-126; of −∞ it is no number. */
+INLINE Floats NAME(power_of_2)(Floats x, const int roughly) {
 #if PAIRS
     const Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, 8), f = x - whole;
 #else
     x = NAME(larger)(x, NAME(splat)(-126.0f));
     const Floats whole = (Floats)_mm256_round_ps((__m256)x, 8), f = x - whole;
 #endif
-    Floats y = f * 1.5403530e-4f + 1.3333558e-3f;
-    y = y * f + 9.6181291e-3f;
-    y = y * f + 5.5504109e-2f;
-    y = y * f + 2.4022651e-1f;
-    y = y * f + 6.9314718e-1f;
-    y = y * f + 1.0f;
+    Floats y;
+    if (roughly) {
+        y = f * 9.5701e-3f + 5.591786e-2f;
+        y = y * f + 2.4024745e-1f;
+        y = y * f + 6.9312181e-1f;
+        y = y * f + 9.9999926e-1f;
+    } else {
+        y = f * 1.5403530e-4f + 1.3333558e-3f;
+        y = y * f + 9.6181291e-3f;
+        y = y * f + 5.5504109e-2f;
+        y = y * f + 2.4022651e-1f;
+        y = y * f + 6.9314718e-1f;
+        y = y * f + 1.0f;
+    }
 #if PAIRS
     return (Floats)_mm512_scalef_ps((__m512)y, (__m512)whole);
 #else
@@ -376,7 +385,7 @@ INLINE void NAME(weigh)(const NAME(Room) *room, int i, const float *scores, uint
     most = most * scale;
     if (NAME(any_above)(most, base + MAX_ABOVE)) {
         const float raised = NAME(largest)(most);
-        const float less = base == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(base - raised))[0];
+        const float less = base == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(base - raised), 0)[0];
         float *out = room->out + (int64_t)i * room->wide;
         for (int d = 0; d < room->wide; d += LANES) NAME(store)(out + d, NAME(load)(out + d) * less);
         NAME(store)(total, NAME(load)(total) * less);
@@ -386,7 +395,7 @@ INLINE void NAME(weigh)(const NAME(Room) *room, int i, const float *scores, uint
     Floats sum = NAME(load)(total);
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
-        x[n] = NAME(power_of_2)(x[n] * scale - base);
+        x[n] = NAME(power_of_2)(x[n] * scale - base, pairs);
         if (hidden) x[n] = (Floats)(~out_of_sight[n] & (Ints)x[n]);
         sum += x[n];
     }
@@ -480,7 +489,7 @@ INLINE float NAME(log_sum)(const Step *s, int first, int end, int head) {
     }
     if (best == -__builtin_inff()) return best;
     for (int slot = first; slot < end; slot++)
-        total += NAME(power_of_2)(NAME(splat)(s->lse[(int64_t)slot * s->num_heads + head] - best))[0];
+        total += NAME(power_of_2)(NAME(splat)(s->lse[(int64_t)slot * s->num_heads + head] - best), 0)[0];
     return best + __builtin_log2f(total);
 }
 
@@ -499,7 +508,7 @@ INLINE void NAME(merge_as)(const Step *s, void *merged, int row, int head, const
     for (int slot = first; slot < end; slot++) {
         const int64_t place = (int64_t)slot * s->num_heads + head;
         const float lse = s->lse[place] + (joint[0] <= slot && slot < joint[1] ? more : 0);
-        const float weight = lse == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(lse - best))[0];
+        const float weight = lse == -__builtin_inff() ? 0 : NAME(power_of_2)(NAME(splat)(lse - best), 0)[0];
         total += weight;
         if (weight > 0)
             for (int d = 0; d < dim; d++) mean[d] += weight * s->out[place * dim + d];

@@ -63,11 +63,12 @@ class AdapterWeights:
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
     """Rows of a pass that go with one adapter: the first ``num_rows`` of ``rows_P``, the others are copies of
-    them."""
+    them. ``everything``: they are all rows of the pass, in order."""
 
     weights: AdapterWeights
     rows_P: Tensor
     num_rows: int
+    everything: bool = False
 
     @property
     def rows(self) -> Tensor:
@@ -141,7 +142,9 @@ def _hooks(module: torch.nn.Module, parts: Sequence[_LayerRows]) -> list[Removab
             known = packed.setdefault(owner, [])
             known += (part for part in changed if part not in known)
         else:
-            hooks.append(getattr(owner, name).register_forward_hook(_adding(path, changed)))
+            everywhere = len(changed) == 1 and changed[0].group.everything
+            add = _adding_everywhere(changed[0].by_path[path]) if everywhere else _adding(path, changed)
+            hooks.append(getattr(owner, name).register_forward_hook(add))
     return hooks + [mlp.register_forward_pre_hook(_handing(changed)) for mlp, changed in packed.items()]
 
 
@@ -151,6 +154,15 @@ def _adding(path: str, parts: Sequence[_LayerRows]) -> Callable[..., None]:
         for part in parts:
             added_PO = part.by_path[path](x_RI.index_select(0, part.rows_P))
             product_RO.index_add_(0, part.rows, added_PO[: len(part.rows)])
+
+    return add
+
+
+def _adding_everywhere(added: LowRank) -> Callable[..., Tensor]:
+    """Neither picks rows nor puts them back."""
+
+    def add(_: torch.nn.Module, args: tuple[Tensor, ...], product: Tensor) -> Tensor:
+        return product + added(args[0])
 
     return add
 

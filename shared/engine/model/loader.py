@@ -16,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from shared.engine.model.model import LoadedModel, ModelPass
+from shared.engine.model.packets import read_packets
 from shared.engine.model.packing import can_pack
 from shared.engine.model.refusals import check_config
 from shared.engine.model.rope import RopeSpec
@@ -31,19 +32,26 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _CHANGES_ATTENTION = ("softcap", "s_aux")
 
 
-def load_model(path: str, *, dtype: str = "auto", device: str = "cpu", pack: bool = True) -> LoadedModel:
+def load_model(
+    path: str, *, dtype: str = "auto", device: str = "cpu", pack: bool = True, packets: str = ""
+) -> LoadedModel:
     """Loads a model directory or hub id and checks that the engine reproduces it. ``pack``: see
-    ``wrap_model``.
+    ``wrap_model``. ``packets``: the folder of those between which chunks stand; empty: between none.
 
     Raises:
-        ConfigError: there is no such device here; names the setting.
+        ConfigError: there is no such device here, or no such packets; names the setting.
+        CorruptData: the packets are broken.
         InvalidRequest: nothing loadable is there, or it is not a causal LM.
+        ModelMismatch: the packets were made for another model.
         ModelUnsupported: the engine would not compute what the model computes; the reason is named.
     """
     check_device(torch.device(device))
     config = read_config(path)
     hf_model = read_weights(path, config=config, dtype=_DTYPES.get(dtype, "auto"))
-    return wrap_model(hf_model.to(device), pack)
+    model = wrap_model(hf_model.to(device), pack)
+    if packets:
+        model.place_packets(read_packets(Path(packets)))
+    return model
 
 
 def read_weights(path: str, **options: Any) -> Any:

@@ -24,6 +24,7 @@ from shared.engine.attention import Attention
 from shared.engine.device_arrays import integers
 from shared.engine.model.adapting import AdaptedRows, AdapterWeights, adapting
 from shared.engine.model.lora import LoraAdapter, linear_shapes
+from shared.engine.model.packets import Packets
 from shared.engine.model.packing import can_pack, pack_linears
 from shared.engine.model.rope import Angles
 from shared.engine.model.spec import ModelSpec
@@ -48,11 +49,14 @@ class ModelPass(Attention, Protocol):
 
 
 class LoadedModel:
-    """The model, its spec, and the fingerprint by which stored KV knows it."""
+    """The model, its spec, and the fingerprint by which stored KV knows it. ``soft_PE``: what goes into the
+    first layer for ids beyond the vocabulary (``shared.packets``); None: there are no such ids."""
 
     def __init__(self, hf_model: Any, spec: ModelSpec) -> None:
         self.hf_model = hf_model
         self.spec = spec
+        self.soft_PE: Tensor | None = None
+        self._packets: Packets | None = None
         self._decoder = hf_model.model
         self._layers = list(hf_model.model.layers[: spec.num_layers])
         self._linear_shapes = linear_shapes(self._layers)
@@ -62,10 +66,15 @@ class LoadedModel:
             position_ids=torch.zeros(1, 1, dtype=torch.long, device=spec.device),
         )
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
-        """32 hex digits over everything that decides KV: weights, their types, heads, rotation, and what the
-        layers do besides."""
+        """32 hex digits over everything that decides KV: the model's own, and packets, if there are any."""
+        base = self.base_fingerprint
+        return base if self._packets is None else self._packets.fingerprint(base)
+
+    @functools.cached_property
+    def base_fingerprint(self) -> str:
+        """Without packets: weights, their types, heads, rotation, and what the layers do besides."""
         spec, settings = self.spec, self.hf_model.config.to_dict()
         chosen = sorted(
             (k, str(v)) for k, v in settings.items() if any(part in k for part in _SETTINGS_IN_KV)
@@ -80,7 +89,7 @@ class LoadedModel:
 
     def pack(self) -> None:
         """From now on the model's weights are for its products alone: nothing else reads them."""
-        _ = self.fingerprint
+        _ = self.base_fingerprint
         pack_linears(self.hf_model)
 
     def fuse(self) -> None:
@@ -123,9 +132,21 @@ class LoadedModel:
         Raises:
             ModelMismatch: it was made for another model.
         """
-        adapter.check_base(self._linear_shapes, self.fingerprint)
+        adapter.check_base(self._linear_shapes, self.base_fingerprint)
         on_cpu = self.spec.device.type == "cpu"
         return AdapterWeights.of(adapter, self.spec.device, torch.float32 if on_cpu else self.spec.dtype)
+
+    def place_packets(self, packets: Packets) -> None:
+        """From now on chunks stand between these.
+
+        Raises:
+            ModelMismatch: they were made for another model.
+        """
+        hidden_size = self._decoder.embed_tokens.weight.shape[1]
+        packets.check_base(self.base_fingerprint, self.spec.vocab_size, hidden_size)
+        self._packets = packets
+        self.soft_PE = packets.vectors_PE.to(self.spec.device, self.spec.dtype)
+        self.spec = replace(self.spec, packets=packets.facts.ids)
 
     def forward(self, plan: ModelPass) -> Tensor:
         """Runs the plan's rows through all layers; their KV is appended to their segments. Returns hidden
@@ -138,8 +159,26 @@ class LoadedModel:
     def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """Returns what goes into the first layer [R, E]. A tensor of ids [R] is on the device already."""
         ids_R = token_ids if isinstance(token_ids, Tensor) else integers(token_ids, self.spec.device)
+        if self.soft_PE is not None:
+            return self._embed_soft(ids_R, token_ids, self.soft_PE)
         hidden_RE: Tensor = self._decoder.embed_tokens(ids_R[None])[0]
         return hidden_RE
+
+    def _embed_soft(self, ids_R: Tensor, token_ids: Sequence[int] | Tensor, soft_PE: Tensor) -> Tensor:
+        """Where ids are on the host, rows of packets are looked for there, and gradients go to these
+        alone."""
+        end = self.spec.vocab_size
+        hidden_RE: Tensor = self._decoder.embed_tokens(ids_R.clamp(max=end - 1)[None])[0]
+        soft_PE = soft_PE.to(hidden_RE.dtype)
+        if isinstance(token_ids, Tensor):
+            soft_RE = soft_PE.index_select(0, (ids_R - end).clamp(min=0))
+            return torch.where((ids_R >= end)[:, None], soft_RE, hidden_RE)
+        rows = [row for row, token in enumerate(token_ids) if token >= end]
+        if not rows:
+            return hidden_RE
+        where_S = integers(rows, self.spec.device)
+        which_S = integers([token_ids[row] - end for row in rows], self.spec.device)
+        return hidden_RE.index_copy(0, where_S, soft_PE.index_select(0, which_S))
 
     def run_layer(self, layer: int, hidden_RE: Tensor, plan: ModelPass) -> Tensor:
         if not plan.adapted:

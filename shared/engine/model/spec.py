@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.model.rope import RopeSpec, Rotation
+from shared.packets import PacketIds
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """``sliding_window``: positions, or None. ``eos_ids`` end a
-    branch."""
+    """``sliding_window``: positions, or None. ``eos_ids`` end a branch. ``packets``: between which chunks
+    stand, or None."""
 
     num_layers: int
     num_heads: int
@@ -25,6 +26,7 @@ class ModelSpec:
     dtype: torch.dtype
     device: torch.device
     rope: RopeSpec
+    packets: PacketIds | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:

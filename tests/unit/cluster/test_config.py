@@ -122,6 +122,25 @@ def test_adapters_may_lie_beside_the_model_that_names_them_or_where_the_stack_is
         load_quilt(values | {"generator": {"engine": {"adapters": "qa"}}}, {})
 
 
+def test_packets_may_lie_beside_the_model_and_go_with_isolated_chunks_alone(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (model / "theirs", tmp_path / "ours"):
+        place.mkdir()
+    (model / "quilt.yaml").write_text("prompt: {packets: theirs}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    values = {"data_dir": str(tmp_path), "model": str(model), "ingestion": {"kv_context": "none"}}
+    brought = load_quilt(values, {})
+    assert brought.prompt.packets == brought.generator.prompt.packets == str(model / "theirs")
+    own = load_quilt(values | {"prompt": {"packets": "ours"}}, {})
+    assert own.ingestion.prompt.packets == str(tmp_path / "ours")
+    assert load_quilt(values | {"prompt": {"packets": ""}}, {}).prompt.packets == ""
+    with pytest.raises(ConfigError, match=r"^ingestion\.kv_context: packets .* set it to none"):
+        load_quilt(values | {"ingestion": {"kv_context": "document"}}, {})
+    with pytest.raises(ConfigError, match=r"^selector\.model: with packets .* set it to ''"):
+        load_quilt(values | {"selector": {"model": str(model)}}, {})
+
+
 def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(
     tmp_path: Path, model: Path
 ) -> None:

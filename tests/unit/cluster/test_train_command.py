@@ -1,4 +1,4 @@
-"""`kvquilt train adapter`: what it is fed with, where it goes on, what it refuses."""
+"""`kvquilt train`: what it is fed with, where it goes on, what it refuses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from click.testing import CliRunner, Result
 
 from cluster.cli.main import main
 from cluster.paths import DEMO_MODEL
-from cluster.training.adapter import AdapterTask, interruptible, train
+from cluster.training.adapter import AdapterTask
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example, ExampleDocument, invented_examples, read_examples
+from cluster.training.run import interruptible, train
+from cluster.training.task import TrainedModel
 from services.ingestion.config import IngestionConfig
 from services.training.adapter.settings import AdapterSettings
 from services.training.names import Split
 from shared.engine.model.lora_files import read_adapter
+from shared.engine.model.packets import read_packets
 from shared.errors import InvalidRequest
 from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
@@ -99,6 +102,44 @@ class TestTheCommand:
         assert "was made with seed '0', not '1'" in refused.output
 
 
+class TestPackets:
+    QUICK = (
+        *("--model", "demo", "--updates", "2", "--contexts-per-update", "2", "--questions", "2"),
+        *("--header", "2", "--trailer", "1", "--answer-tokens", "4", "--evaluate-every", "1"),
+    )
+
+    def packets(self, *args: object) -> Result:
+        command = ["train", "packets", *self.QUICK, *map(str, args)]
+        return CliRunner().invoke(main, command, catch_exceptions=False)
+
+    def test_are_trained_over_isolated_chunks_and_go_on(self, tmp_path: Path) -> None:
+        args = ("--invented", 3, "--begin-with", "# ", "--out", tmp_path)
+        first = self.packets(*args)
+        assert first.exit_code == 0, first.output
+        assert "update 2/2  loss " in first.output
+        assert "without packets: KL " in first.output
+        assert f"serve them: prompt.packets: {tmp_path}" in first.output
+        made = read_packets(tmp_path)
+        assert (made.facts.num_header, made.facts.num_trailer) == (2, 1)
+        assert made.facts.kv_context is KvContext.NONE
+        assert made.facts.recipe["begin_with"] == "# "
+        again = self.packets(*args)
+        assert "goes on at update 2 of 2" in again.output
+        assert torch.equal(read_packets(tmp_path).vectors_PE, made.vectors_PE)
+
+    @pytest.mark.parametrize(
+        ("args", "told"),
+        [
+            (("--kv-context", "document"), "--kv-context: packets are trained for isolated chunks"),
+            (("--header", 0, "--trailer", 0), "num_header: there must be a vector"),
+        ],
+    )
+    def test_tells_what_is_wrong_in_a_line(self, args: tuple[object, ...], told: str, tmp_path: Path) -> None:
+        refused = self.packets("--invented", 3, *args, "--out", tmp_path)
+        assert refused.exit_code == 2
+        assert told in refused.output
+
+
 class TestInterruption:
     @pytest.fixture(autouse=True)
     def _signals_arrive(self) -> Iterator[None]:
@@ -112,9 +153,8 @@ class TestInterruption:
             settings = AdapterSettings(
                 updates=4, contexts_per_update=2, rank=2, answer_tokens=4, evaluate_every=1
             )
-            return AdapterTask(
-                IngestionConfig(str(DEMO_MODEL), 96), settings, tmp_path / out, num_questions=2
-            )
+            served = TrainedModel(IngestionConfig(str(DEMO_MODEL), 96), num_questions=2)
+            return AdapterTask(served, settings, tmp_path / out)
 
         def interrupt(line: str) -> None:
             said.append(line)
@@ -123,17 +163,17 @@ class TestInterruption:
 
         said: list[str] = []
         torch.set_num_threads(1)
-        trainer = task("parts").trainer(invented_examples(0, 3), lambda done, of: None, interrupt)
+        trainer = task("parts").loop(invented_examples(0, 3), lambda done, of: None, interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(trainer, interrupt)
         assert said[-1].startswith("checkpoint at update 2 in ")
-        again = task("parts").trainer(invented_examples(0, 3), lambda done, of: None, said.append)
-        once = task("once").trainer(invented_examples(0, 3), lambda done, of: None, said.append)
+        again = task("parts").loop(invented_examples(0, 3), lambda done, of: None, said.append)
+        once = task("once").loop(invented_examples(0, 3), lambda done, of: None, said.append)
         assert again.update == 2
         train(again, said.append)
         train(once, said.append)
         assert again.losses == once.losses
-        assert again.best.closeness == once.best.closeness
+        assert again.best.evaluation == once.best.evaluation
 
     def test_only_the_first_ctrl_c_is_patient(self) -> None:
         with interruptible() as interrupted:

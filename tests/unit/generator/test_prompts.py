@@ -8,7 +8,8 @@ import pytest
 
 from services.generator.prompts import Prompts
 from shared.errors import InvalidRequest
-from shared.generation.pieces import Piece
+from shared.generation.pieces import Piece, Tokenized
+from shared.packets import PacketIds
 from shared.prompt import PromptTokenizer
 from shared.prompt_template import PromptTemplate
 
@@ -29,6 +30,13 @@ class Letters:
 def with_text() -> Prompts:
     template = PromptTemplate(prefix="P", chunk="<{text}>", question="?{question}!")
     return Prompts(PromptTokenizer(Letters(), template), VOCAB)
+
+
+@pytest.fixture
+def between_packets() -> Prompts:
+    """Ids 300 and 301 in front of a chunk, 302 behind it."""
+    template, packets = PromptTemplate(chunk="<{text}>", question="?{question}!"), PacketIds(VOCAB, 2, 1)
+    return Prompts(PromptTokenizer(Letters(), template, packets), VOCAB, packets)
 
 
 @pytest.fixture
@@ -55,6 +63,21 @@ def test_ids_are_used_as_they_are(with_text: Prompts) -> None:
     assert with_text.prefix(()) == ()
     assert with_text.chunks([(7,), (VOCAB - 1,)]) == ((7,), (VOCAB - 1,))
     assert with_text.questions([(8, 9)]) == ((8, 9),)
+
+
+def test_chunks_stand_between_packets_however_they_come(between_packets: Prompts) -> None:
+    whole = (300, 301, *ids("<a>"), 302)
+    told = Tokenized(whole, "a")
+    assert between_packets.chunks(["a", ids("<a>"), whole, told]) == (whole,) * 4
+    assert between_packets.question("q", "a") == ids("?a!")
+    assert between_packets.prefix("a") == (1, *ids("a"))
+    with pytest.raises(InvalidRequest, match=r"chunks\[0\].token_ids\[1\]: -1 is outside"):
+        between_packets.chunks([(300, 5, -1)])
+    for empty in ((), (300, 301, 302), "  "):
+        with pytest.raises(InvalidRequest, match=r"chunks\[0\]: is empty"):
+            between_packets.chunks([empty])
+    with pytest.raises(InvalidRequest, match=r"q.token_ids\[0\]: 300 is outside"):
+        between_packets.question("q", (300,))
 
 
 def test_a_model_without_tokenizer_has_no_prefix_of_its_own_and_takes_ids(ids_only: Prompts) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from services.training.adapter.kept import Kept
-from services.training.adapter.lessons import AdapterContext, Lesson, Taught
 from services.training.adapter.settings import AdapterSettings
-from services.training.adapter.teacher import Teacher
-from services.training.adapter.trainer import AdapterTrainer, Closeness, Pupil
+from services.training.adapter.trainee import AdapterTrainee, Pupil
+from services.training.distillation.kept import Kept
+from services.training.distillation.lessons import AskedContext, DistilledLesson, Taught
+from services.training.distillation.teacher import Teacher
+from services.training.loop import TrainingLoop
+from services.training.trainee import HeldOutLoss
 from services.training.twin_request import PlacedChunk
 from shared.engine import Engine, wrap_model
 from shared.engine.model.lora_files import read_adapter
@@ -30,6 +32,7 @@ from shared.kv_types import KvContext
 from tests.engine_runs import Prompts, run
 from tests.oracles import VOCAB, full, greedy, tiny_model
 
+Loop = TrainingLoop[DistilledLesson]
 PREFIX = (5, 9, 200, 31)
 TINY = AdapterSettings(
     updates=6, warmup=1, contexts_per_update=2, rank=4, alpha=8.0, lr=5e-3, answer_tokens=4, top_k=16,
@@ -51,7 +54,7 @@ def model() -> LoadedModel:
 
 
 @lru_cache
-def contexts(count: int = 6) -> tuple[AdapterContext, ...]:
+def contexts(count: int = 6) -> tuple[AskedContext, ...]:
     """Of two chunks each out of a block of three."""
     rng = random.Random(0)
 
@@ -62,24 +65,25 @@ def contexts(count: int = 6) -> tuple[AdapterContext, ...]:
     for number in range(count):
         header, *block = ids(3), ids(12), ids(9), ids(15)
         chunks = (PlacedChunk(block[2], (header, *block[:2])), PlacedChunk(block[0], (header,)))
-        found.append(AdapterContext(f"context {number}", chunks, tuple(block), (ids(6), ids(4))))
+        found.append(AskedContext(f"context {number}", chunks, tuple(block), (ids(6), ids(4))))
     return tuple(found)
 
 
-def taught(directory: Path, settings: AdapterSettings = TINY) -> tuple[list[Lesson], Kept]:
+def taught(directory: Path, settings: AdapterSettings = TINY) -> tuple[list[DistilledLesson], Kept]:
     kept = Kept.at(directory / "kept", model().fingerprint, PREFIX)
     teacher = Teacher(model(), PREFIX, settings, kept)
     return teacher.lessons(contexts(), lambda done, of: None), kept
 
 
-def trainer_at(out: Path, settings: AdapterSettings = TINY, **changed: Any) -> AdapterTrainer:
+def trainer_at(out: Path, settings: AdapterSettings = TINY, **changed: Any) -> Loop:
     lessons, kept = taught(out.parent, settings)
     said = changed.pop("said", [])
     pupil = Pupil(model(), PREFIX, KvContext.DOCUMENT, "tiny")
-    return AdapterTrainer(pupil, changed.pop("lessons", lessons), settings, kept, out, said.append)
+    trainee = AdapterTrainee(pupil, settings, kept)
+    return TrainingLoop(trainee, changed.pop("lessons", lessons), settings, out, said.append)
 
 
-def trained(out: Path, *stops: int, settings: AdapterSettings = TINY) -> AdapterTrainer:
+def trained(out: Path, *stops: int, settings: AdapterSettings = TINY) -> Loop:
     """In as many runs as there are stops."""
     for stop in stops:
         trainer = trainer_at(out, settings)
@@ -157,7 +161,7 @@ class TestTraining:
     def test_begins_as_the_model_without_it(self, tmp_path: Path) -> None:
         trainer = trainer_at(tmp_path / "out")
         before = trainer.evaluate()
-        trainer.adapter.load({k: 0 * x for k, x in trainer.adapter.state().items()})
+        trainer.trainee.load({k: 0 * x for k, x in trainer.trainee.state().items()})
         assert trainer.evaluate() == before
 
     def test_the_same_seed_gives_the_same_losses(self, tmp_path: Path) -> None:
@@ -170,7 +174,7 @@ class TestTraining:
 
     def test_a_stopped_run_goes_on_to_the_same_weights(self, tmp_path: Path) -> None:
         at_once, in_parts = trained(tmp_path / "once", 6), trained(tmp_path / "parts", 1, 3, 6)
-        ours, theirs = in_parts.adapter.state(), at_once.adapter.state()
+        ours, theirs = in_parts.trainee.state(), at_once.trainee.state()
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
         assert in_parts.losses == at_once.losses
         assert in_parts.before == at_once.before
@@ -181,7 +185,7 @@ class TestTraining:
         class Killed(BaseException):
             pass
 
-        def kill(found: Closeness | None) -> None:
+        def kill(found: HeldOutLoss | None) -> None:
             if trainer.update == 5:
                 raise Killed
 
@@ -204,32 +208,11 @@ class TestTraining:
         with pytest.raises(ConfigError, match="no checkpoint"):
             trainer_at(tmp_path / "out").resume()
 
-    def test_out_of_memory_makes_passes_smaller_and_says_so(self, tmp_path: Path) -> None:
-        said: list[str] = []
-        trainer, whole = trainer_at(tmp_path / "out", said=said), trainer_at(tmp_path / "other")
-        backward, limit = trainer._backward, 1
-
-        def scarce(lessons: Sequence[Lesson]) -> float:
-            if trainer._together > limit:
-                raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
-            return backward(lessons)
-
-        trainer._backward = scarce  # type: ignore[method-assign]
-        assert trainer.train_update() == pytest.approx(whole.train_update(), rel=1e-5)
-        assert said == ["out of memory: from here on 1 contexts in a pass, not 2"]
-        limit = 0
-        with pytest.raises(ConfigError, match="out of memory with one context in a pass"):
-            trainer.train_update()
-
     def test_linear_layers_that_are_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"targets: .*'c_attn'; it has down_proj, gate_proj"):
             trainer_at(tmp_path / "out", dataclasses.replace(TINY, targets=("c_attn",)))
         narrow = trainer_at(tmp_path / "out", dataclasses.replace(TINY, targets=("q_proj", "v_proj")))
-        assert {name.split(".")[2] for name in narrow.adapter.state()} == {"q_proj", "v_proj"}
-
-    def test_one_context_is_too_few(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="two contexts"):
-            trainer_at(tmp_path / "out", lessons=taught(tmp_path)[0][:1])
+        assert {name.split(".")[2] for name in narrow.trainee.state()} == {"q_proj", "v_proj"}
 
 
 class TestTheBest:
@@ -237,7 +220,7 @@ class TestTheBest:
         settings = dataclasses.replace(TINY, evaluate_every=2)
         trainer = trainer_at(tmp_path / "out", settings)
         trainer.train(lambda found: None, lambda: trainer.update >= 2)
-        trainer.adapter.load({name: x + 1 for name, x in trainer.adapter.state().items()})
+        trainer.trainee.load({name: x + 1 for name, x in trainer.trainee.state().items()})
         trainer.save()
         resumed = trainer_at(tmp_path / "out", settings)
         resumed.resume()
@@ -245,7 +228,7 @@ class TestTheBest:
         assert trainer.best is not None
         assert resumed.best is not None
         assert resumed.best.update == 2
-        assert resumed.best.closeness == trainer.best.closeness != resumed.evaluate()
+        assert resumed.best.evaluation == trainer.best.evaluation != resumed.evaluate()
         written = read_adapter(tmp_path / "out", "out")
         assert written.facts.recipe["update"] == "2"
         for site, pair in written.pairs.items():
@@ -261,7 +244,7 @@ class TestWhatIsTrainedServes:
         assert adapter.facts.kv_context is KvContext.DOCUMENT
         engine = Engine(wrap_model(tiny_model("qwen2")), adapters=[adapter])
         prompts, apart = Prompts(engine), []
-        for lesson in trainer._held_out:
+        for lesson in trainer.held_out:
             chunks, links = [], []
             for placed in lesson.context.chunks:
                 parent_id = ""
@@ -283,7 +266,7 @@ class TestWhatIsTrainedServes:
                         one.logprobs_AK[step : step + 1], one.rest_A[step : step + 1],
                     )  # fmt: skip
                     apart.append(float(forced.divergence(logits_1V)))
-        assert sum(apart) / len(apart) == pytest.approx(trainer.evaluate().divergence, rel=1e-3)
+        assert sum(apart) / len(apart) == pytest.approx(trainer.evaluate().loss, rel=1e-3)
         assert trainer.evaluate() != trainer.before
 
 
@@ -308,7 +291,7 @@ def test_losses_are_a_line_per_update(tmp_path: Path) -> None:
     assert lines == [{"update": i + 1, "loss": loss} for i, loss in enumerate(trainer.losses)]
 
 
-def _bits(lessons: Sequence[Lesson]) -> list[object]:
+def _bits(lessons: Sequence[DistilledLesson]) -> list[object]:
     return [
         (one.answer, one.top_AK.tolist(), one.logprobs_AK.tolist(), one.rest_A.tolist())
         for lesson in lessons

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.training.adapter.lessons import AdapterContext, Taught
-from services.training.adapter.settings import AdapterSettings
+from services.training.distillation.lessons import AskedContext, Taught
+from services.training.distillation.settings import DistillationSettings
 from services.training.twin_request import Ids, PlacedChunk, SegmentKv
 
 
@@ -33,16 +33,20 @@ class Kept:
 
     def segment(self, chunk: PlacedChunk) -> SegmentKv | None:
         tensors = self._read(self._kv_path(chunk))
-        return None if tensors is None else SegmentKv(tuple(tensors["k"]), tuple(tensors["v"]))
+        return None if tensors is None else SegmentKv(tensors["k"], tensors["v"])
 
     def has_segment(self, chunk: PlacedChunk) -> bool:
-        return self._kv_path(chunk).is_file()
+        """Whole, by the length that its head tells."""
+        try:
+            with safe_open(self._kv_path(chunk), framework="pt"):
+                return True
+        except (SafetensorError, OSError):
+            return False
 
     def keep_segment(self, chunk: PlacedChunk, segment: SegmentKv) -> None:
-        tensors = {"k": torch.stack(segment.k_LTKD), "v": torch.stack(segment.v_LTKD)}
-        self._write(self._kv_path(chunk), tensors)
+        self._write(self._kv_path(chunk), {"k": segment.k_LTKD, "v": segment.v_LTKD})
 
-    def taught(self, context: AdapterContext, settings: AdapterSettings) -> tuple[Taught, ...] | None:
+    def taught(self, context: AskedContext, settings: DistillationSettings) -> tuple[Taught, ...] | None:
         tensors = self._read(self._taught_path(context, settings))
         if tensors is None:
             return None
@@ -52,7 +56,7 @@ class Kept:
         )
 
     def keep_taught(
-        self, context: AdapterContext, settings: AdapterSettings, taught: tuple[Taught, ...]
+        self, context: AskedContext, settings: DistillationSettings, taught: tuple[Taught, ...]
     ) -> None:
         tensors = {f"{i}.answer": torch.tensor(one.answer) for i, one in enumerate(taught)}
         for i, one in enumerate(taught):
@@ -63,7 +67,7 @@ class Kept:
     def _kv_path(self, chunk: PlacedChunk) -> Path:
         return self._path("kv", (chunk.chain, chunk.token_ids))
 
-    def _taught_path(self, context: AdapterContext, settings: AdapterSettings) -> Path:
+    def _taught_path(self, context: AskedContext, settings: DistillationSettings) -> Path:
         by = (settings.top_k, settings.answer_tokens, settings.stop)
         return self._path("taught", (context.blocks, context.questions, by))
 
@@ -82,7 +86,7 @@ class Kept:
     @staticmethod
     def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
         written = path.with_suffix(f".{os.getpid()}")
-        save_file(dict(tensors), written)
+        save_file({name: x.cpu().contiguous() for name, x in tensors.items()}, written)
         written.replace(path)
 
 

@@ -1,12 +1,14 @@
-"""Holds what an adapter is trained on: contexts with questions, and what the teacher said to them.
+"""Holds what a pupil is trained on: contexts with questions, and what the teacher said to them.
 
 Shapes: A tokens of an answer, K of the teacher's likeliest tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from services.training.twin_request import Ids, PlacedChunk, TwinRequest
@@ -14,7 +16,7 @@ from shared.generation.modes import ReuseMode
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterContext:
+class AskedContext:
     """``name``: for messages; ``chunks``: as they are retrieved; ``blocks``: ids of the chunks of the whole
     blocks that these are from, in order, which the teacher reads; ``questions``: ids."""
 
@@ -36,9 +38,19 @@ class Taught:
 
     @classmethod
     def of(cls, answer: Ids, logits_AV: Tensor, top_k: int) -> Taught:
-        logprobs_AV = logits_AV.cpu().log_softmax(-1)
+        logprobs_AV = logits_AV.log_softmax(-1)
         logprobs_AK, top_AK = logprobs_AV.topk(min(top_k, logprobs_AV.shape[-1]))
         return cls(answer, top_AK, logprobs_AK, _rest(logprobs_AV, top_AK))
+
+    @classmethod
+    def joined(cls, answers: Iterable[Taught]) -> Taught:
+        """One answer behind the other, for their losses to be computed at once."""
+        every = list(answers)
+        parts = ([getattr(one, name) for one in every] for name in ("top_AK", "logprobs_AK", "rest_A"))
+        return cls(tuple(token for one in every for token in one.answer), *map(torch.cat, parts))
+
+    def to(self, device: torch.device) -> Taught:
+        return Taught(self.answer, *(x.to(device) for x in (self.top_AK, self.logprobs_AK, self.rest_A)))
 
     def divergence(self, logits_AV: Tensor) -> Tensor:
         """KL from the teacher's distribution to that of these logits [A], tokens beyond the likeliest counted
@@ -55,15 +67,19 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class DistilledLesson:
     """``taught``: by question."""
 
-    context: AdapterContext
+    context: AskedContext
     taught: tuple[Taught, ...]
 
     @property
     def num_tokens(self) -> int:
         return sum(len(one.answer) for one in self.taught)
+
+    @property
+    def identity(self) -> object:
+        return self.context, [one.answer for one in self.taught]
 
     def request(self, prefix_ids: Ids, reuse: ReuseMode) -> TwinRequest:
         """What the pupil reads: every question with the teacher's answer, whose last token predicts

@@ -1,0 +1,50 @@
+"""Asks a running system for the documents of a collection, to train on them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cluster.cli.remote import store_client
+from cluster.cli.session import LONG_DEADLINE_MS, Session
+from cluster.training.collection import examples_of, subjects_of
+from cluster.training.examples import Example, read_examples, write_examples
+from cluster.training.run import Progress
+from cluster.training.task import TrainedModel
+from shared.errors import NotFound
+from shared.kv_types import Manifest
+
+
+def collection_examples(
+    session: Session, options: dict[str, Any], served: TrainedModel, on_progress: Progress
+) -> list[Example]:
+    """Made once: what is in ``OUT/collection.jsonl`` stays, so that the same command goes on.
+
+    Raises:
+        NotFound: nothing runs, or the collection has no documents.
+        InvalidRequest: no questions can be generated.
+    """
+    path = options["out"] / "collection.jsonl"
+    if not path.is_file():
+        name = options["collection"]
+        subjects = subjects_of(
+            asyncio.run(_stored(session, name)),
+            served.num_chunks,
+            served.num_questions,
+            options["contexts"],
+            options["seed"],
+        )
+        prompts = served.prompts()
+        write_examples(path, examples_of(subjects, served.load(prompts), prompts, name, on_progress))
+    return read_examples(path)
+
+
+async def _stored(session: Session, collection: str) -> list[Manifest]:
+    async with session.connect(store_client) as store:
+        found = [one async for one in store.list_manifests(session.context(LONG_DEADLINE_MS), collection)]
+    if not found:
+        raise NotFound(
+            f"--collection: {collection!r} has no documents; run `kvquilt ingest DIRECTORY --collection "
+            f"{collection}`, or name another one"
+        )
+    return found

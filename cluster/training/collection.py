@@ -1,0 +1,137 @@
+"""Makes examples of the documents of an ingested collection: what was cut there, and questions about it that
+the model itself writes.
+
+Learning the model's own answers takes no good questions, only such as the text answers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+
+from cluster.training.examples import Example, ExampleChunk, ExampleDocument
+from services.training.distillation.decoding import decoded
+from shared.engine import Engine
+from shared.engine.model.model import LoadedModel
+from shared.errors import InvalidRequest
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams
+from shared.generation.modes import ReuseMode
+from shared.kv_types import Manifest
+from shared.prompt import PromptTokenizer
+
+_ASKED = "Write one short question that this text answers. Write nothing but the question."
+_MAX_TOKENS = 48
+_WINDOW = 48  # chunks of a long document that may stand together
+_WORDS = range(3, 41)
+_LONG_WORD = re.compile(r"\w{4,}")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedChunks:
+    """Documents that may stand together, and which of their chunks are asked about: numbers of a document and
+    of a chunk in it."""
+
+    documents: tuple[ExampleDocument, ...]
+    chunks: tuple[tuple[int, int], ...]
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.documents[i].chunks[j].text for i, j in self.chunks]
+
+
+def subjects_of(
+    manifests: Sequence[Manifest], num_chunks: int, num_questions: int, count: int, seed: int
+) -> list[AskedChunks]:
+    """At most ``count``, each of about twice as many chunks as a context has, asked about at most
+    ``num_questions`` of them."""
+    rng = random.Random(f"{seed} collection")
+    windows = [window for manifest in manifests for window in _windows(manifest)]
+    rng.shuffle(windows)
+    by_bundle = []
+    for bundle in _bundles(windows, 2 * num_chunks):
+        places = [(i, j) for i, document in enumerate(bundle) for j in range(len(document.chunks))]
+        rng.shuffle(places)
+        groups = (places[first : first + num_questions] for first in range(0, len(places), num_questions))
+        by_bundle.append([AskedChunks(tuple(bundle), tuple(group)) for group in groups])
+    in_turn = (subject for group in zip_longest(*by_bundle) for subject in group if subject is not None)
+    return list(islice(in_turn, count))
+
+
+def examples_of(
+    subjects: Sequence[AskedChunks],
+    model: LoadedModel,
+    prompts: PromptTokenizer,
+    collection: str,
+    on_progress: Callable[[int, int], None],
+) -> list[Example]:
+    """
+    Raises:
+        InvalidRequest: no questions can be generated.
+    """
+    examples = []
+    engine = Engine(model, decode=prompts.decode)
+    try:
+        for number, subject in enumerate(subjects):
+            on_progress(number, len(subjects))
+            name = f"collection {collection}, context {number}"
+            written = _questions(engine, prompts, subject.texts, name)
+            questions = tuple(dict.fromkeys(question for question in written if question))
+            if questions:
+                examples.append(Example(name, subject.documents, questions))
+    finally:
+        engine.shut_down()
+    on_progress(len(subjects), len(subjects))
+    if len(examples) < 2:
+        raise InvalidRequest(
+            f"--collection: no questions can be generated: of {len(subjects)} contexts of {collection!r} the "
+            f"model wrote a question about {len(examples)}; write documents and questions into a file and "
+            "give it as --data, or take a model that follows instructions"
+        )
+    return examples
+
+
+def question_in(text: str, chunk: str) -> str:
+    """The first question of what the model wrote; empty: there is none that has to do with the chunk."""
+    question, mark, _ = text.strip().strip("\"'").partition("?")
+    words = question.split()
+    about = set(_LONG_WORD.findall(question.lower())) & set(_LONG_WORD.findall(chunk.lower()))
+    return f"{question}?" if mark and "\n" not in question and len(words) in _WORDS and about else ""
+
+
+def _questions(engine: Engine, prompts: PromptTokenizer, texts: Sequence[str], name: str) -> Iterator[str]:
+    asked = (prompts.encode_question(_ASKED),)
+    requests = [
+        GenerateRequest(
+            f"{i}",
+            prompts.prefix_ids,
+            (Chunk("0", prompts.encode_chunk(text)),),
+            asked,
+            reuse=ReuseMode.FULL,
+            sampling=SamplingParams(max_tokens=_MAX_TOKENS),
+        )
+        for i, text in enumerate(texts)
+    ]
+    for text, (ids,) in zip(texts, decoded(engine, requests, [name] * len(texts)), strict=True):
+        yield question_in(prompts.decode(ids), text)
+
+
+def _windows(manifest: Manifest) -> Iterator[ExampleDocument]:
+    chunks = [ExampleChunk(chunk.text, chunk.heading) for chunk in manifest.chunks if chunk.text.strip()]
+    for first in range(0, len(chunks), _WINDOW):
+        yield ExampleDocument(manifest.title, "", tuple(chunks[first : first + _WINDOW]))
+
+
+def _bundles(documents: Sequence[ExampleDocument], num_chunks: int) -> Iterator[list[ExampleDocument]]:
+    """What is left over at the end joins the last one."""
+    bundles: list[list[ExampleDocument]] = []
+    for document in documents:
+        if not bundles or sum(len(one.chunks) for one in bundles[-1]) >= num_chunks:
+            bundles.append([])
+        bundles[-1].append(document)
+    if len(bundles) > 1 and sum(len(one.chunks) for one in bundles[-1]) < num_chunks:
+        rest = bundles.pop()
+        bundles[-1] += rest
+    return iter(bundles)
