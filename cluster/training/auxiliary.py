@@ -13,6 +13,7 @@ from cluster.training.run import Say
 from cluster.training.selection_contexts import SelectionContextMaker
 from cluster.training.task import KEPT, TrainedModel
 from services.training.auxiliary.contexts import SelectionContext
+from services.training.auxiliary.counterfactual import PassSize
 from services.training.auxiliary.judge import JudgedChoices, judge
 from services.training.auxiliary.kept import KeptLabels
 from services.training.auxiliary.labeller import Labeller, Progress
@@ -62,7 +63,7 @@ class AuxiliaryTask:
             ConfigError, InvalidRequest, ModelUnsupported, UnreadableDocument: a model, a setting or an
                 example cannot be used.
         """
-        bench = self._bench()
+        bench = self._bench(say)
         labelled = bench.labelled(examples, on_progress, workers)
         lessons = [SelectionLesson.of(one, self.settings.target) for one in labelled]
         teaching = [lesson for lesson in lessons if lesson.num_tokens]
@@ -110,7 +111,7 @@ class AuxiliaryTask:
         """As both models read them."""
         return list(self._bench().maker.contexts(examples))
 
-    def _bench(self) -> _Bench:
+    def _bench(self, say: Say = lambda line: None) -> _Bench:
         served = replace(self.served, dtype="float32")
         prompts, read = served.prompts(), load_auxiliary(self.auxiliary)
         model = served.load(prompts)
@@ -123,7 +124,8 @@ class AuxiliaryTask:
             served.num_questions,
         )
         kept = KeptLabels.at(self.out / KEPT, model.fingerprint, prompts.prefix_ids)
-        labeller = Labeller(model, prompts.prefix_ids, self.settings, kept, prompts.decode)
+        size = PassSize(self.settings.rows_per_pass, say)
+        labeller = Labeller(model, prompts.prefix_ids, self.settings, kept, size, prompts.decode)
         return _Bench(maker, labeller, read.prompts, served.device)
 
 

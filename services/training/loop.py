@@ -213,7 +213,7 @@ class TrainingLoop(Generic[LessonT]):
             try:
                 return compute()
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
             self._halve()  # when the frames of the error have let go of their tensors
 
@@ -256,6 +256,6 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def _out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """On a CPU torch says so by text alone."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "not enough memory" in str(error)

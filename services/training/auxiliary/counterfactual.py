@@ -16,7 +16,7 @@ heads, G query heads of each, D head_dim, A tokens of all answers, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,12 +26,13 @@ from torch import Tensor
 
 from services.training.auxiliary.contexts import ModelReading
 from services.training.known_kv import segments_of
+from services.training.loop import is_out_of_memory
 from services.training.sight import rotated
 from services.training.twin_request import Ids, TwinRequest
 from shared.engine.model.adapting import AdaptedRows
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.spec import ModelSpec
-from shared.errors import ContextTooLong
+from shared.errors import ConfigError, ContextTooLong
 
 _LOGITS_AT_ONCE = 1 << 26  # numbers
 
@@ -84,9 +85,21 @@ class PlacedKv:
         return self.k_LKND[0].shape[1]
 
 
+@dataclass(slots=True)
+class PassSize:
+    """Most rows of one pass, though a branch is never divided; fewer from the moment in which memory ran out,
+    which ``say`` is told of."""
+
+    max_rows: int
+    say: Callable[[str], None] = lambda line: None
+
+    def halve(self) -> None:
+        self.max_rows = max(1, self.max_rows // 2)
+        self.say(f"out of memory: from here on at most {self.max_rows} rows in a pass over branches")
+
+
 class Counterfactuals:
-    """Over one context. ``answers``: token ids, by question; ``max_rows``: of one pass, though a branch is
-    never divided.
+    """Over one context. ``answers``: token ids, by question.
 
     Raises:
         ContextTooLong: context, question and answer have more positions than the model.
@@ -98,9 +111,9 @@ class Counterfactuals:
         prefix_ids: Ids,
         reading: ModelReading,
         answers: Sequence[Ids],
-        max_rows: int,
+        size: PassSize,
     ) -> None:
-        self._model, self._max_rows = model, max_rows
+        self._model, self._size = model, size
         self._answers = [tuple(answer) for answer in answers]
         pairs = zip(reading.questions, self._answers, strict=True)
         self._tails = [question + answer[:-1] for question, answer in pairs]
@@ -115,25 +128,39 @@ class Counterfactuals:
             self._placed = PlacedKv.of(model, prefix_ids, reading)
 
     def outcomes(self, wanted: Sequence[Forced]) -> list[ForcedOutcome]:
-        """In order."""
+        """In order.
+
+        Raises:
+            ConfigError: out of memory with one branch.
+        """
         found: dict[int, ForcedOutcome] = {}
-        for group in self._passes([self._num_rows(one) for one in wanted]):
-            found |= zip(group, self._run([wanted[i] for i in group]), strict=True)
+        left = sorted(range(len(wanted)), key=lambda i: self._num_rows(wanted[i]))
+        while left:
+            group = self._fitting(wanted, left)
+            try:
+                found |= zip(group, self._run([wanted[i] for i in group]), strict=True)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(group) == 1:
+                    raise ConfigError(
+                        "out of memory with one branch over a context; give fewer or shorter chunks, or a "
+                        "machine with more memory"
+                    ) from error
+                self._size.halve()
+            else:
+                del left[: len(group)]
         return [found[i] for i in range(len(wanted))]
+
+    def _fitting(self, wanted: Sequence[Forced], left: Sequence[int]) -> list[int]:
+        """Branches of similar length together: all are padded to the longest."""
+        count = 1
+        while count < len(left) and (count + 1) * self._num_rows(wanted[left[count]]) <= self._size.max_rows:
+            count += 1
+        return list(left[:count])
 
     def _num_rows(self, forced: Forced) -> int:
         return len(forced.recomputed) + len(self._tails[forced.question])
-
-    def _passes(self, lens: Sequence[int]) -> Iterator[list[int]]:
-        """Branches of similar length together: all are padded to the longest."""
-        group: list[int] = []
-        for i in sorted(range(len(lens)), key=lens.__getitem__):
-            if group and (len(group) + 1) * lens[i] > self._max_rows:
-                yield group
-                group = []
-            group.append(i)
-        if group:
-            yield group
 
     @torch.no_grad()
     def _run(self, wanted: Sequence[Forced]) -> list[ForcedOutcome]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from services.training.auxiliary.contexts import ModelReading, SelectionContext
-from services.training.auxiliary.counterfactual import Counterfactuals, Forced, ForcedOutcome
+from services.training.auxiliary.counterfactual import Counterfactuals, Forced, ForcedOutcome, PassSize
 from services.training.auxiliary.kept import KeptLabels
 from services.training.auxiliary.labels import Floats, LabelledContext, SelectionLabels
 from services.training.auxiliary.scores import attended
@@ -40,12 +40,13 @@ _TOGETHER = 16  # contexts whose questions are answered at the same time
 
 @dataclass(frozen=True, slots=True)
 class Labeller:
-    """``model``: the primary. ``kept``: where labels go, and may be already."""
+    """``model``: the primary. ``kept``: where labels go, and may be already. ``size``: of passes."""
 
     model: LoadedModel
     prefix_ids: Ids
     settings: AuxiliarySettings
     kept: KeptLabels
+    size: PassSize
     decode: Decode | None = None
 
     def label(
@@ -101,9 +102,7 @@ class Labeller:
             )
 
     def _over(self, context: SelectionContext, answers: Sequence[Ids]) -> Counterfactuals:
-        return Counterfactuals(
-            self.model, self.prefix_ids, context.primary, answers, self.settings.rows_per_pass
-        )
+        return Counterfactuals(self.model, self.prefix_ids, context.primary, answers, self.size)
 
     def _answers(self, engine: Engine, contexts: Sequence[SelectionContext]) -> Iterator[list[Ids]]:
         """Greedy, the end mark included."""

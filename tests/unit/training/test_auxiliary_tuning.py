@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from cluster.training.task import TrainedModel
 from services.ingestion.config import IngestionConfig
 from services.training.auxiliary.ceiling import best_tokens
 from services.training.auxiliary.contexts import ModelReading, SelectionContext
-from services.training.auxiliary.counterfactual import Counterfactuals, Forced
+from services.training.auxiliary.counterfactual import Counterfactuals, Forced, ForcedOutcome, PassSize
 from services.training.auxiliary.judge import (
     ATTENTION,
     CEILING,
@@ -40,6 +40,7 @@ from services.training.auxiliary.settings import AuxiliarySettings, Target
 from services.training.auxiliary.trainee import AuxiliaryTrainee, SelectionLesson
 from services.training.loop import TrainingLoop
 from services.training.twin_request import Ids, PlacedChunk
+from services.training.workers import Alone
 from shared.engine import wrap_model
 from shared.engine.model.model import LoadedModel
 from shared.engine_config import EngineConfig
@@ -132,7 +133,7 @@ class TestCounterfactuals:
         tokens = range(sum(lens))
         some = [tuple(sorted(rng.sample(tokens, rng.randint(0, len(tokens))))) for _ in range(2)]
         wanted = [Forced(i, one) for i in (1, 0) for one in ((), *some, tuple(tokens))]
-        asking = Counterfactuals(primary(family), PREFIX, reading, answers, max_rows)
+        asking = Counterfactuals(primary(family), PREFIX, reading, answers, PassSize(max_rows))
         for forced, outcome in zip(wanted, asking.outcomes(wanted), strict=True):
             theirs = asked_of_the_engine(family, reading, forced, answers[forced.question])
             assert outcome.logprob == pytest.approx(theirs, abs=1e-3)
@@ -144,14 +145,37 @@ class TestCounterfactuals:
         other = (*answer[:-1], (answer[-1] + 1) % VOCAB)
         everything = tuple(range(23))
         twice = replace(reading, questions=2 * reading.questions[:1])
-        asking = Counterfactuals(primary(), PREFIX, twice, [answer, other], 99)
+        asking = Counterfactuals(primary(), PREFIX, twice, [answer, other], PassSize(99))
         exact = [one.exact for one in asking.outcomes([Forced(0, everything), Forced(1, everything)])]
         assert exact == [True, False]
+
+    def test_out_of_memory_makes_passes_smaller_and_says_so(self) -> None:
+        said: list[str] = []
+        reading, limit = reading_of(5, [9, 14]), 80
+        wanted = [Forced(i % 2, tuple(range(n))) for i, n in enumerate((3, 0, 9, 23, 1))]
+        ample = Counterfactuals(primary(), PREFIX, reading, [(4, 5), (6,)], PassSize(400))
+
+        class Scarce(Counterfactuals):
+            def _run(self, some: Sequence[Forced]) -> list[ForcedOutcome]:
+                if len(some) * max(map(self._num_rows, some)) > limit:
+                    raise RuntimeError(
+                        "DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"
+                    )
+                return super()._run(some)
+
+        scarce = Scarce(primary(), PREFIX, reading, [(4, 5), (6,)], PassSize(400, said.append))
+        for ours, theirs in zip(scarce.outcomes(wanted), ample.outcomes(wanted), strict=True):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        rows = "out of memory: from here on at most {} rows in a pass over branches"
+        assert said == [rows.format(200), rows.format(100)]
+        limit = 5
+        with pytest.raises(ConfigError, match="out of memory with one branch"):
+            scarce.outcomes(wanted)
 
     def test_a_context_that_does_not_fit_is_refused(self) -> None:
         small = wrap_model(tiny_model("qwen2", max_position_embeddings=40), pack=False)
         with pytest.raises(ContextTooLong, match="take 42 positions, the model has 40"):
-            Counterfactuals(small, PREFIX, reading_of(0, [30]), [(1, 2, 3), (1,)], 99)
+            Counterfactuals(small, PREFIX, reading_of(0, [30]), [(1, 2, 3), (1,)], PassSize(99))
 
 
 def labelled(directory: Path, count: int = 4, settings: AuxiliarySettings = TINY) -> list[LabelledContext]:
@@ -161,7 +185,7 @@ def labelled(directory: Path, count: int = 4, settings: AuxiliarySettings = TINY
 
 def labeller(directory: Path, settings: AuxiliarySettings = TINY) -> Labeller:
     kept = KeptLabels.at(directory / "kept", primary().fingerprint, PREFIX)
-    return Labeller(primary(), PREFIX, settings, kept)
+    return Labeller(primary(), PREFIX, settings, kept, PassSize(settings.rows_per_pass))
 
 
 class TestLabels:
@@ -198,6 +222,23 @@ class TestLabels:
         labelled(tmp_path, settings=replace(TINY, pair_windows=2))
         assert len(list((tmp_path / "kept").iterdir())) == 8
 
+    def test_several_workers_measure_a_share_each(self, tmp_path: Path) -> None:
+        @dataclass
+        class Worker(Alone):
+            rank: int
+            count: int = 2
+
+            def wait_for_all(self) -> None:
+                kept.append(len(list((tmp_path / "kept").iterdir())))
+
+        contexts, kept, shares = [context_of(seed) for seed in range(5)], list[int](), list[int]()
+        alone = told(labelled(tmp_path / "alone", 5))
+        for rank in (0, 1):
+            found = labeller(tmp_path).label(contexts, lambda done, of: shares.append(of), Worker(rank))
+            assert told(found) == alone
+        assert set(shares) == {2, 3}
+        assert kept == [3, 5]
+
     def test_a_window_is_worth_the_most_that_it_adds(self) -> None:
         labels = SelectionLabels(
             (1,), -5.0, 0.0, np.array([0.1, 2.0, -1.0, 0.0]), np.array([[0, 2], [1, 3]]),
@@ -211,7 +252,7 @@ class TestLabels:
         small = wrap_model(tiny_model("qwen2", max_position_embeddings=36), pack=False)
         kept = KeptLabels.at(tmp_path, small.fingerprint, PREFIX)
         with pytest.raises(ContextTooLong, match=r"^context 7: with a question and its answer it takes 41"):
-            Labeller(small, PREFIX, TINY, kept).label([context_of(7)], lambda done, of: None)
+            Labeller(small, PREFIX, TINY, kept, PassSize(99)).label([context_of(7)], lambda done, of: None)
 
 
 def told(labelled_contexts: list[LabelledContext]) -> list[object]:
