@@ -84,6 +84,18 @@ def test_where_recording_fails_the_engine_goes_on_without(caplog: pytest.LogCapt
     assert caplog.text.count("cannot be recorded") == 1
 
 
+def test_where_a_recording_gives_something_else_the_engine_goes_on_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def wrong(body: Body) -> Body:
+        return lambda: body().flip(-1)
+
+    graphs = engine(wrong)
+    (one,) = run(graphs, Prompts(graphs, seed=2).request(chunks=(20,), questions=(4,), max_tokens=6))
+    assert_equals_oracle(one, tiny_model("qwen2"))
+    assert caplog.text.count("off the pass it records") == 1
+
+
 @pytest.mark.parametrize(("family", "recorded"), [("qwen2", True), ("mixtral", False), ("qwen3_moe", False)])
 def test_mixtures_of_experts_are_not_recorded(family: str, recorded: bool) -> None:
     model = wrap_model(tiny_model(family))

@@ -7,7 +7,8 @@ addresses of segments, is in tables that are written in place. So a segment may 
 may come: that is another table, not another recording.
 
 The first pass of a form runs unrecorded, so that kernels are compiled and libraries have what they need; the
-second one is recorded. Shapes: R rows, B of them with logits, E hidden size, V vocabulary.
+second one is recorded, and the recording compared with it. Shapes: R rows, B of them with logits, E hidden
+size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from shared.engine.kv.segment import Branch
 from shared.engine.model.adapting import AdaptedRows
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Angles
+from shared.engine.model.rounding import TOLERANCE, relative_error
 
 log = logging.getLogger(__name__)
 
@@ -147,15 +149,22 @@ class PassGraphs:
         return foreseen[1] if foreseen is not None and foreseen[0] == _state_of(lanes) else None
 
     def _recorded(self, body: Body) -> Body:
-        """Where recording fails, nothing is ever recorded again, and passes run as they do without."""
+        """Where recording fails, or a recording gives other logits than what it records, nothing is ever
+        recorded again, and passes run as they do without."""
         try:
-            return self._record(body)
+            expected = body().clone()
+            again = self._record(body)
+            if (error := relative_error(again(), expected)) <= TOLERANCE[self._model.spec.dtype]:
+                return again
+            log.error(
+                "a CUDA graph is %.1e off the pass it records; the engine goes on without, slower", error
+            )
         except torch.OutOfMemoryError:
             raise
         except Exception:  # whatever a driver may raise
             log.exception("a pass cannot be recorded as a CUDA graph; the engine goes on without, slower")
-            self._broken = True
-            return body
+        self._broken = True
+        return body
 
 
 class _GraphPass:
@@ -193,7 +202,9 @@ class _GraphPass:
     def _body(self) -> Tensor:
         hidden_RE = self._model.forward(self)
         self._attention.forget_slots()
-        return self._model.logits(hidden_RE.index_select(0, self._rows)) if len(self._rows) else hidden_RE
+        if not len(self._rows):
+            return hidden_RE[:1]  # what lies behind the rows is nobody's
+        return self._model.logits(hidden_RE.index_select(0, self._rows))
 
     def _arrays(self, token_ids: Sequence[int], rows: Sequence[int]) -> list[NDArray[np.int64]]:
         arrays = []
