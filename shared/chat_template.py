@@ -109,7 +109,7 @@ def derived(tokenizer: Any, wording: Wording, config: PromptConfig, origin: str)
             f"model: {type(tokenizer).__name__} has no fast version (tokenizer.json), which its chat "
             "template needs; set prompt.template to default"
         )
-    chat = _Chat(tokenizer, config)
+    chat = Chat(tokenizer, config)
     wording = _with_place_for_system(chat, wording)
     _check_round_trip(chat, wording)
     sentinels = {name: _sentinel(name) for name in ("document 1", "document 2", "question")}
@@ -138,7 +138,7 @@ def derived(tokenizer: Any, wording: Wording, config: PromptConfig, origin: str)
         raise ConfigError(f"chat template: {error}") from None
 
 
-class _Chat:
+class Chat:
     """Renders messages, with the same date whenever it is asked."""
 
     def __init__(self, tokenizer: Any, config: PromptConfig) -> None:
@@ -167,7 +167,7 @@ class _Chat:
         if wording.system is not None:
             messages = [{"role": "system", "content": wording.system}, *messages]
         try:
-            return self._render(messages, add_generation_prompt=True)
+            return self.render(messages, add_generation_prompt=True)
         except Exception as error:
             raise ConfigError(f"chat template: it refuses its messages: {error}; {_REMEDY}") from error
 
@@ -177,21 +177,22 @@ class _Chat:
         roles = {"user": question, "assistant": answer}
         messages = [{"role": role, "content": roles[role]} for role in ("user", "assistant", "user")]
         try:
-            _, _, tail = self._render(messages, add_generation_prompt=False).partition(answer)
+            _, _, tail = self.render(messages, add_generation_prompt=False).partition(answer)
             tail, _, _ = tail.partition(question)
         except Exception as error:
             log.info("chat template: it refuses an answer, so the end of one is not known: %s", error)
             return ""
         return tail.lstrip()
 
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        """Raises whatever the template does."""
         text: str = self._template.render(
             messages=messages, add_generation_prompt=add_generation_prompt, **self._variables
         )
         return text
 
 
-def _with_place_for_system(chat: _Chat, wording: Wording) -> Wording:
+def _with_place_for_system(chat: Chat, wording: Wording) -> Wording:
     """Templates without a system role refuse a system message, or leave it out."""
     if wording.system is None:
         return wording
@@ -205,7 +206,7 @@ def _with_place_for_system(chat: _Chat, wording: Wording) -> Wording:
     return replace(wording, system=None, instruction="\n\n".join(parts))
 
 
-def _check_round_trip(chat: _Chat, wording: Wording) -> None:
+def _check_round_trip(chat: Chat, wording: Wording) -> None:
     """
     Raises:
         ConfigError: names the piece.

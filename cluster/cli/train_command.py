@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.cli.session import Session
+from cluster.cli.train_auxiliary import auxiliary
 from cluster.cli.train_packets_command import packets
+from cluster.cli.train_sft_command import sft
 from cluster.cli.training_options import loop_settings, run_training, training_options
 from cluster.config import QuiltConfig
 from services.training.adapter.settings import AdapterSettings
@@ -25,6 +27,7 @@ def train() -> None:
 
 
 train.add_command(packets)
+train.add_command(sft)
 
 
 @train.command()
@@ -80,3 +83,6 @@ def adapter(session: Session, /, **options: Any) -> None:
         f"serve it: generator.engine.adapters: {{{out.name}: {out}}}, and kvquilt ask … --adapter {out.name}",
         soft_wrap=True,
     )
+
+
+train.add_command(auxiliary)

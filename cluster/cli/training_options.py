@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,14 +17,17 @@ from shared.errors import ConfigError
 from shared.kv_types import KvContext
 
 if TYPE_CHECKING:  # torch is slow to import
+    from cluster.training.examples import Example
     from cluster.training.run import TrainingTask
     from cluster.training.task import TrainedModel
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+TaskT = TypeVar("TaskT", bound="TrainingTask")
 
 
-def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
-    """``usual``: the settings of the recipe whose values are the defaults."""
+def training_options(usual: LoopSettings, questions: int = 8) -> Callable[[CommandT], CommandT]:
+    """``usual``: the settings of the recipe whose values are the defaults; ``questions``: the default of
+    these."""
     options = (
         click.option(
             "--model", help="As of `kvquilt up`. Default: smollm2, where its package is installed, else demo."
@@ -79,7 +83,7 @@ def training_options(usual: LoopSettings) -> Callable[[CommandT], CommandT]:
         click.option(
             "--questions",
             type=click.IntRange(min=1),
-            default=8,
+            default=questions,
             show_default=True,
             help="Most about one context.",
         ),
@@ -119,25 +123,44 @@ def loop_settings(options: dict[str, Any]) -> dict[str, Any]:
     return {field.name: options[field.name] for field in fields(LoopSettings)}
 
 
+def _asked_examples(options: dict[str, Any], apart: float | None) -> list[Example] | None:
+    """What --data or --invented says; None: --collection.
+
+    Raises:
+        ConfigError, InvalidRequest: none of them or several; the file cannot be used.
+    """
+    from cluster.training.examples import invented_examples, read_examples
+
+    data, invented = options["data"], options["invented"]
+    if [data, invented, options["collection"]].count(None) != 2:
+        raise ConfigError("--data: name a file, or say --invented N or --collection NAME, one of these")
+    if invented is not None:
+        invent = invented_examples if apart is None else partial(invented_examples, apart=apart)
+        return list(invent(options["seed"], invented))
+    return None if data is None else read_examples(data)
+
+
 def run_training(
-    session: Session, options: dict[str, Any], task_of: Callable[[QuiltConfig, TrainedModel], TrainingTask]
-) -> None:
-    """``task_of``: the recipe, by the settings that the model is served with and the ``TrainedModel``."""
+    session: Session,
+    options: dict[str, Any],
+    task_of: Callable[[QuiltConfig, TrainedModel], TaskT],
+    apart: float | None = None,
+    examples_of: Callable[[dict[str, Any]], Sequence[Any]] | None = None,
+) -> tuple[TaskT, Sequence[Any]]:
+    """``task_of``: the recipe, by the settings that the model is served with and the ``TrainedModel``; it is
+    returned, with what it was trained on. ``apart``: see ``invented_examples``; None: as it has it.
+    ``examples_of``: what the recipe is given, by the options; None: as these have it."""
     import torch
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from cluster.cli.model_choice import served_config
     from cluster.cli.training_collection import collection_examples
-    from cluster.training.examples import invented_examples, read_examples
     from cluster.training.run import train
     from cluster.training.task import TrainedModel
 
-    data, invented, kv_context = options["data"], options["invented"], options["kv_context"]
-    collection = options["collection"]
-    if [data, invented, collection].count(None) != 2:
-        raise ConfigError("--data: name a file, or say --invented N or --collection NAME, one of these")
-    examples = read_examples(data) if data is not None else None
+    kv_context = options["kv_context"]
+    examples = _asked_examples(options, apart) if examples_of is None else examples_of(options)
     device = options["device"]
     chosen = {
         "model": options["model"],
@@ -166,9 +189,7 @@ def run_training(
         def on_progress(done: int, of: int) -> None:
             bar.update(asked, completed=done, total=of)
 
-        if invented is not None:
-            examples = list(invented_examples(options["seed"], invented))
-        elif examples is None:
+        if examples is None:
             examples = collection_examples(session, options, served, on_progress)
         if options["workers"] == 1:
             loop = task.loop(examples, on_progress, say)
@@ -177,8 +198,9 @@ def run_training(
 
             team = Team(options["workers"], served.device.startswith("cuda"), options["threads"])
             train_together(task, examples, team, on_progress, say)
-            return
+            return task, examples
     train(loop, say)
+    return task, examples
 
 
 def _setting(usual: LoopSettings, name: str, kind: type, help_: str | None) -> Callable[[CommandT], CommandT]:

@@ -51,7 +51,7 @@ class Ingesting:
         self._prompts = prompts
         self._of = (_TENANT, fingerprint, prompts.prefix_ids)
         room = context_tokens(config, len(prompts.prefix_ids))
-        self._chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
+        self.chunker = Chunker(prompts, config.chunk_tokens, config.kv_context, room)
         self._identities = Identities(Prompts(prompts, vocab_size, prompts.packets), fingerprint)
 
     def ingest(self, sources: Sequence[TaskDocument]) -> Ingested:
@@ -64,7 +64,7 @@ class Ingesting:
         contexts: dict[int, tuple[SelectionLink, ...]] = {}
         links: list[Chunk] = []
         for source in (source for source in sources if source.passages):
-            cut = self._chunker.recut(source.title, self._text_chunks(source))
+            cut = self.chunker.recut(source.title, self._text_chunks(source))
             if len(cut) != len(source.texts):
                 raise InvalidRequest(
                     "--chunk-tokens: a passage is longer than a chunk; raise it, or lower --chars or "

@@ -4,7 +4,7 @@ that serves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -21,6 +21,8 @@ from shared.selection.spans import SpanTokenizer
 
 _CONTEXTS, _QUESTIONS = 64, 4096
 Ids = tuple[int, ...]
+Chain = tuple[Ids, ...]
+"""A chunk's ids, behind those of what it stands behind."""
 Contexts = tuple[tuple[SelectionLink, ...], ...]
 
 
@@ -63,27 +65,29 @@ class Selections:
         paired, segments = [read[i][0] for i in placed], [read[i][1] for i in placed]
         return self._selector.select(paired, segments, question, ratio, clip.grouping, clip.reading)
 
-    def _read_anew(self, texts: tuple[str, ...], contexts: Contexts) -> list[tuple[PairedChunk, Segment]]:
-        paired = [self._selector.pair(text) for text in texts]
-        made: dict[tuple[Ids, ...], Segment] = {}
-        return [
-            (chunk, self._segment(self._chain(context, chunk.auxiliary.token_ids), made))
-            for chunk, context in zip(paired, contexts, strict=True)
-        ]
+    def placed(self, texts: Sequence[str], contexts: Contexts) -> Iterator[tuple[PairedChunk, Chain]]:
+        """Chunks as both models read them, and each with what the auxiliary's KV of it stands behind."""
+        for text, context in zip(texts, contexts, strict=True):
+            paired = self._selector.pair(text)
+            yield paired, self._chain(context, paired.auxiliary.token_ids)
 
-    def _chain(self, context: Sequence[SelectionLink], token_ids: Ids) -> tuple[Ids, ...]:
+    def _read_anew(self, texts: tuple[str, ...], contexts: Contexts) -> list[tuple[PairedChunk, Segment]]:
+        made: dict[Chain, Segment] = {}
+        return [(chunk, self._segment(chain, made)) for chunk, chain in self.placed(texts, contexts)]
+
+    def _chain(self, context: Sequence[SelectionLink], token_ids: Ids) -> Chain:
         """The auxiliary's ids of a chunk behind those of what it stands behind. As for the selector, what
         cannot be read at once begins anew behind the first link."""
         scorer = self._selector.auxiliary.scorer
         links = [self._selector.link(link.text, link.token_ids) for link in context] if scorer.chains else []
-        chain: tuple[Ids, ...] = ()
+        chain: Chain = ()
         for ids in (*filter(None, links), token_ids):
             fronts = (chain, chain[:1])
             fitting = (front for front in fronts if self._limits.fit(sum(map(len, front)) + len(ids)))
             chain = (*next(fitting, ()), ids)
         return chain
 
-    def _segment(self, chain: tuple[Ids, ...], made: dict[tuple[Ids, ...], Segment]) -> Segment:
+    def _segment(self, chain: Chain, made: dict[Chain, Segment]) -> Segment:
         """Of the last of ``chain``; all of them are in ``made`` afterwards."""
         segments: list[Segment] = []
         for end in range(1, len(chain) + 1):

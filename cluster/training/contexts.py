@@ -5,7 +5,7 @@ does it, and some of their chunks retrieved, in any order.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -29,6 +29,16 @@ class _Cut:
     text: str
     chunk: PlacedChunk
     block: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundChunks:
+    """``chunks``: in the order in which they are placed; ``blocks``: chunks of the whole blocks that these
+    are from; ``asked``: the questions of the example that are asked over them."""
+
+    chunks: tuple[PlacedChunk, ...]
+    blocks: tuple[Ids, ...]
+    asked: slice
 
 
 class ContextMaker:
@@ -60,26 +70,36 @@ class ContextMaker:
             UnreadableDocument: a single character is longer than a chunk.
         """
         for example in examples:
-            cuts = list(self._cuts(example.documents))
-            for first in range(0, len(example.questions), self._num_questions):
-                questions = example.questions[first : first + self._num_questions]
-                rng = random.Random(f"{self._seed} {example.name} {first}")
-                found = found_by_words(questions, [cut.text for cut in cuts], self._num_chunks)
-                rng.shuffle(found)
-                blocks = {cuts[i].block for i in found}
-                yield AskedContext(
-                    example.name,
-                    tuple(cuts[i].chunk for i in found),
-                    tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),
-                    tuple(map(self._prompts.encode_question, questions)),
-                )
+            for found in self.retrieved(example):
+                questions = tuple(map(self._prompts.encode_question, example.questions[found.asked]))
+                yield AskedContext(example.name, found.chunks, found.blocks, questions)
+
+    def retrieved(self, example: Example, answers: Sequence[str] = ()) -> Iterator[FoundChunks]:
+        """``answers``: of its questions, where they are known; a chunk that says the answer comes first.
+
+        Raises:
+            UnreadableDocument: a single character is longer than a chunk.
+        """
+        cuts = list(self._cuts(example.documents))
+        for first in range(0, len(example.questions), self._num_questions):
+            asked = slice(first, first + self._num_questions)
+            rng = random.Random(f"{self._seed} {example.name} {first}")
+            texts = [cut.text for cut in cuts]
+            found = found_by_words(example.questions[asked], texts, self._num_chunks, answers[asked])
+            rng.shuffle(found)
+            blocks = {cuts[i].block for i in found}
+            yield FoundChunks(
+                tuple(cuts[i].chunk for i in found),
+                tuple(cut.chunk.token_ids for cut in cuts if cut.block in blocks),
+                asked,
+            )
 
     def _cuts(self, documents: Iterable[ExampleDocument]) -> Iterator[_Cut]:
         block = 0
         for document in documents:
             chain: tuple[Ids, ...] = ()
             in_block = 0
-            for number, chunk in enumerate(self._split(document)):
+            for number, chunk in enumerate(cut_document(self._chunker, document)):
                 if chunk.header is not None:
                     chain = (chunk.header,) if chunk.header else ()
                 if number and self._ends(chunk, in_block):
@@ -89,22 +109,27 @@ class ContextMaker:
                 in_block += len(chunk.token_ids)
             block += 1
 
-    def _split(self, document: ExampleDocument) -> list[TextChunk]:
-        if document.chunks:
-            starts = accumulate((len(chunk.text) + 1 for chunk in document.chunks), initial=0)
-            return self._chunker.recut(
-                document.title,
-                [
-                    TextChunk(chunk.text, (), start, start + len(chunk.text), chunk.heading)
-                    for start, chunk in zip(starts, document.chunks, strict=False)
-                ],
-            )
-        parse = parse_markdown if document.text.startswith("#") else parse_plain
-        return self._chunker.split(replace(parse(document.text.encode(), "utf-8"), title=document.title))
-
     def _ends(self, chunk: TextChunk, in_block: int) -> bool:
         """Whether a block ends in front of the chunk. Isolated chunks have none: what would be one under
         ``document`` counts."""
         if self._chained:
             return chunk.header is not None
         return in_block + len(chunk.token_ids) > self._block_tokens
+
+
+def cut_document(chunker: Chunker, document: ExampleDocument) -> list[TextChunk]:
+    """
+    Raises:
+        UnreadableDocument: a single character is longer than a chunk.
+    """
+    if document.chunks:
+        starts = accumulate((len(chunk.text) + 1 for chunk in document.chunks), initial=0)
+        return chunker.recut(
+            document.title,
+            [
+                TextChunk(chunk.text, (), start, start + len(chunk.text), chunk.heading)
+                for start, chunk in zip(starts, document.chunks, strict=False)
+            ],
+        )
+    parse = parse_markdown if document.text.startswith("#") else parse_plain
+    return chunker.split(replace(parse(document.text.encode(), "utf-8"), title=document.title))

@@ -28,7 +28,8 @@ from services.training.names import Split
 from shared.errors import InvalidRequest
 
 _FORM = '{"documents": [{"title": "…", "text": "…"}], "questions": ["…"]}'
-_APART = 1 / 3  # of invented examples, those in which who names a thing is a document of its own
+_APART = 1 / 3
+_DRAWS = {Split.TRAIN: "training", Split.HELD_OUT: "held out"}
 _QUESTIONS = 8
 
 
@@ -92,19 +93,29 @@ def _line(example: Example) -> str:
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 
-def invented_examples(seed: int, count: int) -> Iterator[Example]:
-    """About things whose names evaluations never use; evidence lies in one chunk or in two."""
+def invented_examples(
+    seed: int, count: int, split: Split = Split.TRAIN, apart: float = _APART
+) -> Iterator[Example]:
+    """About things whose names are those of ``split``; evaluations never use those of training. Evidence lies
+    in one chunk or in two. ``apart``: share of the examples in which who names a thing is a document of its
+    own."""
+    for example, _ in invented_with_answers(seed, count, split, apart):
+        yield example
+
+
+def invented_with_answers(
+    seed: int, count: int, split: Split = Split.TRAIN, apart: float = _APART
+) -> Iterator[tuple[Example, tuple[str, ...]]]:
+    """The same, with the answers to their questions."""
     worlds = Worlds.load()
     for number in range(count):
-        rng = random.Random(f"{seed} training {number}")
+        rng = random.Random(f"{seed} {_DRAWS[split]} {number}")
         shape = ContextShape(rng.randint(4, 6), rng.randint(160, 300))
-        context = draw_cross_chunk(rng, worlds, shape, Split.TRAIN, _QUESTIONS)
-        apart = rng.random() < _APART
-        yield Example(
-            f"invented context {number}",
-            tuple(_documents(context.passages, apart)),
-            tuple(question.text for question in context.questions),
-        )
+        context = draw_cross_chunk(rng, worlds, shape, split, _QUESTIONS)
+        documents = tuple(_documents(context.passages, rng.random() < apart))
+        questions = tuple(question.text for question in context.questions)
+        answers = tuple(question.answer for question in context.questions)
+        yield Example(f"invented context {number}", documents, questions), answers
 
 
 def _documents(passages: tuple[Passage, ...], apart: bool) -> Iterator[ExampleDocument]:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from services.training.curriculum import Curriculum, Shuffled
 from services.training.loop_settings import LoopSettings
 from services.training.trainee import HeldOutLoss, LessonT, LossTally, Trainee
 from services.training.workers import Alone, Workers
@@ -39,7 +38,8 @@ class Best:
 
 
 class TrainingLoop(Generic[LessonT]):
-    """``say`` is told of what the caller should know beside the losses.
+    """``lessons``: in an order of their own, or drawn as the loop has it. ``say`` is told of what the caller
+    should know beside the losses.
 
     Raises:
         ConfigError: too few contexts.
@@ -48,22 +48,19 @@ class TrainingLoop(Generic[LessonT]):
     def __init__(
         self,
         trainee: Trainee[LessonT],
-        lessons: Sequence[LessonT],
+        lessons: Sequence[LessonT] | Curriculum[LessonT],
         settings: LoopSettings,
         out: Path,
         say: Callable[[str], None],
         workers: Workers | None = None,
     ) -> None:
-        if len(lessons) < 2:
-            raise ConfigError("data: it takes two contexts at least, one to train on and one to evaluate")
         self.trainee, self.settings, self.out, self.update = trainee, settings, out, 0
         self.before: HeldOutLoss | None = None
         self.best: Best | None = None
         self.losses: list[float] = []
         self._workers, self._say = workers or Alone(), say
-        shuffled = random.Random(f"{settings.seed} contexts").sample(list(lessons), len(lessons))
-        num_held_out = min(len(lessons) - 1, max(1, round(settings.held_out * len(lessons))))
-        self.held_out, self.lessons = shuffled[:num_held_out], shuffled[num_held_out:]
+        self._curriculum = Shuffled(lessons, settings) if isinstance(lessons, Sequence) else lessons
+        self.held_out, self.lessons = self._curriculum.held_out, self._curriculum.lessons
         self._parameters = list(trainee.parameters())
         self._optimizer = torch.optim.AdamW(
             self._parameters,
@@ -75,7 +72,6 @@ class TrainingLoop(Generic[LessonT]):
         most = min(settings.contexts_per_update, len(self.lessons))
         self._together = min(settings.contexts_per_pass or most, most)
         """Contexts of one pass."""
-        self._order = lru_cache(2)(self._shuffled)
 
     @property
     def done(self) -> bool:
@@ -95,7 +91,7 @@ class TrainingLoop(Generic[LessonT]):
 
     def train_update(self) -> float:
         """One update of the weights. Returns the mean loss per token in front of it."""
-        lessons = list(self._drawn())
+        lessons = list(self._curriculum.drawn(self.update, self.settings.contexts_per_update))
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.rate(self.update)
         loss = self._fitting(lambda: self._backward(lessons))
@@ -187,16 +183,6 @@ class TrainingLoop(Generic[LessonT]):
             self.best = Best(self.update, found, state)
         return found
 
-    def _drawn(self) -> Iterator[LessonT]:
-        """The contexts of this update: one epoch behind the other, each in an order of its own."""
-        for i in range(self.settings.contexts_per_update):
-            epoch, place = divmod(self.update * self.settings.contexts_per_update + i, len(self.lessons))
-            yield self.lessons[self._order(epoch)[place]]
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        numbers = range(len(self.lessons))
-        return random.Random(f"{self.settings.seed} epoch {epoch}").sample(numbers, len(numbers))
-
     def _backward(self, lessons: Sequence[LessonT]) -> float:
         """Of this worker's share of the lessons; the loss is read off the device once, behind all passes."""
         self._optimizer.zero_grad(set_to_none=True)
@@ -227,7 +213,7 @@ class TrainingLoop(Generic[LessonT]):
             try:
                 return compute()
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
             self._halve()  # when the frames of the error have let go of their tensors
 
@@ -237,7 +223,9 @@ class TrainingLoop(Generic[LessonT]):
             ConfigError: there is one context in a pass already.
         """
         self._optimizer.zero_grad(set_to_none=True)
-        self.trainee.release()
+        if self.trainee.release():
+            self._say("out of memory: from here on more is computed again, and less kept")
+            return
         if self._together == 1:
             raise ConfigError(
                 "out of memory with one context in a pass; give fewer or shorter chunks, fewer questions per "
@@ -268,6 +256,6 @@ def _gradient(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-def _out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """On a CPU torch says so by text alone."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "not enough memory" in str(error)

@@ -81,8 +81,8 @@ class Trainee(Protocol[LearnsT]):
         """Of these lessons, computed in one pass, without gradients, as it is now."""
         ...
 
-    def release(self) -> None:
-        """Gives up memory that it can do without: a pass did not fit."""
+    def release(self) -> bool | None:
+        """Gives up memory that it can do without: a pass did not fit. True: the same pass may fit now."""
         ...
 
     def write(self, out: Path, state: Mapping[str, Tensor], recipe: Mapping[str, str]) -> None:

@@ -44,6 +44,8 @@ from shared.engine.model.spec import ModelSpec
 from shared.errors import ContextTooLong
 
 _PLACED, _RECOMPUTED, _BRANCHES = 0, 1, 2  # parts of what private rows see
+IN_CONTEXT = (_PLACED, _RECOMPUTED)
+"""Parts of a private group that are prefix and chunks; the others are its branches."""
 
 
 class TwinStep:
@@ -77,10 +79,12 @@ class TwinStep:
             RequestRows(context.prefix, context.chunks, private.context, private.branches)
             for context, private in zip(contexts, privates, strict=True)
         )
+        self.private_groups = [private.group for private in privates]
+        """What private rows are and see, by request: first those of its context, then its branches."""
         rotation = _rotation(spec.rope, spec.device)
         self._sights: list[Sight] = [
             *sights_of((group for context in contexts for group in context.groups), rotation, first),
-            *sights_of((private.group for private in privates), rotation, first),
+            *sights_of(self.private_groups, rotation, first),
         ]
         positions_R = np.concatenate([np.zeros(0, np.int64), *rows.positions])
         if len(positions_R) and positions_R.max() >= spec.sight:

@@ -69,7 +69,7 @@ def best_tokens(scores_T: Scores, num_tokens: int) -> Mask:
 
 def window_ranks(scores_T: Scores, chunk_lens: Sequence[int]) -> Ranks:
     """Of every token the rank of its window: 0 for the one with the best mean score."""
-    lens_W = _window_lens(chunk_lens)
+    lens_W = window_lens(chunk_lens)
     mean_W = np.add.reduceat(_comparable(scores_T), np.cumsum(lens_W) - lens_W) / lens_W
     rank_W = np.argsort(np.argsort(-mean_W, kind="stable"))
     return np.repeat(rank_W, lens_W)
@@ -87,7 +87,7 @@ def until(ranks_T: Ranks, num_tokens: int) -> Mask:
 
 
 def _in_windows(picked_T: Mask, chunk_lens: Sequence[int]) -> Mask:
-    lens_W = _window_lens(chunk_lens)
+    lens_W = window_lens(chunk_lens)
     picks_W = np.add.reduceat(picked_T.astype(np.int64), np.cumsum(lens_W) - lens_W)
     return np.repeat(picks_W >= _needed(lens_W), lens_W)
 
@@ -109,7 +109,7 @@ def _needed(lens_W: NDArray[np.int64]) -> NDArray[np.int64]:
     return -(-lens_W * THRESHOLD // WINDOW)
 
 
-def _window_lens(chunk_lens: Sequence[int]) -> NDArray[np.int64]:
+def window_lens(chunk_lens: Sequence[int]) -> NDArray[np.int64]:
     """Full windows and, where a chunk does not divide evenly, a shorter one at its end."""
     lens = [n for length in chunk_lens for n in (*[WINDOW] * (length // WINDOW), length % WINDOW) if n]
     return np.array(lens, dtype=np.int64)

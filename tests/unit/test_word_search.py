@@ -19,3 +19,7 @@ def test_questions_take_turns() -> None:
 def test_there_are_never_more_than_texts() -> None:
     assert sorted(found_by_words(["Ann?"], TEXTS, 9)) == [0, 1, 2, 3]
     assert found_by_words(["Ann?"], [], 3) == []
+
+
+def test_a_text_that_says_the_answer_comes_first() -> None:
+    assert found_by_words(["Who signed the lease?"], TEXTS, 1, [TEXTS[2].upper()[2:9]]) == [2]

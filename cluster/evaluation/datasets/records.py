@@ -17,10 +17,13 @@ from shared.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``name``: whose; ``holds``: what a record of it holds."""
+    """``name``: whose; ``holds``: what a record of it holds; ``option``: what names the file; ``instead``: a
+    remedy besides another file."""
 
     name: str
     holds: str
+    option: str = "--data"
+    instead: str = "another --suite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def read_records(path: Path, format: Format) -> Iterator[Record]:
     Raises:
         InvalidRequest: the file cannot be read, or holds something else.
     """
-    text = read_text(path)
+    text = read_text(path, format.option)
     if not text.strip():
         refuse(path, "line 1", "", "the file is empty", format)
     if text.lstrip().startswith("[") or _is_one_object(text):
@@ -120,8 +123,9 @@ def read_rows(path: Path, format: Format) -> Iterator[tuple[str, list[str]]]:
         refuse(path, f"line {reader.line_num}", "", f"is not comma-separated ({error})", format)
 
 
-def read_text(path: Path) -> str:
-    """
+def read_text(path: Path, option: str = "--data") -> str:
+    """``option``: what names the file.
+
     Raises:
         InvalidRequest: there is no such file, or it is no text.
     """
@@ -129,9 +133,11 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except FileNotFoundError:
-        raise InvalidRequest(f"--data: there is no file {path}") from None
+        raise InvalidRequest(f"{option}: there is no file {path}") from None
     except (OSError, EOFError, ValueError) as error:
-        raise InvalidRequest(f"--data: {path} cannot be read ({error}); name a file of UTF-8 text") from None
+        raise InvalidRequest(
+            f"{option}: {path} cannot be read ({error}); name a file of UTF-8 text"
+        ) from None
 
 
 def refuse(path: Path, place: str, field: str, what: str, format: Format) -> NoReturn:
@@ -141,8 +147,8 @@ def refuse(path: Path, place: str, field: str, what: str, format: Format) -> NoR
     """
     named = f"{field}: " if field else ""
     raise InvalidRequest(
-        f"--data: {path}, {place}: {named}{what}; {format.name} holds {format.holds}. Give such a file, or "
-        "another --suite"
+        f"{format.option}: {path}, {place}: {named}{what}; {format.name} holds {format.holds}. Give such a "
+        f"file, or {format.instead}"
     )
 
 

@@ -119,6 +119,12 @@ class _Reader:
     def settings(self) -> _Settings:
         values = self._json(CONFIG)
         if values is None:
+            if (self.directory / "config.json").is_file():
+                raise self._error(
+                    str(self.directory),
+                    "holds a model, into which what was trained is merged; serve it as `model`, and ingest "
+                    "documents again",
+                )
             raise self._error(CONFIG, "is not there; name the directory of an adapter that PEFT saved")
         self._refuse(values)
         r, alpha = values.get("r", 8), values.get("lora_alpha", 8)

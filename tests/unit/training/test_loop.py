@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Barrier, Thread
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.training.curriculum import Shuffled
 from services.training.loop import TrainingLoop
 from services.training.loop_settings import LoopSettings
 from services.training.trainee import LossTally
@@ -137,6 +138,19 @@ class TestMemory:
         with pytest.raises(ConfigError, match="out of memory with one context in a pass"):
             loop.train_update()
 
+    def test_what_can_be_given_up_is_given_up_first(self, tmp_path: Path) -> None:
+        class Thrifty(Vector):
+            def release(self) -> bool:
+                self.limit, first = 99, not self.released
+                self.released += 1
+                return first
+
+        said: list[str] = []
+        loop = loop_at(tmp_path, trainee=Thrifty(limit=1), said=said)
+        loop.train_update()
+        assert said == ["out of memory: from here on more is computed again, and less kept"]
+        assert loop._together == 4
+
     def test_other_errors_are_raised(self, tmp_path: Path) -> None:
         class Broken(Vector):
             def loss(self, lessons: Sequence[Point]) -> Tensor:
@@ -189,6 +203,27 @@ class TestCheckpoints:
     def test_one_context_is_too_few(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="two contexts"):
             loop_at(tmp_path, lessons=LESSONS[:1])
+
+
+class TestCurricula:
+    def test_every_lesson_comes_once_per_epoch_in_another_order(self) -> None:
+        shuffled = Shuffled(LESSONS, replace(SETTINGS, held_out=0.3))
+        drawn = [lesson for update in range(4) for lesson in shuffled.drawn(update, 3)]
+        assert sorted(drawn[:6], key=repr) == sorted(shuffled.lessons, key=repr)
+        assert sorted(drawn[6:], key=repr) == sorted(shuffled.lessons, key=repr)
+        assert drawn[:6] != drawn[6:]
+        assert len(shuffled.held_out) == 3
+        assert not set(shuffled.held_out).intersection(drawn)
+
+    def test_of_their_own_are_followed(self, tmp_path: Path) -> None:
+        class Backwards(Shuffled[Point]):
+            def drawn(self, update: int, count: int) -> Iterator[Point]:
+                asked.append((update, count))
+                yield from self.lessons[::-1][:count]
+
+        asked: list[tuple[int, int]] = []
+        run(loop_at(tmp_path, lessons=Backwards(LESSONS, SETTINGS)))
+        assert asked == [(update, 4) for update in range(6)]
 
 
 class TestWorkers:

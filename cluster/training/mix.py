@@ -1,0 +1,99 @@
+"""Reads what a model is fine-tuned on, and in which shares: kinds of examples, each out of files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.config import read_yaml
+from shared.errors import ConfigError
+
+PAPER_SHARES = {"qa": 50.0, "dialogue": 25.0, "reasoning": 10.0, "code": 10.0, "others": 5.0}
+"""TurboRAG's (arXiv 2410.07590, table 5): document question answering, general dialogue, reasoning, code,
+others."""
+_FORM = "KIND=SHARE:FILE[,FILE…]"
+
+
+@dataclass(frozen=True, slots=True)
+class MixPart:
+    """``share``: relative to those of the other kinds."""
+
+    kind: str
+    share: float
+    files: tuple[Path, ...]
+
+
+def parse_mix(parts: Sequence[str]) -> list[MixPart]:
+    """Each ``KIND=SHARE:FILE[,FILE…]``; the paper's kinds need no share. One file of YAML or JSON may say
+    all::
+
+        qa: {share: 50, files: [handbook.jsonl]}
+        dialogue: {share: 25, files: [chats.jsonl]}
+
+    Raises:
+        ConfigError: a part is of another form, or a kind comes twice.
+    """
+    if len(parts) == 1 and "=" not in parts[0]:
+        found = _of_file(Path(parts[0]))
+    else:
+        found = [_of_option(part) for part in parts]
+    kinds = [part.kind for part in found]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise ConfigError(f"--mix: {kind}: comes twice; list its files behind one share")
+    return found
+
+
+def _of_option(text: str) -> MixPart:
+    kind, given, rest = text.partition("=")
+    share, colon, files = rest.partition(":")
+    if not colon and kind.strip() in PAPER_SHARES:  # files alone
+        share, files = "", rest
+    if not given or not kind.strip() or not files.strip():
+        raise ConfigError(f"--mix: expected {_FORM}, got {text!r}")
+    return _part(f"--mix: {kind.strip()}", kind.strip(), share.strip() or None, files.split(","), Path())
+
+
+def _of_file(path: Path) -> list[MixPart]:
+    try:
+        values = read_yaml(path.read_text(encoding="utf-8"), f"--mix: {path}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--mix: {path} cannot be read: {error}; or say {_FORM}") from error
+    if not values:
+        raise ConfigError(f"--mix: {path}: names no kind; write `qa: {{share: 50, files: [FILE]}}`")
+    found = []
+    for kind, value in values.items():
+        where = f"--mix: {path}: {kind}"
+        if not isinstance(value, dict) or not {"files"} <= set(value) <= {"share", "files"}:
+            raise ConfigError(f"{where}: expected {{share: 50, files: [FILE]}}, got {value!r}")
+        files = value["files"]
+        found.append(
+            _part(
+                where,
+                str(kind),
+                value.get("share"),
+                files if isinstance(files, list) else [files],
+                path.parent,  # files lie beside the mix
+            )
+        )
+    return found
+
+
+def _part(where: str, kind: str, share: Any, files: Sequence[Any], folder: Path) -> MixPart:
+    if share is None:
+        if kind not in PAPER_SHARES:
+            raise ConfigError(
+                f"{where}: share: is missing; only {', '.join(PAPER_SHARES)} have one of their own"
+            )
+        share = PAPER_SHARES[kind]
+    try:
+        number = float(share)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"{where}: share: must be a number above 0, got {share!r}")
+    if not files or not all(isinstance(file, str) and file.strip() for file in files):
+        raise ConfigError(f"{where}: files: expected names of files, got {list(files)!r}")
+    return MixPart(kind, number, tuple(folder / file.strip() for file in files))

@@ -1,0 +1,96 @@
+"""Makes the loop that fine-tunes a model as it is served on labelled answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.training.contexts import ContextMaker
+from cluster.training.examples import invented_with_answers
+from cluster.training.labelled import Labelled, LabelledChat, read_labelled
+from cluster.training.mix import MixPart
+from cluster.training.run import Progress, Say
+from cluster.training.samples import SampleMaker
+from cluster.training.task import TrainedModel
+from services.training.loop import TrainingLoop
+from services.training.sft.mixture import Mixture, SampleKind
+from services.training.sft.samples import SftSample
+from services.training.sft.settings import SftSettings
+from services.training.sft.trainee import SftModel, SftTrainee
+from services.training.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledKind:
+    """``source``: what the examples are out of, for readers."""
+
+    name: str
+    share: float
+    source: str
+    examples: Sequence[Labelled | LabelledChat]
+
+
+def read_kinds(parts: Iterable[MixPart], option: str = "--mix") -> list[LabelledKind]:
+    """
+    Raises:
+        InvalidRequest: a file cannot be read, or a line has another form; names file, line and field.
+    """
+    return [
+        LabelledKind(
+            part.kind,
+            part.share,
+            ", ".join(path.name for path in part.files),
+            [example for path in part.files for example in read_labelled(path, option)],
+        )
+        for part in parts
+    ]
+
+
+def invented_kind(seed: int, count: int) -> LabelledKind:
+    examples = [Labelled(*pair) for pair in invented_with_answers(seed, count)]
+    return LabelledKind("qa", 1.0, f"{count} invented contexts", examples)
+
+
+@dataclass(frozen=True, slots=True)
+class SftTask:
+    served: TrainedModel
+    settings: SftSettings
+    out: Path
+
+    def loop(
+        self,
+        examples: Iterable[LabelledKind],
+        on_progress: Progress,
+        say: Say,
+        workers: Workers | None = None,
+    ) -> TrainingLoop[SftSample]:
+        """Goes on from a checkpoint, if there is one.
+
+        Raises:
+            ConfigError, InvalidRequest, ModelUnsupported: the model, a setting or an example cannot be used.
+        """
+        served, settings = self.served, self.settings
+        prompts = served.prompts()
+        model = served.load(prompts)
+        maker = SampleMaker(
+            prompts,
+            ContextMaker(prompts, served.ingestion, served.num_chunks, served.num_questions, settings.seed),
+            served.ingestion.prompt,
+            settings.reuse,
+            model.spec.sight,
+        )
+        kinds = list(examples)
+        found = []
+        for done, kind in enumerate(kinds):
+            on_progress(done, len(kinds))
+            found.append(SampleKind(kind.name, kind.share, list(maker.samples(kind.examples)), kind.source))
+        mixture = Mixture(found, settings)
+        for line in mixture.told():
+            say(line)
+        context = served.ingestion.kv_context
+        tuned = SftModel(model, served.ingestion.model, context, served.base, mixture.told())
+        loop = TrainingLoop(SftTrainee(tuned, settings), mixture, settings, self.out, say, workers)
+        if loop.resume():
+            say(f"goes on at update {loop.update} of {settings.updates}")
+        return loop

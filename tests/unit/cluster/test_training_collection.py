@@ -1,0 +1,116 @@
+"""Contexts to train on out of a collection: which documents stand together, and what counts as a question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.paths import DEMO_MODEL
+from cluster.training.collection import examples_of, question_in, subjects_of
+from cluster.training.contexts import ContextMaker
+from cluster.training.examples import Example, ExampleChunk, ExampleDocument, read_examples, write_examples
+from cluster.training.task import TrainedModel
+from services.ingestion.config import IngestionConfig
+from shared.errors import InvalidRequest
+from shared.kv_types import KvContext, Manifest, ManifestChunk
+from shared.prompt import PromptTokenizer
+
+CHUNK = "The harbour of Velbrin was built in 1891 by the engineer Tomas Arkel."
+
+
+def manifest(name: str, num_chunks: int) -> Manifest:
+    chunks = tuple(
+        ManifestChunk(f"{name}{i}", (1, 2), text=f"{name} chunk {i}.", heading=name)
+        for i in range(num_chunks)
+    )
+    return Manifest("t", "c", name, name.title(), chunks=chunks)
+
+
+class TestSubjects:
+    def test_documents_are_put_together_until_there_is_something_to_choose_from(self) -> None:
+        subjects = subjects_of([manifest(name, 3) for name in "abcdefg"], 3, 4, 99, seed=0)
+        for subject in subjects:
+            assert sum(len(document.chunks) for document in subject.documents) >= 6
+            assert 1 <= len(subject.texts) <= 4
+        asked = [text for subject in subjects for text in subject.texts]
+        assert sorted(asked) == sorted(f"{name} chunk {i}." for name in "abcdefg" for i in range(3))
+
+    def test_a_long_document_is_several(self) -> None:
+        subjects = subjects_of([manifest("long", 130)], 6, 8, 999, seed=0)
+        assert {len(subject.documents[0].chunks) for subject in subjects} == {48, 34}
+        assert sum(len(subject.texts) for subject in subjects) == 130
+
+    def test_no_more_than_asked_for_and_from_all_of_the_collection(self) -> None:
+        manifests = [manifest(name, 12) for name in "abcd"]
+        subjects = subjects_of(manifests, 6, 2, 4, seed=0)
+        assert {subject.documents[0].title for subject in subjects} == set("ABCD")
+        assert subjects == subjects_of(manifests, 6, 2, 4, seed=0)
+        assert subjects != subjects_of(manifests, 6, 2, 4, seed=1)
+
+    def test_what_says_nothing_is_left_out(self) -> None:
+        assert subjects_of([Manifest("t", "c", "empty"), manifest("a", 2)], 1, 2, 9, seed=0)[0].texts
+
+
+class TestQuestions:
+    @pytest.mark.parametrize(
+        ("written", "question"),
+        [
+            ("When was the harbour built? It was built in 1891.", "When was the harbour built?"),
+            (' "Who built the harbour of Velbrin?"', "Who built the harbour of Velbrin?"),
+            ("The harbour was built in 1891.", ""),
+            ("What is the capital city?", ""),
+            ("Harbour?", ""),
+            ("Sure!\nWhen was the harbour built?", ""),
+            ("Why " + "harbour " * 60 + "?", ""),
+            ("", ""),
+        ],
+    )
+    def test_are_one_line_about_the_text(self, written: str, question: str) -> None:
+        assert question_in(written, CHUNK) == question
+
+    def test_a_model_that_writes_none_is_refused(self) -> None:
+        served = TrainedModel(IngestionConfig(str(DEMO_MODEL), 96))
+        prompts = served.prompts()
+        subjects = subjects_of([manifest("a", 4)], 2, 2, 2, seed=0)
+        with pytest.raises(
+            InvalidRequest, match=r"--collection: no questions can be generated: of 2 contexts .* --data"
+        ):
+            examples_of(subjects, served.load(prompts), prompts, "notes", lambda done, of: None)
+
+
+class TestFiles:
+    def test_examples_are_read_as_they_were_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "out" / "collection.jsonl"
+        documents = (
+            ExampleDocument("Lease", "", (ExampleChunk(CHUNK, "Lease > Rent"), ExampleChunk("é"))),
+            ExampleDocument("", "plain text"),
+        )
+        write_examples(path, [Example("x", documents, ("Who?", "When?"))])
+        assert read_examples(path) == [Example(f"{path}, line 1", documents, ("Who?", "When?"))]
+
+    @pytest.mark.parametrize(
+        ("chunks", "told"),
+        [
+            ("[]", r"documents\[0\]: chunks: expected a list that is not empty"),
+            ('["a"]', r"documents\[0\].chunks\[0\]: expected an object"),
+            ('[{"text": " "}]', r"documents\[0\].chunks\[0\].text: expected text"),
+            ('[{"text": "a", "heading": 1}]', r"documents\[0\].chunks\[0\].heading: expected text, got 1"),
+        ],
+    )
+    def test_chunks_of_another_form_are_named(self, chunks: str, told: str, tmp_path: Path) -> None:
+        path = tmp_path / "data.jsonl"
+        path.write_text(f'{{"documents": [{{"chunks": {chunks}}}], "questions": ["a"]}}\n', encoding="utf-8")
+        with pytest.raises(InvalidRequest, match=f"data.jsonl, line 1: {told}"):
+            read_examples(path)
+
+    def test_chunks_stay_as_they_were_cut(self) -> None:
+        prompts = PromptTokenizer.of_model(str(DEMO_MODEL))
+        assert prompts is not None
+        chunks = tuple(ExampleChunk(f"The {thing} of Velbrin is old.", "Town") for thing in ("mill", "gate"))
+        maker = ContextMaker(prompts, IngestionConfig(str(DEMO_MODEL), 40, KvContext.DOCUMENT), 2, 2, seed=0)
+        (context,) = maker.contexts(
+            [Example("x", (ExampleDocument("Velbrin", "", chunks),), ("Which mill?",))]
+        )
+        assert context.blocks == tuple(prompts.encode_chunk(chunk.text) for chunk in chunks)
+        assert {len(chunk.chain) for chunk in context.chunks} == {1, 2}, "below a header of title and heading"
