@@ -22,6 +22,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -102,11 +103,15 @@ class GpuReport:
     on_part: Callable[[GpuReport], None] = lambda _: None
     measurements: list[Measurement] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    _workers: dict[str, Worker] = field(default_factory=dict)
+    _workers: dict[str, Future[Worker]] = field(default_factory=dict)
+    _threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor)
     _end_s: float = 0.0  # of the part
 
     def run(self) -> Iterator[Measurement]:
-        end_s = time.monotonic() + self.plan.budget_s
+        self._end_s = end_s = time.monotonic() + self.plan.budget_s
+        if self.plan.budget_s > 0:
+            say("building all that is measured")
+            wait([begin() for begin in (self._stock, self._ours, self._batch_engine, self._small)])
         try:
             for name, part in self._parts().items():
                 yield from self._guarded(name, part, end_s)
@@ -145,35 +150,51 @@ class GpuReport:
             self._drop(*self._workers)  # nobody knows what state their device is in
         say(f"{name}: {time.monotonic() - began:.0f} s")
 
-    def _worker(self, name: str, build: Callable[..., object], *args: Any) -> Worker:
+    def _begin(self, name: str, build: Callable[..., object], *args: Any) -> Future[Worker]:
         if name not in self._workers:
-            self._workers[name] = _TimedWorker(self._end_s, build, *args)
-        self._workers[name].end_s = self._end_s
+            self._workers[name] = self._threads.submit(TimedWorker, self._end_s, build, *args)
         return self._workers[name]
 
+    def _there(self, begun: Future[Worker]) -> Worker:
+        """
+        Raises:
+            WorkerFailed: it could not be built.
+        """
+        worker = begun.result()
+        worker.end_s = self._end_s
+        return worker
+
     def _drop(self, *names: str) -> None:
-        for name in [name for name in names if name in self._workers]:
-            self._workers.pop(name).__exit__()
+        for begun in [self._workers.pop(name) for name in names if name in self._workers]:
+            if begun.exception() is None:
+                begun.result().__exit__()
 
     # --- the parts -----------------------------------------------------------------------------------------
 
-    def _stock(self) -> Worker:
-        return self._worker("stock", Stock, self.plan.case)
+    def _stock(self) -> Future[Worker]:
+        return self._begin("stock", Stock, self.plan.case)
 
-    def _ours(self) -> Worker:
-        return self._worker("ours", Ours, self.plan.case)
+    def _ours(self) -> Future[Worker]:
+        return self._begin("ours", Ours, self.plan.case)
+
+    def _batch_engine(self) -> Future[Worker]:
+        return self._begin("batches", BatchEngine, self.plan.case, max(self.plan.batches))
+
+    def _small(self) -> Future[Worker]:
+        return self._begin("small", Ours, self.plan.small)
 
     def _first_token(self) -> Iterator[Measurement]:
         plan = self.plan
-        return first_tokens(plan.case, plan.rates, plan.runs, self._stock(), self._ours())
+        stock, ours = self._there(self._stock()), self._there(self._ours())
+        return first_tokens(plan.case, plan.rates, plan.runs, stock, ours)
 
     def _decode(self) -> Iterator[Measurement]:
         plan = self.plan
-        return branch_steps(plan.case, plan.branches, plan.rates, plan.runs, self._ours())
+        return branch_steps(plan.case, plan.branches, plan.rates, plan.runs, self._there(self._ours()))
 
     def _recompute(self) -> Iterator[Measurement]:
-        plan, stock, ours = self.plan, self._stock(), self._ours()
-        case = plan.case
+        plan, case = self.plan, self.plan.case
+        stock, ours = self._there(self._stock()), self._there(self._ours())
         say(f"first token with {RECOMPUTED:.0%} computed anew")
         cold, recomputed = in_turn(
             (plan.runs.cold, lambda: stock.call(Stock.cold_prefill_s)),
@@ -189,15 +210,16 @@ class GpuReport:
     def _batch(self, context: int, batch: int) -> Iterator[Measurement]:
         """With the prefill of everything, for its arithmetic."""
         plan, case = self.plan, replace(self.plan.case, context=context)
-        ours = self._worker("batches", BatchEngine, plan.case, max(plan.batches))
-        for measurement in batch_first_tokens(case, batch, plan.rates, plan.runs, self._stock(), ours):
+        stock, ours = self._there(self._stock()), self._there(self._batch_engine())
+        runs = replace(plan.runs, cold=min(plan.runs.cold, 2))
+        for measurement in batch_first_tokens(case, batch, plan.rates, runs, stock, ours):
             yield measurement
         if measurement.baseline is not None:
             cold_s, flops = measurement.baseline, batch * case.cold_flops
             yield measured(f"ttft_batch_{batch}_{context}_cold", [cold_s], "s", flops=flops)
 
     def _batches(self) -> Iterator[Measurement]:
-        self._drop("ours")  # room for its successor
+        self._drop("ours")  # room for many contexts
         for batch in self.plan.batches:
             yield from self._batch(self.plan.case.context, batch)
 
@@ -210,7 +232,7 @@ class GpuReport:
     def _small_model(self) -> Iterator[Measurement]:
         self._drop("stock", "batches")
         plan = self.plan
-        ours = self._worker("small", Ours, plan.small)
+        ours = self._there(self._small())
         for m in branch_steps(plan.small, plan.branches, plan.rates, plan.runs, ours):
             yield replace(m, name=f"small_model_{m.name}")
 
@@ -245,7 +267,9 @@ def run_gpu_report(args: argparse.Namespace) -> int:
     return 1 if report.failed else 0
 
 
-class _TimedWorker(Worker):
+class TimedWorker(Worker):
+    """One that may work until ``end_s``, which building it counts in."""
+
     def __init__(self, end_s: float, build: Callable[..., object], *args: Any) -> None:
         self.end_s = end_s
         super().__init__(build, *args)

@@ -231,11 +231,11 @@ def check_ids(field: str, token_ids: Sequence[int], spec: ModelSpec, may_be_empt
     """
     if not token_ids and not may_be_empty:
         raise InvalidRequest(f"{field}: is empty")
-    for token_id in token_ids:
-        if not 0 <= token_id < spec.vocab_size:
-            raise InvalidRequest(
-                f"{field}: token id {token_id} is outside the vocabulary (0 to {spec.vocab_size - 1})"
-            )
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < spec.vocab_size:
+        wrong = next(one for one in token_ids if not 0 <= one < spec.vocab_size)
+        raise InvalidRequest(
+            f"{field}: token id {wrong} is outside the vocabulary (0 to {spec.vocab_size - 1})"
+        )
 
 
 def _check_length(

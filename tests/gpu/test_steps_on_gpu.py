@@ -10,7 +10,7 @@ import torch
 from shared.engine import Engine
 from shared.engine.decoding.sampling import Draw, sample
 from shared.generation.asked import SamplingParams
-from tests.engine_runs import Prompts, assert_alike, engine_of, run
+from tests.engine_runs import Prompts, Shelf, assert_alike, engine_of, run
 from tests.oracles import as_dtype, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
@@ -31,8 +31,8 @@ def test_draws_are_those_of_the_host(vocab: int) -> None:
     ours, theirs = sample(logits_BV.to(CUDA), draws), sample(logits_BV, draws)
     assert [one.token_id for one in ours] == [one.token_id for one in theirs]
     for mine, other in zip(ours, theirs, strict=True):
-        assert mine.logprob == pytest.approx(other.logprob, abs=1e-5)
-        assert mine.watched == pytest.approx(other.watched, abs=1e-5)
+        assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert mine.watched == pytest.approx(other.watched, abs=1e-4)
         assert [i for i, _ in mine.top_logprobs] == [i for i, _ in other.top_logprobs]
 
 
@@ -57,3 +57,23 @@ def test_recorded_passes_answer_as_others_do() -> None:
     graphs = recorded._steps.passes._graphs
     assert sum(one._again is not None for one in graphs._passes.values()) > 3
     assert not graphs._broken
+
+
+def test_copies_of_stored_kv_are_waited_for_and_their_memory_is_nobody_elses() -> None:
+    """Chunks come and go in a pool that holds few of them, while others decode over theirs."""
+    shelf = Shelf()
+    first = engine(source=shelf)
+    prompts = Prompts(first, seed=5)
+    requests = [prompts.request(prefix=7, chunks=(300, 200), questions=(9,), max_tokens=12) for _ in range(8)]
+    truth = [run(first, request)[0].branches() for request in requests]
+    first.shut_down()
+    for key, (k_LHTD, v_LHTD) in shelf.kv.items():
+        shelf.kv[key] = [k.cpu().pin_memory() for k in k_LHTD], [v.cpu().pin_memory() for v in v_LHTD]
+    per_token = first.model.spec.kv_bytes_per_token
+    for pipelined in (True, False):
+        second = engine(source=shelf, resident_bytes=1200 * per_token, pipelined=pipelined)
+        for _ in range(3):
+            for one, alone in zip(run(second, *requests), truth, strict=True):
+                for key, branch in alone.items():
+                    assert_alike(one.branches()[key], branch)
+        second.shut_down()

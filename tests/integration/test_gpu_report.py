@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from load_tests.engine import __main__ as command
 from load_tests.engine.compare import Runs
-from load_tests.engine.gpu_report import Aim, GpuReport, ReportPlan, aims_of
+from load_tests.engine.gpu_report import Aim, GpuReport, ReportPlan, TimedWorker, aims_of
+from load_tests.engine.ours import Ours
 from shared.measuring.case import Case
 from shared.measuring.rates import Rates
 from shared.measuring.report import measured
 from shared.measuring.shapes import Shape
+from shared.measuring.workers import WorkerFailed
 
 TINY = Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64, vocab=100)
 CASE = Case(TINY, context=32, question=4, decode=2, chunk_len=16, prefix=4, threads=1)
@@ -59,9 +62,8 @@ def test_nothing_is_begun_when_the_time_is_up() -> None:
 
 
 def test_what_takes_too_long_is_ended_and_told() -> None:
-    report = GpuReport(replace(PLAN, budget_s=0.05))
-    assert list(report.run()) == []
-    assert "the time was up before it answered" in report.failed["first_token"]
+    with pytest.raises(WorkerFailed, match="the time was up before it answered"):
+        TimedWorker(time.monotonic(), Ours, CASE)
 
 
 @pytest.mark.parametrize(("most", "reached"), [(False, True), (True, False)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.engine import Engine, EngineConfig, wrap_model
-from shared.engine.model.fused import FusedGatedMlp, FusedRmsNorm, fuse
+from shared.engine.model.fused import FusedGatedMlp, FusedRmsNorm, JointLinear, fuse
 from shared.generation.modes import ReuseMode
 from tests.engine_runs import Prompts, assert_equals_oracle, run
 from tests.oracles import as_dtype, tiny_model
@@ -30,6 +30,7 @@ def test_modules_are_replaced_and_compute_the_same(
         modules = list(fused.modules())
         assert sum(isinstance(one, FusedRmsNorm) for one in modules) == norms
         assert sum(isinstance(one, FusedGatedMlp) for one in modules) == mlps
+        assert sum(isinstance(one, JointLinear) for one in modules) == (0 if family == "phi3" else 6)
         assert fused.state_dict().keys() == stock.state_dict().keys()
         ids = torch.arange(3, 20)[None]
         theirs, ours = stock(ids).logits.float(), fused(ids).logits.float()

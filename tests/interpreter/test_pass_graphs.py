@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine import Engine
+from shared.engine import Engine, EngineConfig, wrap_model
 from shared.engine.model.pass_graphs import Body
 from shared.engine.model.passes import PassRunner
 from shared.generation.modes import ReuseMode
@@ -82,3 +82,10 @@ def test_where_recording_fails_the_engine_goes_on_without(caplog: pytest.LogCapt
     (one,) = run(graphs, Prompts(graphs, seed=2).request(chunks=(20,), questions=(4,), max_tokens=6))
     assert_equals_oracle(one, tiny_model("qwen2"))
     assert caplog.text.count("cannot be recorded") == 1
+
+
+@pytest.mark.parametrize(("family", "recorded"), [("qwen2", True), ("mixtral", False), ("qwen3_moe", False)])
+def test_mixtures_of_experts_are_not_recorded(family: str, recorded: bool) -> None:
+    model = wrap_model(tiny_model(family))
+    runner = PassRunner(model, EngineConfig(backend="triton"), Recorder())
+    assert (runner._graphs is not None) == recorded

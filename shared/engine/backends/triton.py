@@ -16,7 +16,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.engine.attention import Lane
+from shared.engine.attention import Lane, Piece
 from shared.engine.backends import triton_kernels as kernels
 from shared.engine.backends.tables import BLOCK_KEYS, LOG2_E, Tables, Tiling, plan_tables
 from shared.engine.device_arrays import DeviceArrays
@@ -80,7 +80,7 @@ class TritonAttention:
         self._append_settings, self._merge_settings = append_settings(spec), merge_settings(spec)
         self._attend_settings = attend_settings(spec, tables.tiling, tables.excludes)
         self._cos_PF, self._sin_PF = angles
-        self._pieces = tables.pieces  # keeps alive what the tables point to
+        self._pieces: Sequence[Piece] = tables.pieces  # keeps alive what the tables point to
         self._numbers = DeviceArrays(_arrays(tables), spec.device)
         self._addresses, self._hidden, self._items, self._piece_rows, self._looks, *rest = (
             self._numbers.tensors
@@ -90,8 +90,8 @@ class TritonAttention:
 
     def take(self, tables: Tables) -> None:
         """Goes on with tables of another step: of the same sizes, tiling and exclusion, and of positions that
-        there are angles of."""
-        self._pieces = tables.pieces
+        there are angles of. The caller keeps alive what they point to."""
+        self._pieces = ()
         self._numbers.write(_arrays(tables))
 
     def forget_slots(self) -> None:

@@ -2,19 +2,20 @@
 
 A step of few rows is bound by reading weights; between two products every kernel costs the same few
 microseconds, whatever it does. ``transformers`` takes eight for a norm, ten to rotate queries and keys by
-positions of 0, two to multiply with the gate. Each module is replaced only where it computes what its
-replacement computes; weights stay where they are, under their names.
+positions of 0, two to multiply with the gate, and three products where queries, keys and values could be one.
+Each module is replaced only where it computes what its replacement computes; weights keep their names.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 import triton
 from torch import Tensor
+from torch.nn.functional import linear
 
 from shared.engine.model.fused_kernels import rms_norm_kernel, silu_times_kernel
 from shared.engine.model.packing import is_gated_mlp
@@ -41,9 +42,9 @@ class FusedRmsNorm(torch.nn.Module):
         x = x.contiguous()
         out, size = torch.empty_like(x), x.shape[-1]
         num_rows = x.numel() // size
-        rms_norm_kernel[(num_rows,)](
-            x, self.weight, out, self._eps, SIZE=size, BLOCK=triton.next_power_of_2(size)
-        )
+        block = triton.next_power_of_2(size)
+        warps = 8 if block > _BLOCK else 4
+        rms_norm_kernel[(num_rows,)](x, self.weight, out, self._eps, SIZE=size, BLOCK=block, num_warps=warps)
         return out
 
 
@@ -64,8 +65,47 @@ class FusedGatedMlp(torch.nn.Module):
         return cast(Tensor, self.down_proj(out))
 
 
+class JointProduct:
+    """Products of the same rows with several weights as one, for layers that are asked one after the
+    other."""
+
+    def __init__(self, linears: Sequence[torch.nn.Linear]) -> None:
+        self.weight = torch.cat([one.weight.detach() for one in linears])
+        self.bias = None if linears[0].bias is None else torch.cat([one.bias.detach() for one in linears])
+        self.widths = [one.out_features for one in linears]
+        self._x: Tensor | None = None
+        self._products: Sequence[Tensor] = ()
+
+    def of(self, nth: int, x: Tensor) -> Tensor:
+        """With the weight of that layer. The first one that is asked of new rows computes for all."""
+        if x is not self._x:
+            self._x, self._products = x, torch.split(linear(x, self.weight, self.bias), self.widths, -1)
+        product = self._products[nth]
+        if nth == len(self.widths) - 1:
+            self._x, self._products = None, ()
+        return product
+
+
+class JointLinear(torch.nn.Module):
+    """One of the layers of a ``JointProduct``: its weight is a part of the whole."""
+
+    def __init__(self, joint: JointProduct, nth: int) -> None:
+        super().__init__()
+        self._joint, self._nth = joint, nth
+        weights = torch.split(joint.weight, joint.widths)[nth]
+        self.weight = torch.nn.Parameter(weights, requires_grad=False)
+        bias = None if joint.bias is None else torch.split(joint.bias, joint.widths)[nth]
+        self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return linear(x, self.weight, self.bias)
+        return self._joint.of(self._nth, x)
+
+
 def fuse(model: Any) -> None:
     """Replaces what it can, in the model and all its parts."""
+    _join(model, ("q_proj", "k_proj", "v_proj"))
     for name, child in list(model.named_children()):
         fuse(child)
         if (replacement := _replacement(child)) is not None:
@@ -95,6 +135,16 @@ def no_rotation(angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     if bool((cos == 1).all()) and not bool(sin.any()):
         setattr(cos, _NO_ROTATION, True)
     return cos, sin
+
+
+def _join(module: Any, names: Sequence[str]) -> None:
+    linears = [getattr(module, name, None) for name in names]
+    if any(type(one) is not torch.nn.Linear for one in linears):
+        return
+    if len({(one.bias is None, one.in_features) for one in linears}) == 1:  # type: ignore[union-attr]
+        joint = JointProduct(cast(Sequence[torch.nn.Linear], linears))
+        for nth, name in enumerate(names):
+            setattr(module, name, JointLinear(joint, nth))
 
 
 def _replacement(module: Any) -> torch.nn.Module | None:

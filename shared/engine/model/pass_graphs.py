@@ -13,10 +13,11 @@ second one is recorded. Shapes: R rows, B of them with logits, E hidden size, V 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from shared.engine.attention import Lane
 from shared.engine.backends.tables import Tables, TableSizes, Tiling
 from shared.engine.device_arrays import DeviceArrays
 from shared.engine.kv.arrival import Patience
+from shared.engine.kv.segment import Branch
 from shared.engine.model.adapting import AdaptedRows
 from shared.engine.model.model import LoadedModel
 from shared.engine.model.rope import Angles
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 512
 """Of a pass that is recorded: with more, the kernels take longer than their launches."""
 _MOST_GRAPHS = 48
+# settings of models whose layers ask the host which experts there are rows for
+_ROUTED = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 Body = Callable[[], Tensor]
 Record = Callable[[Body], Body]
@@ -69,6 +73,12 @@ class Form:
     num_angles: int
 
 
+def can_be_recorded(config: Any) -> bool:
+    """``config``: of ``transformers``. False for a mixture of experts: what waits for the host cannot be
+    recorded, and the attempt costs memory."""
+    return not any(getattr(config, name, None) for name in _ROUTED)
+
+
 class PassGraphs:
     """``record``: makes of a body one that does the same again, and returns the same tensor."""
 
@@ -78,6 +88,7 @@ class PassGraphs:
         self._record = record
         self._passes: OrderedDict[Form, _GraphPass] = OrderedDict()
         self._broken = False
+        self._foreseen: tuple[list[object], Tables] | None = None  # state, tables without their pieces
 
     def logits(self, lanes: Sequence[Lane], rows: Sequence[int], patience: Patience) -> Tensor | None:
         """Runs the lanes' rows through the model. Returns the logits [B, V] of some of them, in float32,
@@ -92,20 +103,48 @@ class PassGraphs:
             return None
         if self._backend.fixed and _more_rows(num_rows) != num_rows:
             return None  # a product with more rows may round elsewhere
-        tables = self._backend.tables(lanes)
+        tables = self._foreseen_for(lanes) or self._backend.tables(lanes)
         for arrival in [a for piece in tables.pieces if (a := piece.segment.arrival) and not a.settled]:
             for layer in range(self._model.spec.num_layers):
                 arrival.wait_for(layer, patience)
-        form = _form_of(tables, len(rows), len(self._backend.angles(tables)[0]))
-        one = self._passes.get(form)
-        if one is None:
-            one = self._passes[form] = _GraphPass(self._model, self._backend, tables, form)
+        one = self._pass_for(tables, len(rows))
+        token_ids = [t for lane in lanes for t in lane.branch.pending[: lane.num_rows]]
+        one.take(tables)
+        logits_BV = one.compute(token_ids, rows, self._recorded)[: len(rows)]
+        if not self._backend.fixed and all(lane.num_rows == len(lane.branch.pending) == 1 for lane in lanes):
+            self._foresee(lanes, len(rows))
+        return logits_BV
+
+    def _pass_for(self, tables: Tables, num_logits: int) -> _GraphPass:
+        form = _form_of(tables, num_logits, len(self._backend.angles(tables)[0]))
+        if form not in self._passes:
+            self._passes[form] = _GraphPass(self._model, self._backend, tables, form)
         self._passes.move_to_end(form)
         while len(self._passes) > _MOST_GRAPHS:
             self._passes.popitem(last=False)
-        token_ids = [t for lane in lanes for t in lane.branch.pending[: lane.num_rows]]
-        one.take(tables, token_ids, rows)
-        return one.compute(self._recorded)[: len(rows)]
+        return self._passes[form]
+
+    def _foresee(self, lanes: Sequence[Lane], num_logits: int) -> None:
+        """While the device computes, what the next step looks like if every branch goes on by one token: its
+        tables are made, and on their way. Anything else is found out by ``_foreseen_for``."""
+        segments = [lane.branch.segment for lane in lanes]
+        for segment in segments:
+            segment.length += 1
+        try:
+            for segment in segments:
+                segment.reserve(1)
+            tables = replace(self._backend.tables(lanes), pieces=())  # it holds nobody's KV
+            self._foreseen = _state_of(lanes), tables
+            self._pass_for(tables, num_logits).take(tables)
+        except torch.OutOfMemoryError:
+            self._foreseen = None  # it will be met where room can be made
+        finally:
+            for segment in segments:
+                segment.length -= 1
+
+    def _foreseen_for(self, lanes: Sequence[Lane]) -> Tables | None:
+        foreseen, self._foreseen = self._foreseen, None
+        return foreseen[1] if foreseen is not None and foreseen[0] == _state_of(lanes) else None
 
     def _recorded(self, body: Body) -> Body:
         """Where recording fails, nothing is ever recorded again, and passes run as they do without."""
@@ -127,20 +166,23 @@ class _GraphPass:
     def __init__(self, model: LoadedModel, backend: GraphBackend, tables: Tables, form: Form) -> None:
         self._model, self._form = model, form
         self._attention = backend.attention(tables.padded(form.sizes))
+        self._foreseen: Tables | None = None
         self._numbers = DeviceArrays(self._arrays((), ()), model.spec.device)
         self.token_ids, self._rows = self._numbers.tensors
         self._num_runs = 0
         self._again: Body | None = None
 
-    def take(self, tables: Tables, token_ids: Sequence[int], rows: Sequence[int]) -> None:
-        self._attention.take(tables.padded(self._form.sizes))
-        self._numbers.write(self._arrays(token_ids, rows))
+    def take(self, tables: Tables) -> None:
+        if tables is not self._foreseen:
+            self._foreseen = None if tables.pieces else tables
+            self._attention.take(tables.padded(self._form.sizes))
 
     def run(self, layer: int, q_HRD: Tensor, k_KRD: Tensor, v_KRD: Tensor, scale: float) -> Tensor:
         return self._attention.run(layer, q_HRD, k_KRD, v_KRD, scale)
 
-    def compute(self, record: Record) -> Tensor:
-        """Logits, or what else there is where none are wanted."""
+    def compute(self, token_ids: Sequence[int], rows: Sequence[int], record: Record) -> Tensor:
+        """Of the tables that were taken last. Logits, or what else there is where none are wanted."""
+        self._numbers.write(self._arrays(token_ids, rows))
         self._num_runs += 1
         if self._num_runs == 1:
             return self._body()
@@ -160,6 +202,20 @@ class _GraphPass:
             array[: len(values)] = values
             arrays.append(array)
         return arrays
+
+
+def _state_of(lanes: Sequence[Lane]) -> list[object]:
+    """All that may change of what tables are made of, between two steps of one token for each branch: who is
+    there, where their tokens lie, and on whom they hang. What a branch was made with stays."""
+    state: list[object] = []
+    for lane in lanes:
+        state += (lane.num_rows, lane.branch.segment.length)
+        node: Branch | None = lane.branch
+        while node is not None:
+            first = int(node.segment.addresses()[0])
+            state += (weakref.ref(node), weakref.ref(node.segment), first, node.segment.capacity)
+            node = node.parent
+    return state
 
 
 def _form_of(tables: Tables, num_logits: int, num_angles: int) -> Form:

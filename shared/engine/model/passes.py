@@ -13,7 +13,13 @@ from shared.engine.device_arrays import integers
 from shared.engine.jobs.job import BranchWork, Computed
 from shared.engine.kv.arrival import Patience
 from shared.engine.model.model import LoadedModel
-from shared.engine.model.pass_graphs import CudaRecorder, GraphBackend, PassGraphs, Record
+from shared.engine.model.pass_graphs import (
+    CudaRecorder,
+    GraphBackend,
+    PassGraphs,
+    Record,
+    can_be_recorded,
+)
 from shared.engine.scheduler import Slice
 from shared.engine_config import EngineConfig
 
@@ -31,7 +37,7 @@ class PassRunner:
         if config.compile:
             model.compile()
         self._graphs: PassGraphs | None = None
-        if isinstance(self._backend, GraphBackend):
+        if isinstance(self._backend, GraphBackend) and can_be_recorded(model.hf_model.config):
             if record is None and config.cuda_graphs and model.spec.device.type == "cuda":
                 record = CudaRecorder(model.spec.device)
             self._graphs = record and PassGraphs(model, self._backend, record)
