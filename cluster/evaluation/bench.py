@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
@@ -23,6 +23,7 @@ from cluster.gate.answering import Models
 from cluster.gate.modes import ClipSetting
 from cluster.gate.selections import Selections
 from shared.engine import Engine, EngineConfig, load_model
+from shared.engine.kv.memory import DeviceMemory
 from shared.engine_config import GIB
 from shared.errors import InvalidRequest
 from shared.generation.asked import GenerateRequest, SamplingParams
@@ -46,6 +47,11 @@ class BenchSize:
 
 ON_CPU = BenchSize(128, 16, 4096, GIB)
 ON_GPU = BenchSize(256, 128, 16384, 16 * GIB)
+
+
+def gpu_size(free_bytes: int) -> BenchSize:
+    """Leaves room for answers, and for others that use the GPU."""
+    return replace(ON_GPU, resident_bytes=max(1, min(ON_GPU.resident_bytes, free_bytes // 4)))
 
 
 class EvalBench:
@@ -74,7 +80,7 @@ class EvalBench:
             models, self.prompts, contexts, self.positions, spec.vocab_size, model.fingerprint, retrieve
         )
         self.cutter = self._preparer.cutter
-        size = ON_GPU if models.on_gpu else ON_CPU
+        size = gpu_size(DeviceMemory(model.spec.device).free_bytes()) if models.on_gpu else ON_CPU
         many = EngineConfig(
             max_running_branches=size.branches,
             max_step_tokens=size.step_tokens,

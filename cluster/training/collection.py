@@ -23,6 +23,7 @@ from shared.kv_types import Manifest
 from shared.prompt import PromptTokenizer
 
 _ASKED = "Write one short question that this text answers. Write nothing but the question."
+_ABOUT_ITSELF = {"question", "answer", "text", "following", "sentence"}  # words of prompts
 _MAX_TOKENS = 48
 _WINDOW = 48  # chunks of a long document that may stand together
 _WORDS = range(3, 41)
@@ -95,9 +96,10 @@ def examples_of(
 
 def question_in(text: str, chunk: str) -> str:
     """The first question of what the model wrote; empty: there is none that has to do with the chunk."""
-    question, mark, _ = text.strip().strip("\"'").partition("?")
+    question, mark, _ = text.strip().removeprefix("Question:").strip(" \"'").partition("?")
     words = question.split()
     about = set(_LONG_WORD.findall(question.lower())) & set(_LONG_WORD.findall(chunk.lower()))
+    about -= _ABOUT_ITSELF
     return f"{question}?" if mark and "\n" not in question and len(words) in _WORDS and about else ""
 
 

@@ -22,7 +22,7 @@ class PacketSettings(DistillationSettings):
     updates: int = 160
     contexts_per_update: int = 16
     warmup: int = 0
-    lr: float = 5e-4
+    lr: float = 5e-3
     num_header: int = 8
     num_trailer: int = 8
     begin_with: str = "\n"

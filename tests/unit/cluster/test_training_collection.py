@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from cluster.cli.training_collection import collection_examples
 from cluster.paths import DEMO_MODEL
 from cluster.training.collection import examples_of, question_in, subjects_of
 from cluster.training.contexts import ContextMaker
 from cluster.training.examples import Example, ExampleChunk, ExampleDocument, read_examples, write_examples
 from cluster.training.task import TrainedModel
 from services.ingestion.config import IngestionConfig
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotFound
 from shared.kv_types import KvContext, Manifest, ManifestChunk
 from shared.prompt import PromptTokenizer
 
-CHUNK = "The harbour of Velbrin was built in 1891 by the engineer Tomas Arkel."
+CHUNK = "The harbour of Velbrin was built in 1891 by the engineer Tomas Arkel. A question and an answer."
 
 
 def manifest(name: str, num_chunks: int) -> Manifest:
@@ -59,6 +62,8 @@ class TestQuestions:
             ("When was the harbour built? It was built in 1891.", "When was the harbour built?"),
             (' "Who built the harbour of Velbrin?"', "Who built the harbour of Velbrin?"),
             ("The harbour was built in 1891.", ""),
+            ("Question: When was the harbour built?", "When was the harbour built?"),
+            ("What is the answer to this question?", ""),
             ("What is the capital city?", ""),
             ("Harbour?", ""),
             ("Sure!\nWhen was the harbour built?", ""),
@@ -114,3 +119,48 @@ class TestFiles:
         )
         assert context.blocks == tuple(prompts.encode_chunk(chunk.text) for chunk in chunks)
         assert {len(chunk.chain) for chunk in context.chunks} == {1, 2}, "below a header of title and heading"
+
+
+class FakeStore:
+    def __init__(self, manifests: list[Manifest]) -> None:
+        self.manifests = manifests
+
+    async def list_manifests(self, ctx: object, collection: str) -> AsyncIterator[Manifest]:
+        for one in self.manifests:
+            if one.collection == collection:
+                yield one
+
+
+class FakeSession:
+    """Of a system that runs and holds these documents."""
+
+    def __init__(self, *manifests: Manifest) -> None:
+        self.store = FakeStore(list(manifests))
+
+    @asynccontextmanager
+    async def connect(self, door: object) -> AsyncIterator[FakeStore]:
+        yield self.store
+
+    def context(self, deadline_ms: int) -> None:
+        return None
+
+
+class TestTheCommandsPart:
+    def examples(self, session: FakeSession, out: Path, collection: str = "c") -> list[Example]:
+        options = {"out": out, "collection": collection, "contexts": 2, "seed": 0}
+        served = TrainedModel(IngestionConfig(str(DEMO_MODEL), 96), num_chunks=2, num_questions=2)
+        return collection_examples(session, options, served, lambda done, of: None)  # type: ignore[arg-type]
+
+    def test_a_collection_without_documents_is_not_found(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFound, match="--collection: 'd' has no documents; run `kvquilt ingest"):
+            self.examples(FakeSession(manifest("a", 4)), tmp_path, "d")
+
+    def test_nothing_is_kept_without_questions(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidRequest, match="no questions can be generated"):
+            self.examples(FakeSession(manifest("a", 4)), tmp_path)
+        assert not list(tmp_path.iterdir())
+
+    def test_what_was_made_once_stays(self, tmp_path: Path) -> None:
+        made = [Example("x", (ExampleDocument("Lease", CHUNK),), ("Who?",))]
+        write_examples(tmp_path / "collection.jsonl", made)
+        assert self.examples(FakeSession(), tmp_path)[0].documents == made[0].documents

@@ -8,12 +8,14 @@ import pytest
 
 from cluster.evaluation.adapters import adapter_places
 from cluster.evaluation.arms import FULL, FULL_RETRIEVED, EvalArm, arms_of
+from cluster.evaluation.bench import ON_GPU, gpu_size
 from cluster.evaluation.cases import EvalCase, EvalDocument, EvalTask
 from cluster.evaluation.metrics import Metric
 from cluster.evaluation.preparing import CasePreparer, PreparedCase, prompts_of
 from cluster.gate.answering import Models
 from cluster.paths import DEMO_MODEL
 from services.ingestion.config import IngestionConfig
+from shared.engine_config import GIB
 from shared.errors import InvalidRequest
 from shared.generation.modes import ReuseMode
 from shared.kv_types import KvContext
@@ -98,3 +100,8 @@ def test_an_adapter_is_named_by_what_is_served_or_by_its_folder(tmp_path: Path) 
     (tmp_path / "more" / "handbook").mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="--adapter: two are called 'handbook'"):
         adapter_places([str(tmp_path / "handbook"), str(tmp_path / "more" / "handbook")], {})
+
+
+def test_on_a_gpu_stored_kv_takes_a_quarter_of_what_is_free_at_most() -> None:
+    assert gpu_size(8 * GIB).resident_bytes == 2 * GIB
+    assert gpu_size(70 * GIB) == ON_GPU
