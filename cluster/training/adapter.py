@@ -40,6 +40,5 @@ class AdapterTask:
         pupil = Pupil(given.model, given.prompts.prefix_ids, context, self.served.base)
         trainee = AdapterTrainee(pupil, self.settings, given.kept)
         loop = TrainingLoop(trainee, given.lessons, self.settings, self.out, say, workers)
-        if loop.resume():
-            say(f"goes on at update {loop.update} of {self.settings.updates}")
+        loop.resume()
         return loop

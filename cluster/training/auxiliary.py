@@ -77,8 +77,7 @@ class AuxiliaryTask:
         say(f"{told} of {asked} questions teach something; for the others nothing is worth computing anew")
         trainee = bench.trainee(self.auxiliary)
         loop = TrainingLoop(trainee, teaching, self.settings, self.out, say, workers)
-        if loop.resume():
-            say(f"goes on at update {loop.update} of {self.settings.updates}")
+        loop.resume()
         return loop
 
     def judge(

@@ -46,6 +46,5 @@ class PacketTask:
         pupil = PacketPupil(given.model, given.prompts.prefix_ids, begin_ids, self.served.base)
         trainee = PacketTrainee(pupil, self.settings)
         loop = TrainingLoop(trainee, given.lessons, self.settings, self.out, say, workers)
-        if loop.resume():
-            say(f"goes on at update {loop.update} of {self.settings.updates}")
+        loop.resume()
         return loop

@@ -91,6 +91,5 @@ class SftTask:
         context = served.ingestion.kv_context
         tuned = SftModel(model, served.ingestion.model, context, served.base, mixture.told())
         loop = TrainingLoop(SftTrainee(tuned, settings), mixture, settings, self.out, say, workers)
-        if loop.resume():
-            say(f"goes on at update {loop.update} of {settings.updates}")
+        loop.resume()
         return loop

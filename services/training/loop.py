@@ -133,7 +133,7 @@ class TrainingLoop(Generic[LessonT]):
         written.replace(self.out / CHECKPOINT)
 
     def resume(self) -> bool:
-        """Goes on from the checkpoint in ``out``, if there is one.
+        """Goes on from the checkpoint in ``out``, if there is one, and says so.
 
         Raises:
             ConfigError: it was made otherwise, names by what; or cannot be read.
@@ -161,6 +161,7 @@ class TrainingLoop(Generic[LessonT]):
         if saved["best"]:
             update, evaluation, weights = saved["best"]
             self.best = Best(update, HeldOutLoss(**evaluation), weights)
+        self._say(f"goes on at update {self.update} of {self.settings.updates}")
         return True
 
     def _of(self) -> dict[str, str]:
@@ -229,7 +230,7 @@ class TrainingLoop(Generic[LessonT]):
         if self._together == 1:
             raise ConfigError(
                 "out of memory with one context in a pass; give fewer or shorter chunks, fewer questions per "
-                "context, a smaller rank, or a machine with more memory"
+                "context, less to train (such as a smaller rank), or a machine with more memory"
             )
         before, self._together = self._together, self._together // 2
         self._say(f"out of memory: from here on {self._together} contexts in a pass, not {before}")
