@@ -128,10 +128,14 @@ class Verdict:
         return self.model, self.prefix, self.encoding, self.kv_context, self.adapter
 
     @property
+    def beyond(self) -> list[str]:
+        """Groups of questions on which ``mode`` may be worse than ``tolerance`` allows."""
+        return [group for group, loss in self.loss_at_most.items() if loss > self.tolerance]
+
+    @property
     def advice(self) -> str:
         """For an operator."""
-        ratio = "" if self.ratio is None else f" at {self.ratio:g}"
-        beyond = [group for group, loss in self.loss_at_most.items() if loss > self.tolerance]
+        ratio, beyond = "" if self.ratio is None else f" at {self.ratio:g}", self.beyond
         missed = f"; not within {100 * self.tolerance:g} points of the reference on {', '.join(beyond)}"
         return (
             f"{self.mode}{ratio}{'' if self.recompute else '; recomputing is advised against'}"

@@ -236,11 +236,14 @@ class EngineAnswers:
         )
 
     def _recompute(self, asked: AskedQuestion, arm: Arm) -> tuple[ReuseMode, Recompute]:
-        """As many tokens as the first form of ``cacheclip`` takes, where there is one."""
+        """As a request would have it; or as many tokens as the first form of ``cacheclip`` takes, where there
+        is one (``Comparison.as_served``)."""
         assert arm.ratio is not None
         if arm.clip is not None:
             return ReuseMode.TOKENS, Recompute(tokens=self._chosen(asked, arm.clip, arm.ratio))
         ratio = arm.ratio
+        if self.plan.as_served:
+            return arm.mode, Recompute(ratio, seed=asked.seed)
         if self.plan.clips:
             ratio = len(self._chosen(asked, self.plan.clips[0], ratio)) / asked.num_tokens
         if arm.mode.row.surveys_all:  # as many in its later layers, the first two besides

@@ -11,6 +11,7 @@ from cluster.gate.decision import DEFAULT_ALPHA, Context, GateDecision, context_
 from cluster.gate.findings import COUNTS_FROM, UNJUDGED, Finding, Likeness, evidence, findings, measurements
 from cluster.gate.ledger import GradedAnswer
 from cluster.gate.modes import Comparison
+from cluster.gate.served import LeftOut
 from shared.errors import InvalidRequest
 from shared.identity import adapter_identity, ids_hash
 from shared.measuring.judge import judge
@@ -42,7 +43,8 @@ def made_with(
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """``answers``: all that were given. ``order``: the contexts that a decision may go by, which are
-    answered in every way. ``settings``: what the answers depend on. ``questions``: whose they are."""
+    answered in every way. ``settings``: what the answers depend on. ``questions``: whose they are.
+    ``left_out``: modes that the model is not served with."""
 
     answers: Sequence[GradedAnswer]
     order: Sequence[Context]
@@ -51,6 +53,7 @@ class Evaluated:
     settings: dict[str, object]
     alike: Sequence[Likeness] = ()
     questions: str = GENERATED
+    left_out: Sequence[LeftOut] = ()
     found: Sequence[Finding] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +67,7 @@ class Evaluated:
         return {
             "settings": self.settings,
             "findings": [dataclasses.asdict(finding) for finding in self.found],
+            "left_out": [dataclasses.asdict(one) for one in self.left_out],
         }
 
     def decide(self, tolerance: float, alpha: float = DEFAULT_ALPHA) -> GateDecision:

@@ -17,11 +17,12 @@ from cluster.gate.answering import AskedQuestion, EngineAnswers, EngineReply, Mo
 from cluster.gate.asking import Asking, Way
 from cluster.gate.decision import DEFAULT_ALPHA, Context, decide
 from cluster.gate.evaluated import OWN, Evaluated, made_with
-from cluster.gate.evaluation import num_processes, without_clips
+from cluster.gate.evaluation import num_processes
 from cluster.gate.ingested import Ingested, Ingesting
 from cluster.gate.ledger import GradedAnswer, Ledger
 from cluster.gate.modes import Arm, Comparison
 from cluster.gate.retrieved import OwnSubject, RetrievedQuestions
+from cluster.gate.served import say_left_out, served_plan
 from services.ingestion.recipe import Recipe, context_tokens
 from shared.errors import InvalidRequest
 from shared.identity import adapter_identity
@@ -213,7 +214,8 @@ class OwnEvaluation:
 
     def run(self, kept: Path | None, console: Console) -> Evaluated:
         """Raises as ``Evaluation.run``."""
-        plan = without_clips(self.plan, self.models, console)
+        plan, left_out = served_plan(self.plan, self.models)
+        say_left_out(left_out, console)
         build = partial(OwnBench, self.models, plan, self.retrieved.documents)
         bench = build()
         subjects = self.retrieved.subjects
@@ -231,11 +233,13 @@ class OwnEvaluation:
                     and decide(ledger.answers, plan, order(), self.tolerance, self.alpha).decided
                 )
 
-            processes = num_processes(self.processes, self.threads)
+            processes = num_processes(self.processes, self.threads, self.models)
             asking = Asking(build, partial(_ways, plan), processes, self.threads, self.minutes, enough)
             asking.run(bench, ledger, subjects, console)
             served = made_with(self.models, plan, bench.prompts, bench.fingerprints)
-            return Evaluated(ledger.answers, order(), plan, served, settings, questions=OWN)
+            return Evaluated(
+                ledger.answers, order(), plan, served, settings, questions=OWN, left_out=left_out
+            )
         finally:
             bench.close()
 
@@ -251,7 +255,8 @@ class OwnEvaluation:
             "encoding": self.models.encoding,
             "stop": list(self.models.stop),
             "adapter": adapter_identity(self.models.adapter) if self.models.adapter else "",
-            "controls_as": plan.clips[0].label if plan.clips else "ratio",
+            "controls_as": plan.controls_as,
+            **({"device": self.models.device} if self.models.on_gpu else {}),
         }
 
 

@@ -17,6 +17,8 @@ from shared.kv_types import KvContext
 from shared.verdict import VERDICT_FILE, MadeWith, Verdict
 from shared.verdicts import choose, status_of
 
+_NO_SELECTOR = "none"
+"""In place of a fingerprint: no auxiliary model that a verdict was made with is there."""
 _Found = tuple[Verdict | None, str]
 """The verdict that holds, or None and what speaks against those that there are."""
 
@@ -73,9 +75,8 @@ class Modes:
     def status(self, prefix_ids: TokenIds, auxiliary: str = "") -> str:
         """The verdict on the model as it is served, or what has changed since, for an operator.
         ``auxiliary``: fingerprint of the selector's model, where it is known."""
-        return status_of(
-            self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=auxiliary)
-        )
+        known = auxiliary if self._has_selector else _NO_SELECTOR
+        return status_of(self._verdicts, replace(self._served, prefix=ids_hash(prefix_ids), auxiliary=known))
 
     @property
     def asks_for_auxiliary(self) -> bool:

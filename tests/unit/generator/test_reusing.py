@@ -247,3 +247,80 @@ def test_what_has_changed_since_the_verdict_is_told_to_operators() -> None:
     assert changed.settle(Reuse(Auto.AUTO), PREFIX, conditioned=True).note == (
         "auto is full: the verdict was made for another tokenizer, encoding, kv_context"
     )
+
+
+SETTINGS: dict[str, Any] = {
+    "kv_context": "document",
+    "kv_encoding": "int8",
+    "adapter": "legal",
+    "engine": {"adapters": {"legal": "a", "support": "b"}},
+    "selector": {"application": "selector", "grouping": "paper", "reading": "each"},
+}
+MADE_WITH_ALL = Verdict(
+    ReuseMode.CACHECLIP,
+    0.03,
+    "m",
+    ids_hash(PREFIX),
+    "int8",
+    0.2,
+    KvContext.DOCUMENT,
+    tokenizer="t",
+    adapter="identity of legal",
+    auxiliary="a",
+    grouping="paper",
+    reading="each",
+    form=2,
+)
+
+
+def served_by(
+    settings: dict[str, Any] | None = None,
+    model: str = "m",
+    tokenizer: str = "t",
+    legal: str = "identity of legal",
+    has_selector: bool = True,
+) -> Modes:
+    config = load(GeneratorConfig, {"model": "m"} | SETTINGS | (settings or {}))
+    identities = {"legal": legal, "support": "identity of support"}
+    return Modes(config, model, (MADE_WITH_ALL,), has_selector, tokenizer, identities)
+
+
+def test_a_verdict_holds_for_what_it_was_made_with() -> None:
+    ours = served_by()
+    assert ours.status(PREFIX, "a") == "cacheclip 0.2 (document)"
+    settled = ours.settle(Reuse(Auto.AUTO), PREFIX, conditioned=True)
+    assert (settled.mode, settled.note) == (ReuseMode.CACHECLIP, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "prefix", "auxiliary"),
+    [
+        ("model", {"model": "another"}, PREFIX, "a"),
+        ("tokenizer", {"tokenizer": "another"}, PREFIX, "a"),
+        ("prefix", {}, (1, 2), "a"),
+        ("adapter", {"settings": {"adapter": "support"}}, PREFIX, "a"),
+        ("adapter", {"settings": {"adapter": ""}}, PREFIX, "a"),
+        ("adapter", {"legal": "trained anew"}, PREFIX, "a"),
+        ("kv_context", {"settings": {"kv_context": "header"}}, PREFIX, "a"),
+        ("kv_context", {"settings": {"kv_context": "none"}}, PREFIX, "a"),
+        ("encoding", {"settings": {"kv_encoding": "exact"}}, PREFIX, "a"),
+        ("auxiliary", {}, PREFIX, "another"),
+        ("auxiliary", {"has_selector": False}, PREFIX, ""),
+        ("grouping", {"settings": {"selector": {"application": "s", "reading": "each"}}}, PREFIX, "a"),
+        ("reading", {"settings": {"selector": {"application": "s", "grouping": "paper"}}}, PREFIX, "a"),
+    ],
+)
+def test_a_change_of_any_of_it_expires_it_and_status_and_answers_say_which(
+    name: str, changed: dict[str, Any], prefix: tuple[int, ...], auxiliary: str
+) -> None:
+    ours = served_by(**changed)
+    expired = f"expired: it was made for another {name}; run `kvquilt gate`"
+    # what is ingested already may be of another setting
+    of_earlier = ", cacheclip 0.2 (document)" if changed.get("settings") == {"kv_context": "none"} else ""
+    assert ours.status(prefix, auxiliary) == f"{expired}{of_earlier}"
+    if name == "auxiliary":  # whose it is now is told with the choice (``services.generator.selection``)
+        return
+    context = KvContext(changed.get("settings", {}).get("kv_context", "document"))
+    settled = ours.settle(Reuse(Auto.AUTO), prefix, conditioned=True, kv_context=context)
+    assert settled.mode is ReuseMode.FULL
+    assert settled.note.startswith(f"auto is full: the verdict was made for another {name}")
