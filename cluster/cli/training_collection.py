@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from cluster.cli.remote import store_client
 from cluster.cli.session import LONG_DEADLINE_MS, Session
-from cluster.training.collection import examples_of, subjects_of
+from cluster.training.collection import ModelWriter, QuestionWriter, examples_of, subjects_of
 from cluster.training.examples import Example, read_examples, write_examples
 from cluster.training.run import Progress
 from cluster.training.task import TrainedModel
@@ -15,10 +17,25 @@ from shared.errors import NotFound
 from shared.kv_types import Manifest
 
 
+@contextmanager
+def model_writer(served: TrainedModel) -> Iterator[QuestionWriter]:
+    prompts = served.prompts()
+    writer = ModelWriter(served.load(prompts), prompts)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
 def collection_examples(
-    session: Session, options: dict[str, Any], served: TrainedModel, on_progress: Progress
+    session: Session,
+    options: dict[str, Any],
+    served: TrainedModel,
+    on_progress: Progress,
+    writer_of: Callable[[TrainedModel], AbstractContextManager[QuestionWriter]] = model_writer,
 ) -> list[Example]:
-    """Made once: what is in ``OUT/collection.jsonl`` stays, so that the same command goes on.
+    """Made once: what is in ``OUT/collection.jsonl`` stays, so that the same command goes on. ``writer_of``:
+    who writes the questions.
 
     Raises:
         NotFound: nothing runs, or the collection has no documents.
@@ -34,8 +51,8 @@ def collection_examples(
             options["contexts"],
             options["seed"],
         )
-        prompts = served.prompts()
-        write_examples(path, examples_of(subjects, served.load(prompts), prompts, name, on_progress))
+        with writer_of(served) as writer:
+            write_examples(path, examples_of(subjects, writer, name, on_progress))
     return read_examples(path)
 
 
