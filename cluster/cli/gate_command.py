@@ -135,6 +135,13 @@ class Several(click.ParamType[tuple[str, ...]]):
     help="The chance that a mode is accepted that is worse than that.",
 )
 @click.option(
+    "--check",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Then ask so many questions that the verdict did not take (of FILE at most, invented ones at "
+    "least), and tell whether it holds on them. Default: none.",
+)
+@click.option(
     "--answers",
     type=FILE,
     help="Keep answers here, of one kv_context, encoding and adapter. Default: below the data directory "
@@ -174,6 +181,7 @@ def gate(
     minutes: float | None,
     tolerance: float,
     alpha: float,
+    check: int,
     answers: Path | None,
     verdict_path: Path | None,
     json_path: Path | None,
@@ -195,6 +203,7 @@ def gate(
     \b
     kvquilt gate --questions questions.jsonl -c handbook
     kvquilt gate --model smollm2 --questions 60 --minutes 30
+    kvquilt gate --model demo --check 500
     kvquilt gate --config quilt.yaml --kv-context all --encoding all --adapter all
     """
     import torch
@@ -224,6 +233,7 @@ def gate(
         tolerance,
         alpha,
         answers,
+        check,
     )
     servings = [
         Serving(KvContext(context), encoding, name)

@@ -15,6 +15,7 @@ from cluster.config import QuiltConfig
 from cluster.gate.answering import Models
 from cluster.gate.evaluated import Evaluated
 from cluster.gate.evaluation import Evaluation
+from cluster.gate.held import Held, held, held_table, plan_for, unseen
 from cluster.gate.modes import CONTROLS, MODES, OTHERS, ClipSetting, Comparison, parse_ratios
 from cluster.gate.names import parse_names
 from cluster.gate.own import OwnEvaluation
@@ -33,6 +34,8 @@ from shared.verdict import Verdict
 from shared.verdicts import keep_verdict
 
 ALL = "all"
+_UNSEEN = 1
+"""Seed of invented questions that no verdict is made of."""
 _NOT_SERVED = (InvalidRequest, FailedPrecondition, CorruptData)
 Questions = int | RetrievedQuestions
 
@@ -44,7 +47,8 @@ class _NoQuestions(InvalidRequest):
 @dataclass(frozen=True, slots=True)
 class Gate:
     """``path``: of the verdicts. ``answers`` None: they are kept below the data directory until there is a
-    verdict on each way of serving the model."""
+    verdict on each way of serving the model. ``check``: how many questions that a verdict was not made of are
+    asked to see whether it holds."""
 
     session: Session
     config: QuiltConfig
@@ -56,6 +60,7 @@ class Gate:
     tolerance: float
     alpha: float
     answers: Path | None
+    check: int = 0
 
     def own_questions(self, file: Path, collection: str, k: int | None) -> RetrievedQuestions:
         """Asks the running system what it would retrieve.
@@ -92,7 +97,7 @@ class Gate:
         for serving in servings:
             own_report = serving.report_of(report) if several and report else report
             try:
-                one = self._judge(serving, questions, own_report)
+                one, evaluated = self._judge(serving, questions)
             except _NoQuestions:
                 raise
             except _NOT_SERVED as error:
@@ -101,48 +106,66 @@ class Gate:
                 if several:
                     say_left_out(left[-1:], self.session.err)
                 continue
-            judged.append(one)
+            checked: list[Held] = []
             if one.verdict is not None:
                 self._keep(one.verdict)
+                if self.check:
+                    one, checked = self._checked(one, questions)
+            if own_report:
+                self._report(own_report, one, evaluated, checked)
+            judged.append(one)
         if not judged:
             raise errors[0]
         if several:
             self._sum_up(judged, left, report)
-        for one in judged:
-            if one.verdict and one.kept:
-                one.kept.unlink(missing_ok=True)
+        for path in (path for one in judged if one.verdict for path in one.kept):
+            path.unlink(missing_ok=True)
         if missing := [one for one in judged if one.verdict is None]:
             told = [f"{one.serving}: {one.why}" if several else one.why for one in missing]
             raise InvalidRequest("; ".join(told))
 
-    def _judge(self, serving: Serving, questions: Questions, report: Path | None) -> JudgedServing:
+    def _judge(self, serving: Serving, questions: Questions) -> tuple[JudgedServing, Evaluated]:
         models = self._models(serving)
         kept = self.answers or self._kept(models, questions)
-        evaluated = self._evaluate(models, questions, kept)
+        evaluated = self._evaluate(models, questions, kept, self.plan)
         self._say(
             f"{evaluated.questions} questions; margin {100 * self.tolerance:g} points below full over the "
             f"whole blocks, alpha {self.alpha:g}; {serving}"
         )
-        decision = evaluated.decide(self.tolerance, self.alpha)
-        for table in (
-            summary_table(evaluated.found),
-            decision_table(decision),
-            kl_table(evaluated.found),
-        ):
+        decision = decision_table(evaluated.decide(self.tolerance, self.alpha))
+        for table in (summary_table(evaluated.found), decision, kl_table(evaluated.found)):
             print_whole(self.session.out, table)
         verdict, why = None, ""
         try:
             verdict = evaluated.verdict(self.tolerance, self.alpha)
         except InvalidRequest as error:
             why = error.detail
-        if report is not None:
-            details = evaluated.details() | {
-                "decision": dataclasses.asdict(decision),
-                "verdict": verdict and dataclasses.asdict(verdict),
-                "no_verdict": why,
-            }
-            write_report(report, evaluated.measurements(), details, threads=self.threads)
-        return JudgedServing(serving, verdict, why, None if self.answers else kept)
+        return JudgedServing(serving, verdict, why, () if self.answers else (kept,)), evaluated
+
+    def _checked(self, one: JudgedServing, questions: Questions) -> tuple[JudgedServing, list[Held]]:
+        """Whether its verdict holds on questions that it did not take."""
+        verdict = one.verdict
+        assert verdict is not None
+        others: Questions = self.check
+        if isinstance(questions, RetrievedQuestions):
+            others = unseen(questions, verdict, self.check)
+            if not others.subjects:
+                self._say("--check: the verdict took all of the questions; add others to the file", "yellow")
+                return one, []
+        models = self._models(one.serving)
+        kept, plan = self._kept(models, others, _UNSEEN), plan_for(verdict, self.plan)
+        found = held(self._evaluate(models, others, kept, plan, _UNSEEN), verdict)
+        print_whole(self.session.out, held_table(found))
+        return dataclasses.replace(one, kept=(*one.kept, kept)), found
+
+    def _report(self, path: Path, one: JudgedServing, evaluated: Evaluated, checked: Sequence[Held]) -> None:
+        details = evaluated.details() | {
+            "decision": dataclasses.asdict(evaluated.decide(self.tolerance, self.alpha)),
+            "verdict": one.verdict and dataclasses.asdict(one.verdict),
+            "no_verdict": one.why,
+            "check": [dataclasses.asdict(group) | {"holds": group.holds} for group in checked],
+        }
+        write_report(path, evaluated.measurements(), details, threads=self.threads)
 
     def _keep(self, verdict: Verdict) -> None:
         keep_verdict(self.path, verdict)
@@ -167,16 +190,20 @@ class Gate:
     def _say(self, line: str, style: str = "") -> None:
         self.session.out.print(line, style=style, soft_wrap=True)
 
-    def _evaluate(self, models: Models, questions: Questions, kept: Path) -> Evaluated:
-        limits = (self.threads, self.processes, self.minutes, self.tolerance, self.alpha)
-        threads, processes, minutes, tolerance, alpha = limits
+    def _evaluate(
+        self, models: Models, questions: Questions, kept: Path, plan: Comparison, seed: int = 0
+    ) -> Evaluated:
+        """``seed`` of unseen questions: all of them are asked."""
+        tolerance = None if seed else self.tolerance
+        threads, processes, minutes, alpha = self.threads, self.processes, self.minutes, self.alpha
         if isinstance(questions, RetrievedQuestions):
-            own = OwnEvaluation(models, self.plan, questions, threads, processes, minutes, tolerance, alpha)
+            own = OwnEvaluation(models, plan, questions, threads, processes, minutes, tolerance, alpha)
             return own.run(kept, self.session.err)
         evaluation = Evaluation(
             models,
-            self.plan,
+            plan,
             questions,
+            seed=seed,
             threads=threads,
             processes=processes,
             minutes=minutes,
@@ -215,12 +242,12 @@ class Gate:
             device=config.generator.engine.device,
         )
 
-    def _kept(self, models: Models, questions: Questions) -> Path:
+    def _kept(self, models: Models, questions: Questions, seed: int = 0) -> Path:
         """Of all that answers depend on but their models, whose fingerprints are in the file, a file of its
         own."""
         whose = "generated" if isinstance(questions, int) else questions.digest
         adapter = adapter_identity(models.adapter) if models.adapter else ""
-        made_of = repr((models, adapter, whose, self.plan.clips, self.plan.as_served))
+        made_of = repr((models, adapter, whose, self.plan.clips, self.plan.as_served, seed))
         name = digest(made_of.encode("utf-8", "surrogatepass"))
         return self.session.data_dir / "gate" / f"{name}.jsonl"
 

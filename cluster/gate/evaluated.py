@@ -40,6 +40,13 @@ def made_with(
     )
 
 
+def label_of(verdict: Verdict, plan: Comparison) -> str:
+    """Of the way of answering that the verdict names."""
+    way = verdict.mode, verdict.ratio
+    named = (arm.label for arm in plan.candidates if (arm.mode, arm.ratio or None) == way)
+    return next(named, verdict.mode.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """``answers``: all that were given. ``order``: the contexts that a decision may go by, which are
@@ -107,14 +114,7 @@ class Evaluated:
             context,
             evidence(found),
         )
-        label = next(
-            (
-                arm.label
-                for arm in self.plan.candidates
-                if (arm.mode, arm.ratio or None) == (verdict.mode, verdict.ratio)
-            ),
-            verdict.mode.value,
-        )
+        label = label_of(verdict, self.plan)
         by_selector = verdict.mode.deferred
         return replace(
             verdict,

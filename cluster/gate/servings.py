@@ -46,12 +46,12 @@ class Serving:
 @dataclass(frozen=True, slots=True)
 class JudgedServing:
     """``verdict`` None: there is none, ``why`` says why not. ``kept``: its answers, which go once there is a
-    verdict; None: they stay."""
+    verdict."""
 
     serving: Serving
     verdict: Verdict | None = None
     why: str = ""
-    kept: Path | None = None
+    kept: tuple[Path, ...] = ()
 
     @property
     def cost(self) -> tuple[float, ...]:

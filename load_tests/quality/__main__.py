@@ -74,7 +74,11 @@ closed book by 20 points.
                                                                         than whole blocks by --tolerance at
                                                                         most; over conditioned KV never one
                                                                         that recomputes, unless that wins
-                                                                        somewhere and destroys nowhere
+                                                                        somewhere and destroys nowhere. Beside
+                                                                        cacheclip the controls compute as much
+                                                                        as it does, and not their ratio, so no
+                                                                        verdict names them: kvquilt gate asks
+                                                                        every mode as it is served
   python -m load_tests.quality --cacheclip budget/stitched,paper/stitched,budget/each --controls
   query_attention --ratios 0.2 --likeness                               groupings and readings against each
                                                                         other, and how alike auxiliary and

@@ -225,12 +225,8 @@ def test_a_rated_answer_becomes_a_question_of_the_gate(stack: Stack, tmp_path: P
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert "own questions; margin 100 points" in judged.stdout
     assert "advised: ingestion.kv_context none, generator.kv_encoding exact" in judged.stdout
-    assert [
-        (made["mode"], made["questions"], made["kv_context"]) for made in json.loads(verdict.read_text())
-    ] == [
-        ("reordered", "own", "document"),
-        ("reordered", "own", "none"),
-    ]
+    made = [(v["mode"], v["questions"], v["kv_context"]) for v in json.loads(verdict.read_text())]
+    assert made == [("reordered", "own", "document"), ("reordered", "own", "none")]
 
 
 def test_a_model_that_writes_no_questions_is_not_trained_on_a_collection(
