@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from cluster.cli.remote import store_client
@@ -13,7 +15,7 @@ from cluster.training.collection import ModelWriter, QuestionWriter, examples_of
 from cluster.training.examples import Example, read_examples, write_examples
 from cluster.training.run import Progress
 from cluster.training.task import TrainedModel
-from shared.errors import NotFound
+from shared.errors import InvalidRequest, NotFound
 from shared.kv_types import Manifest
 
 
@@ -39,11 +41,12 @@ def collection_examples(
 
     Raises:
         NotFound: nothing runs, or the collection has no documents.
-        InvalidRequest: no questions can be generated.
+        InvalidRequest: no questions can be generated; or what is there was made of another collection.
     """
-    path = options["out"] / "collection.jsonl"
-    if not path.is_file():
-        name = options["collection"]
+    path, name = options["out"] / "collection.jsonl", options["collection"]
+    if path.is_file():
+        _check_same(path, name)
+    else:
         subjects = subjects_of(
             asyncio.run(_stored(session, name)),
             served.num_chunks,
@@ -52,8 +55,21 @@ def collection_examples(
             options["seed"],
         )
         with writer_of(served) as writer:
-            write_examples(path, examples_of(subjects, writer, name, on_progress))
+            write_examples(path, examples_of(subjects, writer, name, on_progress), collection=name)
     return read_examples(path)
+
+
+def _check_same(path: Path, collection: str) -> None:
+    with path.open(encoding="utf-8") as file:
+        try:
+            made_of = json.loads(file.readline())["collection"]
+        except (ValueError, KeyError, TypeError):
+            return  # written by hand: read_examples says what is wrong with it
+    if made_of != collection:
+        raise InvalidRequest(
+            f"--collection: {path} was made of {made_of!r}, not of {collection!r}; name another --out, or "
+            "remove the file"
+        )
 
 
 async def _stored(session: Session, collection: str) -> list[Manifest]:

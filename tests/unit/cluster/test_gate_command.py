@@ -119,10 +119,16 @@ def answered(kept: Path) -> list[dict[str, Any]]:
 def test_it_is_judged_as_it_is_served(gate: Gate, model: Path, tmp_path: Path) -> None:
     config = tmp_path / "quilt.yaml"
     config.write_text(f"model: {model}\ngenerator: {{verdict: {tmp_path / 'v.json'}}}\n", encoding="utf-8")
-    result = gate("--config", config, *QUICK, KVQUILT_INGESTION__KV_CONTEXT="header")
+    check = ("--check", "4", "--json", tmp_path / "report.json")
+    result = gate("--config", config, *QUICK, *check, KVQUILT_INGESTION__KV_CONTEXT="header")
     assert result.exit_code == 0, result.output
     (verdict,) = read_verdicts(tmp_path / "v.json")
     assert verdict.kv_context is KvContext.HEADER
+    assert "questions that it did not take" in result.output
+    checked = json.loads((tmp_path / "report.json").read_text())["details"]["check"]
+    assert {one["group"] for one in checked} >= {"within_documents", "cross_document"}
+    assert all(one["num_questions"] >= 4 and one["holds"] for one in checked), "within 100 points"
+    assert not list((tmp_path / "data" / "gate").iterdir())
 
 
 def quilt(tmp_path: Path, model: Path, **settings: Any) -> Path:

@@ -129,7 +129,7 @@ class TestFiles:
         path = tmp_path / "out" / "collection.jsonl"
         documents = (
             ExampleDocument("Lease", "", (ExampleChunk(CHUNK, "Lease > Rent"), ExampleChunk("é"))),
-            ExampleDocument("", "plain text"),
+            ExampleDocument("", "plain\u2028text\x85\x0c"),
         )
         write_examples(path, [Example("x", documents, ("Who?", "When?"))])
         assert read_examples(path) == [Example(f"{path}, line 1", documents, ("Who?", "When?"))]
@@ -206,6 +206,10 @@ class TestTheCommandsPart:
             assert all(any(words(text) in question for text in texts) for question in example.questions)
         again = self.examples(FakeSession(), tmp_path / "out", writer_of=fake_writer)
         assert again == made, "neither the system nor the model is asked once more"
+        with pytest.raises(
+            InvalidRequest, match=r"collection.jsonl was made of 'c', not of 'd'; name another"
+        ):
+            self.examples(FakeSession(), tmp_path / "out", "d")
         served = TrainedModel(IngestionConfig(str(DEMO_MODEL), 96, KvContext.DOCUMENT), num_chunks=2)
         assert len(served.contexts(made, served.prompts(), seed=0)) == 2
 
