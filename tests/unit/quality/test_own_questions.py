@@ -45,7 +45,7 @@ def test_a_line_is_a_question_and_what_is_known_about_its_answer(tmp_path: Path)
 
 
 def test_a_text_may_hold_any_character_that_json_allows(tmp_path: Path) -> None:
-    """Separators of lines and paragraphs end no line; carriage returns and byte order marks belong to none."""
+    """Separators of lines and paragraphs end no line; carriage returns and byte order marks to none."""
     path, asked = tmp_path / "questions.jsonl", ["Who signs\u2028the order\x85?", "When\u2029?"]
     lines = [json.dumps({"question": question}, ensure_ascii=False) for question in asked]
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "["]).encode())
