@@ -18,6 +18,7 @@ from cluster.paths import DEMO_MODEL
 from shared.engine import load_model
 from shared.engine.model.lora_files import write_adapter
 from shared.errors import KvquiltError
+from shared.kv_types import KvContext
 from tests.generation_server import context, order_of, serving
 from tests.lora_adapters import random_adapter
 
@@ -36,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With two adapters, and the verdict of a gate by int8, titles, the first adapter, and an instruction."""
+    """With two adapters, and the verdict of a gate over titles, by int8 and the first adapter."""
     directory = tmp_path_factory.mktemp("models") / "reader"
     shutil.copytree(DEMO_MODEL, directory)
     hf_model = load_model(str(directory), pack=False).hf_model
@@ -47,7 +48,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = directory.parent / "quilt.yaml"
     settings = {
         "model": str(directory),
-        "prompt": {"instruction": "Read:"},
         "ingestion": {"kv_context": "header"},
         "generator": {"kv_encoding": "int8", "adapter": "legal", "engine": engine(directory)},
     }
@@ -64,10 +64,12 @@ def engine(model: Path) -> dict[str, Any]:
 
 async def told(model: Path, **changes: Any) -> tuple[str, str, str]:
     """What status says, the mode that ``auto`` took, and the note on it."""
-    settings = SERVED | {"engine": engine(model), "prompt": {"instruction": "Read:"}} | changes
+    settings = SERVED | {"engine": engine(model)} | changes
     async with serving(model, **settings) as served:
         assert not isinstance(served.generator, KvquiltError)
-        order = order_of(["The mill is old."], ["Which mill?"], "auto", kv_context=settings["kv_context"])
+        order = order_of(
+            ["The mill is old."], ["Which mill?"], "auto", kv_context=KvContext(settings["kv_context"])
+        )
         events = [event async for event in served.client.generate(context(), order)]
         usage = events[-1].usage
         return served.generator.facts()["verdict"], usage.reuse, usage.note
@@ -80,7 +82,6 @@ async def test_auto_obeys_it(model: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("prefix", {"prompt": {"instruction": "Read this:"}}),
         ("encoding", {"kv_encoding": "exact"}),
         ("kv_context", {"kv_context": "document"}),
         ("adapter", {"adapter": "support"}),
@@ -95,18 +96,23 @@ async def test_a_change_of_a_setting_expires_it(model: Path, name: str, changes:
     assert name in note
 
 
-async def test_another_tokenizer_or_an_adapter_that_was_trained_anew_expires_it(
+async def test_another_prompt_tokenizer_or_an_adapter_that_was_trained_anew_expires_it(
     model: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "reader"
     shutil.copytree(model, other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
-    (other / "tokenizer.json").write_text(json.dumps(tokenizer | {"normalizer": {"type": "NFC"}}))
+    tokenizer["model"]["merges"].pop()
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     status, _, note = await told(other)
     assert status == "expired: it was made for another tokenizer; run `kvquilt gate`"
     assert note == "auto is full: the verdict was made for another tokenizer"
     shutil.copy(model / "tokenizer.json", other)
     assert (await told(other))[1] == "reordered", "a copy elsewhere is the same model"
+    prompt = json.loads((other / "kvquilt.json").read_text())
+    (other / "kvquilt.json").write_text(json.dumps(prompt | {"prefix": "Read this.\n\n"}))
+    assert (await told(other))[0] == "expired: it was made for another prefix; run `kvquilt gate`"
+    shutil.copy(model / "kvquilt.json", other)
     adapter = random_adapter(load_model(str(other), pack=False).hf_model, "legal", 7, only=("q_proj",))
     write_adapter(adapter, other / "legal")
     assert (await told(other))[0] == "expired: it was made for another adapter; run `kvquilt gate`"

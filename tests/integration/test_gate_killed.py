@@ -19,7 +19,7 @@ from shared.verdicts import read_verdicts
 
 PATIENCE_S = 300.0
 COMMAND = (
-    "--questions", "40", "--modes", "reordered", "--encoding", "exact,int8",
+    "--questions", "24", "--modes", "reordered", "--encoding", "exact,int8",
     "--processes", "2", "--tolerance", "0.9", "--alpha", "0.5",
 )  # fmt: skip
 
