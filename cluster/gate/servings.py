@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.table import Table
 
 from cluster.gate.served import LeftOut
-from shared.generation.modes import ReuseMode
 from shared.generation.orders import NO_ADAPTER
 from shared.kv_buffers import ENCODINGS
 from shared.kv_types import KvContext
@@ -59,7 +58,7 @@ class JudgedServing:
         is computed for every question; room in the store; an adapter; what chunks are computed behind."""
         verdict, serving = self.verdict, self.serving
         assert verdict is not None
-        computed = 1.0 if verdict.mode is ReuseMode.FULL else verdict.ratio or 0.0
+        computed = (verdict.ratio or 0.0) if verdict.mode.row.stored else 1.0
         return (
             len(verdict.beyond),
             computed,

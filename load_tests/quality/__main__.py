@@ -185,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     option(parser, "--device", "cpu", "of the primary: cpu, cuda")
     option(parser, "--adapter", "", "directory of one that requests go with; empty: none")
     option(parser, "--packets", "", "directory of those that stand around chunks; they go with --kv-context "
-           "none, --ratios '' and --cacheclip ''")  # fmt: skip
+           "none, and what computes tokens anew is left out")  # fmt: skip
     own = IngestionConfig("model")
     option(parser, "--kv-context", own.kv_context, "what chunks are computed behind", type=KvContext,
            choices=list(KvContext))  # fmt: skip
