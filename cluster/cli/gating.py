@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ class Gate:
             details = evaluated.details() | {"decision": dataclasses.asdict(decision)}
             write_report(report, evaluated.measurements(), details, threads=self.threads)
         verdict = evaluated.verdict(self.tolerance, self.alpha)
-        keep_verdict(self.path, verdict)
+        keep_verdict(self.path, dataclasses.replace(verdict, made_s=time.time()))
         out.print(f"verdict (kv_context {verdict.kv_context}): {verdict.advice}", style="bold")
         out.print(
             f"it took {verdict.num_contexts} contexts; written to {self.path}; mode auto goes by it once the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from shared.config import check_above_zero, check_least
@@ -13,6 +14,7 @@ from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
 from shared.prompt_config import PromptConfig
+from shared.verdict import VERDICT_FILE
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
 
@@ -76,6 +78,11 @@ class GeneratorConfig:
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+
+    @property
+    def verdict_file(self) -> Path:
+        """Holds the verdicts that ``auto`` goes by, where there are any."""
+        return Path(self.verdict) if self.verdict else Path(self.model) / VERDICT_FILE
 
     def __post_init__(self) -> None:
         if self.engine.on_gpu and not self.deployment.num_gpus:
