@@ -52,7 +52,7 @@ class Wording:
             self.system if config.system is None else config.system,
             self.instruction if config.instruction is None else config.instruction,
             self.chunk,
-            self.question if config.question is None else config.question,
+            self.question,
         )
 
     @property
@@ -83,11 +83,8 @@ def template_of(tokenizer: Any, brought: PromptTemplate | None, config: PromptCo
             that documents can be put into; names the piece that differs.
     """
     if config.template == "auto" and brought is not None:
-        if any(text is not None for text in (config.system, config.instruction, config.question)):
-            log.warning(
-                "prompt.system, prompt.instruction and prompt.question are not used: the model brings its "
-                "own prompt"
-            )
+        if config.system is not None or config.instruction is not None:
+            log.warning("prompt.system and prompt.instruction are not used: the model brings its own prompt")
         return brought
     has_chat = bool(getattr(tokenizer, "chat_template", None))
     if config.template == "chat" and not has_chat:

@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 DEFAULT_DATE = "2024-07-26"
-_SLOT = "{question}"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptConfig:
-    """The prompt of the model that answers (docs/prompts.md). Changing anything but `question` changes the KV
-    of every chunk: run `kvquilt ingest --re-encode` afterwards.
+    """The prompt of the model that answers (docs/prompts.md). Changing it changes the KV of every chunk: run
+    `kvquilt ingest --re-encode` afterwards.
 
     template: `auto` is the model's own `kvquilt.json`, else its tokenizer's chat template, else `default`;
     `chat` insists on the chat template; `default` is plain text; `turborag` marks documents as TurboRAG does.
     system: the system text; left out: what the chat template says by itself.
     instruction: the text in front of the documents; left out: the template's own.
-    question: the text around the question, with `{question}` in its place; left out: the template's own.
     date: the "today" of chat templates that print one, always the same, since KV depends on it.
     thinking: of models that can think before they answer.
     packets: a folder of `kvquilt train packets`, whose vectors stand in front of and behind every chunk
@@ -29,7 +27,6 @@ class PromptConfig:
     template: Literal["auto", "chat", "default", "turborag"] = "auto"
     system: str | None = None
     instruction: str | None = None
-    question: str | None = None
     date: str = DEFAULT_DATE
     thinking: bool = False
     packets: str = ""
@@ -39,8 +36,6 @@ class PromptConfig:
             _ = self.today
         except ValueError:
             raise ValueError(f"date: must be a day such as {DEFAULT_DATE}, got {self.date!r}") from None
-        if self.question is not None and self.question.count(_SLOT) != 1:
-            raise ValueError(f"question: must contain {_SLOT} exactly once, got {self.question!r}")
 
     @property
     def today(self) -> datetime.datetime:

@@ -210,18 +210,6 @@ class TestChosen:
         template = template_of(with_template(""), None, PromptConfig(system="S.", instruction="I."))
         assert template.prefix == "S.\n\nI.\n\n"
 
-    @families
-    def test_the_operators_words_around_the_question_are_said_and_change_no_chunk(self, family: str) -> None:
-        own, plain = prompts_of(family, question="{question} Be brief."), prompts_of(family)
-        assert (own.prefix_ids, own.encode_chunk("a b")) == (plain.prefix_ids, plain.encode_chunk("a b"))
-        asked = plain.template.question.replace("Question: {question}", "{question} Be brief.")
-        assert own.template.question == asked
-        own.check_specials()
-
-    def test_words_around_the_question_are_said_without_a_chat_template_too(self) -> None:
-        template = template_of(with_template(""), None, PromptConfig(question="Q: {question} A:"))
-        assert template.question == "Q: {question} A:"
-
     def test_the_models_own_prompt_wins_until_the_operator_names_another(self) -> None:
         tokenizer, own = chat_tokenizer("ChatML"), PromptTemplate("P", "{text}", "{question}", "kvquilt.json")
         assert template_of(tokenizer, own, PromptConfig(system="not used")) is own
@@ -261,11 +249,6 @@ class TestChosen:
     def test_a_date_that_is_none_is_refused(self) -> None:
         with pytest.raises(ValueError, match="date: must be a day such as 2024-07-26, got 'today'"):
             PromptConfig(date="today")
-
-    @pytest.mark.parametrize("question", ["Answer:", "{question} or {question}", ""])
-    def test_words_around_the_question_without_a_place_for_it_are_refused(self, question: str) -> None:
-        with pytest.raises(ValueError, match=r"question: must contain \{question\} exactly once"):
-            PromptConfig(question=question)
 
 
 CONTENT = "{{ messages[-1]['content'] }}"
