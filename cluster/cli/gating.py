@@ -61,7 +61,10 @@ class Gate:
             async with session.connect(retrieval_client) as searcher, session.connect(store_client) as store:
                 ctx = session.context(LONG_DEADLINE_MS)
                 name = collection or await only_collection(ctx, searcher)
-                return await retrieve(ctx, searcher, store, name, questions, k or self.config.gateway.k)
+                served = self.config.gateway
+                return await retrieve(
+                    ctx, searcher, store, name, questions, k or served.k, order=served.order
+                )
 
         found = asyncio.run(go())
         if found.left_out:

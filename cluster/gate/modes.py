@@ -148,6 +148,14 @@ def parse_controls(names: str) -> tuple[ReuseMode, ...]:
     return parse_names("--controls", names, CONTROLS)
 
 
+def parse_others(names: str) -> tuple[ReuseMode, ...]:
+    """
+    Raises:
+        InvalidRequest: names what is no mode besides ``reordered`` that recomputes nothing.
+    """
+    return parse_names("--others", names, OTHERS)
+
+
 def parse_ratios(numbers: str) -> tuple[float, ...]:
     """``0.1,0.2``; 0 is ``reordered``, which is asked anyway.
 

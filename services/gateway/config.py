@@ -10,6 +10,7 @@ from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
 from shared.kv_types import KvContext
+from shared.search import ContextOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ class ShadowConfig:
 class GatewayConfig:
     """
     k: chunks in a context when the request names none; max_k: most it may name.
+    order: of the chunks in a context: `best_first`, or `best_last`, the best one next to the question, where
+    small models read best.
     max_questions: most questions over one context.
     reuse: where the request names none.
     refusal: of questions that the documents hold too little evidence for.
@@ -125,6 +128,7 @@ class GatewayConfig:
 
     k: int = 8
     max_k: int = 64
+    order: ContextOrder = ContextOrder.BEST_FIRST
     max_questions: int = 32
     reuse: AskedMode = ReuseMode.REORDERED
     refusal: RefusalConfig = field(default_factory=RefusalConfig)

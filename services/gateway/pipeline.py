@@ -223,7 +223,7 @@ class Pipeline:
             ctx, inquiry.collection, inquiry.questions, k, options.mode, options.filters
         )
         refused = refusals(inquiry.refusal, self._config.refusal, inquiry.questions, result.rankings)
-        hits = fuse(result.rankings, k, self._config.rrf_constant)
+        hits = self._config.order.arrange(fuse(result.rankings, k, self._config.rrf_constant))
         answering = len(refused) < len(inquiry.questions)
         reuses = answering and may_reuse(self._mode(inquiry))
         if reuses and not inquiry.without_prefix:  # their KV without it is another

@@ -49,7 +49,8 @@ class SelectionConfig:
 class GeneratorConfig:
     """``model``: a directory or Hugging Face id. ``reuse``, ``adapter`` (one of ``engine.adapters``),
     ``max_tokens`` and ``stop`` (texts that end an answer) apply to requests that name none, ``stop`` to those
-    without beams and thoughts.
+    without beams and thoughts. ``stop_repeated`` applies to these, too: an answer ends before a sentence or
+    line that it has said already, as small models say the same over and over.
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
@@ -69,6 +70,7 @@ class GeneratorConfig:
     max_tokens: int = 256
     max_tokens_limit: int = 8192
     stop: tuple[str, ...] = ()
+    stop_repeated: bool = False
     max_chunks: int = 1024
     max_questions: int = 64
     kv_store: str = "kv_store"

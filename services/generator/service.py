@@ -19,7 +19,7 @@ from services.generator.reuse_modes import Modes, Reusing
 from services.generator.selection import Choosing, Decision, SelectionPort
 from shared.engine import Engine
 from shared.errors import InvalidRequest
-from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, total_len
+from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams, total_len
 from shared.generation.described import ModelDescription, PrefilledChunk
 from shared.generation.forest import Edit, ForestRequest
 from shared.generation.orders import ForestOrder, GenerationOrder
@@ -135,11 +135,7 @@ class Generator:
             reuse=reusing.mode,
             recompute=reusing.recompute,
             ape=reusing.ape,
-            sampling=replace(
-                order.sampling,
-                max_tokens=self._max_tokens(order.sampling.max_tokens, prompt_len),
-                stop=order.sampling.stop or self._stop(order),
-            ),
+            sampling=self._sampling(order, prompt_len),
             beams=order.decoding.beams,
             choose=order.decoding.choose,
             links=links,
@@ -275,10 +271,16 @@ class Generator:
         prefix_ids = self.prompts.prefix(prefix)
         return prefix_ids, self._identities.of(ctx.tenant, prefix_ids, pieces, chained)
 
-    def _stop(self, order: GenerationOrder) -> tuple[str, ...]:
-        """Of an order that names none. Beams have no stop strings, and thoughts have paragraphs."""
-        plain = order.decoding.beams is None and order.decoding.choose is None
-        return self.config.stop if plain and self.tokenizer is not None else ()
+    def _sampling(self, order: GenerationOrder, prompt_len: int) -> SamplingParams:
+        """As asked, else as configured. Beams have no stop strings, and thoughts have paragraphs."""
+        asked, decoding = order.sampling, order.decoding
+        plain = decoding.beams is None and decoding.choose is None and self.tokenizer is not None
+        return replace(
+            asked,
+            max_tokens=self._max_tokens(asked.max_tokens, prompt_len),
+            stop=asked.stop or (self.config.stop if plain else ()),
+            stop_repeated=plain and self.config.stop_repeated and not asked.ignore_eos,
+        )
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
         """Refuses too much, here or in the engine; the default only takes the room there
