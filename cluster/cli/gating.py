@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,10 @@ class Gate:
             async with session.connect(retrieval_client) as searcher, session.connect(store_client) as store:
                 ctx = session.context(LONG_DEADLINE_MS)
                 name = collection or await only_collection(ctx, searcher)
-                return await retrieve(ctx, searcher, store, name, questions, k or self.config.gateway.k)
+                served = self.config.gateway
+                return await retrieve(
+                    ctx, searcher, store, name, questions, k or served.k, order=served.order
+                )
 
         found = asyncio.run(go())
         if found.left_out:
@@ -168,7 +172,7 @@ class Gate:
         write_report(path, evaluated.measurements(), details, threads=self.threads)
 
     def _keep(self, verdict: Verdict) -> None:
-        keep_verdict(self.path, verdict)
+        keep_verdict(self.path, dataclasses.replace(verdict, made_s=time.time()))
         num_questions = sum(tally.num_questions for tally in verdict.asked.values())
         self._say(f"verdict (kv_context {verdict.kv_context}): {verdict.advice}", style="bold")
         self._say(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from cluster.gate.answering import Models
 from cluster.gate.decision import DEFAULT_ALPHA, Context, GateDecision, context_of, decide, scores
@@ -90,7 +91,8 @@ class Evaluated:
         """
         decision = self.decide(tolerance, alpha)
         taken = set(self.order[: decision.num_contexts])
-        found = findings([answer for answer in self.answers if context_of(answer) in taken], self.plan)
+        answers = [answer for answer in self.answers if context_of(answer) in taken]
+        found = findings(answers, self.plan)
         counted = [finding for finding in found if finding.counts]
         if found and all(finding.kind == UNJUDGED for finding in found):
             raise InvalidRequest(
@@ -126,6 +128,15 @@ class Evaluated:
             questions=self.questions,
             num_contexts=decision.num_contexts,
             alpha=alpha,
+            agreement=_agreement(answers, label, counted),
             loss_at_most={one.group: round(one.loss_at_most, 6) for one in decision.of(label)},
             form=FORM,
         )
+
+
+def _agreement(answers: Sequence[GradedAnswer], label: str, counted: Sequence[Finding]) -> float | None:
+    """Of one way with the reference, over all questions that count; None: it was not measured."""
+    kinds = {finding.kind for finding in counted}
+    alike = [answer.alike for answer in answers if answer.mode == label and answer.kind in kinds]
+    known = [one for one in alike if one is not None]
+    return round(fmean(known), 6) if known and len(known) == len(alike) else None

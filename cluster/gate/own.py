@@ -27,6 +27,7 @@ from services.ingestion.recipe import Recipe, context_tokens
 from shared.errors import InvalidRequest
 from shared.identity import adapter_identity
 from shared.kv_types import KvContext, Manifest
+from shared.measuring.reference import Place, within_reach
 
 MAX_TOKENS = 64
 _DOCUMENTS = 256  # kept as they were cut
@@ -109,6 +110,7 @@ class OwnBench:
             asked.num_tokens,
             reply.num_selected if arm.mode.row.stored else asked.num_tokens,
             kl=reply.kl,
+            alike=reply.alike,
         )
 
     def asked(self, subject: OwnSubject) -> AskedQuestion:
@@ -153,30 +155,20 @@ class OwnBench:
         """Of the whole blocks what the model can read at once, in order: the retrieved chunks, then those
         nearest to them."""
 
-        def tokens(places: Sequence[tuple[str, int]]) -> int:
-            return sum(len(documents[i].manifest.chunks[at].token_ids) for i, at in places)
+        def num_tokens(place: Place) -> int:
+            document_id, at = place
+            return len(documents[document_id].manifest.chunks[at].token_ids)
 
         around = (
             len(self.prompts.prefix_ids) + len(self.prompts.encode_question(question)) + MAX_TOKENS + _AROUND
         )
-        room = self._most - around - tokens(list(dict.fromkeys(retrieved)))
+        room = self._most - around - sum(map(num_tokens, dict.fromkeys(retrieved)))
         if room < 0:
             raise InvalidRequest(
                 f"--questions: the chunks that are retrieved for question {number + 1} are longer than the "
                 "model reads; ask for fewer by -k"
             )
-        distances = {
-            place: min(abs(place[1] - at) for i, at in retrieved if i == place[0])
-            for place in whole
-            if place not in retrieved
-        }
-        kept = set(retrieved)
-        for place in sorted(distances, key=lambda place: (distances[place], place)):
-            room -= tokens([place])
-            if room < 0:
-                break
-            kept.add(place)
-        return [place for place in whole if place in kept]
+        return within_reach(whole, retrieved, num_tokens, room)
 
     def _read(self, document_id: str) -> OwnDocument:
         stored = self._documents[document_id]

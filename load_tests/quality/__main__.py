@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -138,7 +140,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
         write_report(args.json, evaluated.measurements(), evaluated.details(), threads=args.threads)
     if args.verdict is not None:
         verdict = evaluated.verdict(args.tolerance, args.alpha)
-        keep_verdict(args.verdict, verdict)
+        keep_verdict(args.verdict, dataclasses.replace(verdict, made_s=time.time()))
         console.print(f"verdict: {verdict.advice}, in {args.verdict}", soft_wrap=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import pytest
 from services.generator.config import GeneratorConfig
 from services.generator.reuse_modes import Modes
 from shared.config import load
-from shared.errors import FailedPrecondition, InvalidRequest
+from shared.errors import FailedPrecondition, InvalidRequest, NotFound
 from shared.generation.modes import Ape, Recompute, ReuseMode
 from shared.generation.orders import Auto, Reuse
 from shared.generation.selection import Grouping, Reading
+from shared.generation.told import ObeyedVerdict
 from shared.identity import ids_hash
 from shared.kv_types import KvContext
 from shared.verdict import Verdict
+from shared.verdicts import keep_verdict, read_verdicts
 
 PREFIX = (1, 2, 3)
 VERDICT = Verdict(ReuseMode.CACHEBLEND, 0.01, "m", ids_hash(PREFIX), "exact", 0.4)
@@ -247,6 +250,36 @@ def test_what_has_changed_since_the_verdict_is_told_to_operators() -> None:
     assert changed.settle(Reuse(Auto.AUTO), PREFIX, conditioned=True).note == (
         "auto is full: the verdict was made for another tokenizer, encoding, kv_context"
     )
+
+
+def test_a_suspended_verdict_is_not_obeyed_and_what_was_seen_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "verdict.json"
+    keep_verdict(path, VERDICT)
+    served = Modes(GeneratorConfig("m", verdict=str(path)), "m", read_verdicts(path), has_selector=False)
+    assert served.settle(Reuse(Auto.AUTO), PREFIX).verdict == ObeyedVerdict(VERDICT.id)
+    assert served.settle(Reuse(ReuseMode.EPIC), PREFIX).verdict is None
+    assert served.suspend(VERDICT.id, "agreement 50 %")
+    settled = served.settle(Reuse(Auto.AUTO), PREFIX)
+    assert (settled.mode, settled.verdict) == (ReuseMode.FULL, None)
+    assert settled.note == "auto is full: the verdict is suspended by shadow: agreement 50 %"
+    again = Modes(GeneratorConfig("m"), "m", read_verdicts(path), has_selector=False)
+    assert again.settle(Reuse(Auto.AUTO), PREFIX) == settled
+    anew = replace(VERDICT, made_s=1.0, agreement=0.9)
+    keep_verdict(path, anew)
+    assert modes(*read_verdicts(path)).settle(Reuse(Auto.AUTO), PREFIX).verdict == ObeyedVerdict(anew.id, 0.9)
+
+
+def test_a_verdict_is_suspended_where_its_file_cannot_be_written_and_none_is_that_is_not_served(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "verdict.json").write_text("{", encoding="utf-8")
+    config = GeneratorConfig("m", verdict=str(tmp_path / "verdict.json"))
+    served = Modes(config, "m", (VERDICT,), has_selector=False)
+    with pytest.raises(NotFound, match="verdict: none with the identity 'other' is served here"):
+        served.suspend("other", "agreement 50 %")
+    assert served.settle(Reuse(Auto.AUTO), PREFIX).verdict
+    assert not served.suspend(VERDICT.id, "agreement 50 %")
+    assert served.settle(Reuse(Auto.AUTO), PREFIX).mode is ReuseMode.FULL
 
 
 SETTINGS: dict[str, Any] = {
