@@ -47,7 +47,10 @@ def reference() -> str:
     parts = [HEAD, "\n## Shared settings\n", *_section(QuiltConfig, "", skip=SECTIONS)]
     hints = typing.get_type_hints(QuiltConfig)
     for name in SECTIONS:
-        parts += [f"\n## {name}\n", *_section(hints[name], f"{name}.", skip=("deployment", "prompt"))]
+        parts += [
+            f"\n## {name}\n",
+            *_section(hints[name], f"{name}.", skip=("deployment", "prompt", "limits")),
+        ]
     parts += [
         "\n## deployment, in every service's section\n",
         *_section(DeploymentConfig, "SERVICE.deployment.", skip=("log",)),

@@ -12,6 +12,7 @@ from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
+from shared.limits import Limits
 from shared.prompt_config import PromptConfig
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
@@ -56,8 +57,8 @@ class GeneratorConfig:
     is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
     in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
-    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``: filled in
-    from the shared section.
+    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``, ``limits``:
+    filled in from the shared sections.
     """
 
     model: str
@@ -75,6 +76,7 @@ class GeneratorConfig:
     verdict: str = ""
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: Limits = field(default_factory=Limits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -30,14 +30,19 @@ class GenerationServicer(LoadedServicer[Generator]):
         return mapped(prefilled, PREFILLED.to_pb)
 
     @server_stream
-    def Generate(
+    async def Generate(
         self, request: generation_pb2.GenerateRequest, ctx: RequestContext
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         generator, order = self._service, order_of(request)
-        planned, margins = generator.plan(ctx, order), order.decoding.margins
-        if margins is None:
-            return mapped(generator.generate(ctx, planned), GENERATED.to_pb)
-        return mapped(MarginWriter(generator, ctx, planned, margins).answer(), GENERATED.to_pb)
+        planned, margins = await generator.plan(ctx, order), order.decoding.margins
+        events = (
+            generator.generate(ctx, planned)
+            if margins is None
+            else MarginWriter(generator, ctx, planned, margins).answer()
+        )
+        async with aclosing(events):
+            async for event in events:
+                yield GENERATED.to_pb(event)
 
     @both_streams
     async def Explore(

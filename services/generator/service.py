@@ -4,9 +4,11 @@ events back."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from services.generator.chunk_texts import ChunkReader, ChunkText
 from services.generator.config import GeneratorConfig
@@ -31,6 +33,8 @@ from shared.prompt import PromptTokenizer
 from shared.request import RequestContext
 from shared.streams import cancelled
 from shared.verdict import Verdict
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class Generator:
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
         self._thread = EngineThread(engine)
+        # one: tokenizers are not for several threads, and long texts are not for the event loop
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     @property
     def alive(self) -> bool:
@@ -91,7 +97,7 @@ class Generator:
         """
         if encoding and encoding not in ENCODINGS:
             raise InvalidRequest(f"encoding: {encoding!r} is not one of {', '.join(ENCODINGS)}")
-        prefix_ids, (chunks, links) = self._context(ctx, prefix, pieces, chained)
+        prefix_ids, (chunks, links) = await self.tokenized(self._context, ctx, prefix, pieces, chained)
         if not chunks:
             return
         unique = tuple(dict.fromkeys(chunks))
@@ -108,9 +114,16 @@ class Generator:
                     yield PrefilledChunk(next_index, chunk.chunk_id, chunk.token_ids, stored[chunk])
                     next_index += 1
 
-    def plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
+    async def plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
         """The engine's request for ``order``: everything is ids, every chunk has its identity, every default
         its value."""
+        return await self.tokenized(self._plan, ctx, order)
+
+    async def tokenized(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """What ``work`` makes of texts, in the thread that is for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
+
+    def _plan(self, ctx: RequestContext, order: GenerationOrder) -> Plan:
         if len(order.questions) > self.config.max_questions:
             raise InvalidRequest(
                 f"questions: {len(order.questions)} are more than the {self.config.max_questions} allowed"
@@ -173,7 +186,7 @@ class Generator:
         self, ctx: RequestContext, order: ForestOrder, commands: AsyncIterator[Edit]
     ) -> AsyncGenerator[Event, None]:
         """Tells what happens in a live forest. It is closed when ``commands`` end."""
-        prefix_ids, (chunks, links) = self._context(ctx, order.prefix, order.chunks)
+        prefix_ids, (chunks, links) = await self.tokenized(self._context, ctx, order.prefix, order.chunks)
         reusing = self._modes.settle(
             order.reuse,
             prefix_ids,
@@ -191,7 +204,9 @@ class Generator:
             links=links,
             adapter=reusing.adapter,
         )
-        edits = (settled(command, self.prompts, self.config) async for command in commands)
+        edits = (
+            await self.tokenized(settled, command, self.prompts, self.config) async for command in commands
+        )
         async with aclosing(self._thread.stream(request, ctx, edits)) as events:
             async for event in events:
                 if isinstance(event, SelectedEvent):
@@ -248,6 +263,7 @@ class Generator:
         }
 
     def close(self) -> None:
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
         self._thread.close()
 
     def _adapters(self) -> str:

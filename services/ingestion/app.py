@@ -23,6 +23,7 @@ class Ingestion(IngestHandlers):
 
     def __init__(self, config: IngestionConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        self.limits = config.limits
         super().__init__(build_service(config), config.run_deadline_s)
 
     def __del__(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.kv_types import KvContext
+from shared.limits import Limits
 from shared.prompt_config import PromptConfig
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -33,7 +34,7 @@ class IngestionConfig:
     selector: the application that makes auxiliary KV; empty: there is none. Filled in where `selector.model`
     is set.
     addresses: of applications that another cluster serves; filled in from `applications`.
-    prompt: of the generator's model; filled in from the shared section.
+    prompt: of the generator's model; filled in from the shared section, as limits are.
     """
 
     model: str
@@ -51,6 +52,7 @@ class IngestionConfig:
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: Limits = field(default_factory=Limits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
