@@ -57,8 +57,8 @@ class GeneratorConfig:
     is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
     in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
-    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``, ``limits``:
-    filled in from the shared sections.
+    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
+    ``limits``: filled in from the shared sections.
     """
 
     model: str

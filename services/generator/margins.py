@@ -20,7 +20,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from services.generator.service import Generator, Plan
+from services.generator.planning import Plan
+from services.generator.service import Generator
 from shared.errors import InvalidRequest
 from shared.generation.asked import Margins, MarginsAfter, SamplingParams
 from shared.generation.modes import ReuseMode
