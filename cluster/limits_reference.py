@@ -17,9 +17,10 @@ from cluster.config import SECTIONS, QuiltConfig
 from services.ingestion.service import MAX_ID_LEN
 from services.retrieval.collection import MAX_K
 from services.retrieval.filters import MAX_FILTERS, MAX_VALUES
-from services.retrieval.rows import MAX_FIELD_BYTES, MAX_QUERIES, MAX_ROWS_PER_DOCUMENT
+from services.retrieval.rows import MAX_QUERIES
 from shared.generation.asked import MAX_LENGTH_PENALTY, MAX_SAMPLES, MAX_TOP_LOGPROBS
 from shared.generation.modes import MAX_APE
+from shared.indexable import MAX_FIELD_BYTES, MAX_ROWS_PER_DOCUMENT
 from shared.limits import FIELDS, MESSAGES, Limits
 
 _NODE = {"kv_store_node": ("NodeStore",)}
