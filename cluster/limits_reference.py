@@ -14,6 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescr
 
 from cluster.compose import SERVICERS
 from cluster.config import SECTIONS, QuiltConfig
+from services.ingestion.config import ParsingConfig
 from services.ingestion.service import MAX_ID_LEN
 from services.retrieval.collection import MAX_K
 from services.retrieval.filters import MAX_FILTERS, MAX_VALUES
@@ -38,6 +39,8 @@ _RANGES = {
     "`request_id`": "at most 128 visible ASCII characters",
     "tenant, collection": "1 to 64 letters, digits, `-`, `_`, `.`",
 }
+_MOST = ("max_", "most_")
+_LONGEST = ("timeout_s", "deadline_s")
 HEAD = """# Limits
 
 What a request may hold at most. It is looked at where the request enters a service, by gRPC as by HTTP, before anything is made
@@ -113,7 +116,7 @@ def _own() -> Iterator[str]:
 def _bounds(schema: type, path: str) -> Iterator[tuple[str, str]]:
     hints = typing.get_type_hints(schema, include_extras=True)
     for field in dataclasses.fields(schema):
-        if field.name.startswith(("max_", "most_")):
+        if schema is ParsingConfig or field.name.startswith(_MOST) or field.name.endswith(_LONGEST):
             yield f"{path}.{field.name}", json.dumps(field.default)
         elif dataclasses.is_dataclass(hints[field.name]) and field.name not in ("limits", "deployment"):
             yield from _bounds(typing.cast(type, hints[field.name]), f"{path}.{field.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import fields
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cluster.limits_reference import fields_of, request_types
 from protos.kvquilt.v1 import (
@@ -148,6 +152,19 @@ def test_what_no_field_may_hold_is_named(request_: Message, says: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         check_request(request_)
     assert refusal.value.detail.startswith(says)
+
+
+@pytest.mark.parametrize("rpc", ["Rag.Answer", "Generation.Generate", "KvStore.PutManifest", "Ingest.Upsert"])
+@given(wire=st.binary(max_size=300))
+@settings(max_examples=50)
+def test_whatever_bytes_a_request_is_made_of_it_passes_or_is_refused(rpc: str, wire: bytes) -> None:
+    request = GetMessageClass(request_types()[rpc])()
+    try:
+        request.ParseFromString(wire)
+    except DecodeError:
+        return
+    with contextlib.suppress(InvalidRequest):
+        check_request(request, SMALL)
 
 
 def test_what_is_within_the_limits_passes() -> None:
