@@ -23,6 +23,9 @@ from google.protobuf.message import Message
 from shared.config import check_least
 from shared.errors import InvalidRequest
 
+_OF_MESSAGES = ("message_bytes", "upsert_bytes", "document_bytes")
+_LARGEST_MESSAGE = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -63,11 +66,14 @@ class Limits:
 
     def __post_init__(self) -> None:
         check_least(self, 1, *(field.name for field in dataclasses.fields(self)))
+        for name in _OF_MESSAGES:
+            if getattr(self, name) > _LARGEST_MESSAGE:
+                raise ValueError(f"{name}: no message has more than {_LARGEST_MESSAGE} bytes")
 
     @property
     def largest_bytes(self) -> int:
         """Of any request: what a server need not take in at all."""
-        return max(self.message_bytes, self.upsert_bytes, self.document_bytes)
+        return max(getattr(self, name) for name in _OF_MESSAGES)
 
 
 DEFAULT_LIMITS = Limits()

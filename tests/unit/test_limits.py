@@ -254,6 +254,8 @@ def test_a_message_that_was_not_even_taken_in_is_a_wrong_request() -> None:
     assert told.detail.startswith("the message has 5000000 bytes, more than the 4194304 that are taken")
 
 
-def test_a_limit_below_one_is_refused_by_name() -> None:
+def test_a_limit_that_cannot_be_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="stop_strings: must be at least 1, got 0"):
         Limits(stop_strings=0)
+    with pytest.raises(ValueError, match="upsert_bytes: no message has more than 2147483647 bytes"):
+        Limits(upsert_bytes=2**31)

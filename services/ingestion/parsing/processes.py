@@ -130,7 +130,6 @@ class ParserProcess:
             stdout=subprocess.PIPE,
             env=environment,  # no secrets
             cwd="/",
-            start_new_session=True,
             bufsize=0,
         )
         assert self._process.stdin is not None
