@@ -27,7 +27,7 @@ class ParsingConfig:
     """
 
     memory_bytes: int = 2 << 30
-    cpu_s: float = 20.0
+    cpu_s: float = 10.0
     cpu_s_per_mib: float = 10.0
     text_bytes: int = 64 << 20
 
@@ -51,7 +51,8 @@ class IngestionConfig:
     kv_context_tokens: most token ids in front of a chunk; a longer document is parted into blocks. 0: 4,096,
     or what the model's positions leave beside a chunk.
     prefill_batch: chunks per call to the generator.
-    parallel_documents: documents of one run that are worked on at the same time.
+    parallel_documents: documents of one run that are worked on at the same time; and of all runs, that are
+    read at the same time, in turns over the tenants.
     max_unpacked_bytes: what the packed parts of one document (.docx, .pptx, .xlsx) may unpack to.
     parsing: what reading one document may take.
     ocr_command: program and arguments, run without a shell for every page of a PDF that has no text. A PDF of
