@@ -73,7 +73,7 @@ class Limits:
     @property
     def largest_bytes(self) -> int:
         """Of any request: what a server need not take in at all."""
-        return max(getattr(self, name) for name in _OF_MESSAGES)
+        return max(int(getattr(self, name)) for name in _OF_MESSAGES)
 
 
 DEFAULT_LIMITS = Limits()
@@ -151,7 +151,8 @@ def check_request(request: Message, limits: Limits = DEFAULT_LIMITS) -> None:
 
 def limits_of(field: FieldDescriptor) -> tuple[str, ...]:
     """Names of the field's limits; none of a field that cannot be large, or only as its whole message."""
-    if listed := FIELDS.get(f"{field.containing_type.name}.{field.name}"):
+    message = field.containing_type
+    if message is not None and (listed := FIELDS.get(f"{message.name}.{field.name}")):
         return listed
     found = []
     if field.is_repeated:

@@ -30,7 +30,7 @@ from services.ingestion.parsing.messages import (
 from shared.documents import SourceDocument
 from shared.errors import KvquiltError, UnreadableDocument
 
-_WORN_SHARE = 0.25
+_WORN_SHARE = 0.5
 
 
 class ParsingProcess:
