@@ -43,7 +43,7 @@ class Limits:
     stop_strings: of one request.
     name_bytes: of an id, a name, a stop string, a value to filter by; in UTF-8, as all texts here.
     title_bytes: of a title or heading.
-    question_bytes: of a question, and of a comment on an answer.
+    question_bytes: of a question, of a comment on an answer, of a value in a document's metadata.
     text_bytes: of a chunk, or of what stands in front of a question.
     deadline_ms: how long a caller may be willing to wait.
     """
@@ -107,6 +107,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "ManifestChunk.text": ("text_bytes",),
     "Margins.instruction": ("question_bytes",),
     "Margins.relevance": ("question_bytes",),
+    "MetadataEntry.value": ("question_bytes",),
     "NeededRequest.chunk_ids": ("ids", "name_bytes"),
     "OpenRequest.chunk_ids": ("opened", "name_bytes"),
     "Piece.text": ("text_bytes",),

@@ -100,8 +100,8 @@ TOO_MUCH: list[tuple[Message, str]] = [
         f"documents[1].metadata['{'k' * 17}']: has 17 bytes, more than the 16 that limits.name_bytes allows",
     ),
     (
-        ingest_pb2.UpsertRequest(documents=[ingest_pb2.SourceDocument(metadata={"k": "v" * 17})]),
-        "documents[0].metadata['k']: has 17 bytes, more than the 16 that limits.name_bytes allows",
+        ingest_pb2.UpsertRequest(documents=[ingest_pb2.SourceDocument(metadata={"k": "v" * 65})]),
+        "documents[0].metadata['k']: has 65 bytes, more than the 64 that limits.question_bytes allows",
     ),
     (
         kv_store_node_pb2.OpenRequest(chunk_ids=["0" * 8] * 6),

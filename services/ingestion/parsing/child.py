@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import BinaryIO
 
 from services.ingestion.formats.ocr import OcrFailed
@@ -65,10 +66,7 @@ class ParsingProcess:
             told = Told(error.code, error.detail)
         except MemoryError:
             return Told(OUT_OF_MEMORY, worn=True)
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if peak_bytes > _WORN_SHARE * self._memory_bytes:
-            return replace(told, worn=True)
-        return told
+        return replace(told, worn=_held_bytes() > _WORN_SHARE * self._memory_bytes)
 
     def _recognised(self, page: bytes) -> str:
         self._send(packed(Page()), frame(page))
@@ -87,6 +85,11 @@ class ParsingProcess:
         for one in frames:
             self._told.write(one)
         self._told.flush()
+
+
+def _held_bytes() -> int:
+    """Memory that this process keeps though it has nothing to do."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _allow_cpu(seconds: int) -> None:
