@@ -103,6 +103,8 @@ def main() -> None:
     memory_bytes = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # where memory runs out, this is the process to end, not the service
+        Path("/proc/self/oom_score_adj").write_text("1000")
     logging.basicConfig(level=logging.WARNING, format="parsing: %(message)s")
     # What a library prints must not get between the frames.
     with os.fdopen(os.dup(1), "wb") as told, contextlib.suppress(BrokenPipeError):
