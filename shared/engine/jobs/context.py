@@ -42,7 +42,9 @@ class Host:
         return frozenset() if params.ignore_eos else self.spec.eos_ids
 
     def growth(self, params: SamplingParams) -> Growth:
-        return Growth(params, TextStream(self.decode, params.stop), self.eos_ids(params))
+        return Growth(
+            params, TextStream(self.decode, params.stop, params.stop_repeated), self.eos_ids(params)
+        )
 
 
 class Grower(ABC):
