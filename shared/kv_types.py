@@ -177,6 +177,11 @@ class Manifest:
             index -= 1
         return index
 
+    def block(self, index: int) -> range:
+        """Of the block of the chunk ``index`` all chunks."""
+        start, end = self.block_start(index), len(self.chunks)
+        return range(start, next((i for i in range(start + 1, end) if self.block_start(i) == i), end))
+
     def links_of(self, index: int) -> tuple[TokenIds, ...]:
         """Token ids of all that the chunk ``index`` is computed behind, the first of it first."""
         start = self.block_start(index)

@@ -36,7 +36,8 @@ class GenerationServicer(LoadedServicer[Generator]):
         generator, order = self._service, order_of(request)
         planned, margins = generator.plan(ctx, order), order.decoding.margins
         if margins is None:
-            return mapped(generator.generate(ctx, planned), GENERATED.to_pb)
+            events = generator.generate(ctx, planned)
+            return mapped(generator.idle.spend(ctx, events) if order.idle else events, GENERATED.to_pb)
         return mapped(MarginWriter(generator, ctx, planned, margins).answer(), GENERATED.to_pb)
 
     @both_streams
@@ -57,6 +58,13 @@ class GenerationServicer(LoadedServicer[Generator]):
         self, request: generation_pb2.DescribeModelRequest, ctx: RequestContext
     ) -> generation_pb2.DescribeModelResponse:
         return MODEL.to_pb(self._service.describe())
+
+    @unary
+    async def SuspendVerdict(
+        self, request: generation_pb2.SuspendVerdictRequest, ctx: RequestContext
+    ) -> generation_pb2.SuspendVerdictResponse:
+        kept = await self._service.suspend(request.verdict, request.reason)
+        return generation_pb2.SuspendVerdictResponse(kept=kept)
 
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:
         if not self._service.alive:

@@ -19,7 +19,7 @@ from services.generator.reuse_modes import Modes, Reusing
 from services.generator.selection import Choosing, Decision, SelectionPort
 from shared.engine import Engine
 from shared.errors import InvalidRequest
-from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, total_len
+from shared.generation.asked import Chunk, GenerateRequest, PrefillRequest, SamplingParams, total_len
 from shared.generation.described import ModelDescription, PrefilledChunk
 from shared.generation.forest import Edit, ForestRequest
 from shared.generation.orders import ForestOrder, GenerationOrder
@@ -70,6 +70,7 @@ class Generator:
         self._choosing = Choosing(selector, config.selector, self._reader) if selector is not None else None
         self._engine = engine
         self._thread = EngineThread(engine)
+        self.idle = self._thread.idle
 
     @property
     def alive(self) -> bool:
@@ -134,11 +135,7 @@ class Generator:
             reuse=reusing.mode,
             recompute=reusing.recompute,
             ape=reusing.ape,
-            sampling=replace(
-                order.sampling,
-                max_tokens=self._max_tokens(order.sampling.max_tokens, prompt_len),
-                stop=order.sampling.stop or self._stop(order),
-            ),
+            sampling=self._sampling(order, prompt_len),
             beams=order.decoding.beams,
             choose=order.decoding.choose,
             links=links,
@@ -156,7 +153,8 @@ class Generator:
             else None
         )
         try:
-            async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
+            streaming = self._thread.stream(plan.request, ctx, decision=choosing, idle=plan.order.idle)
+            async with aclosing(streaming) as events:
                 async for event in events:
                     decision = choosing.result() if choosing is not None else None
                     if isinstance(event, SelectedEvent):
@@ -219,6 +217,10 @@ class Generator:
             prompt=tokenizer.template.origin if tokenizer else "",
         )
 
+    async def suspend(self, verdict: str, reason: str) -> bool:
+        """See ``Modes.suspend``."""
+        return await asyncio.to_thread(self._modes.suspend, verdict, reason)
+
     async def refresh(self, ctx: RequestContext) -> None:
         """Learns whose the selector is now, where that matters to a verdict; whoever does not answer stays
         as known."""
@@ -238,7 +240,7 @@ class Generator:
             "verdict": self._modes.status(
                 self.prompts.default_prefix_ids, self._choosing.auxiliary if self._choosing else ""
             ),
-            "adapters": self._adapters(),
+            "adapters": self._modes.adapters,
             "packets": "none" if spec.packets is None else f"{spec.packets}",
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
@@ -249,10 +251,6 @@ class Generator:
 
     def close(self) -> None:
         self._thread.close()
-
-    def _adapters(self) -> str:
-        named, own = ", ".join(sorted(self.config.engine.adapters)), self.config.adapter
-        return f"{named} (default {own})" if own else named or "none"
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"
@@ -273,10 +271,16 @@ class Generator:
         prefix_ids = self.prompts.prefix(prefix)
         return prefix_ids, self._identities.of(ctx.tenant, prefix_ids, pieces, chained)
 
-    def _stop(self, order: GenerationOrder) -> tuple[str, ...]:
-        """Of an order that names none. Beams have no stop strings, and thoughts have paragraphs."""
-        plain = order.decoding.beams is None and order.decoding.choose is None
-        return self.config.stop if plain and self.tokenizer is not None else ()
+    def _sampling(self, order: GenerationOrder, prompt_len: int) -> SamplingParams:
+        """As asked, else as configured. Beams have no stop strings, and thoughts have paragraphs."""
+        asked, decoding = order.sampling, order.decoding
+        plain = decoding.beams is None and decoding.choose is None and self.tokenizer is not None
+        return replace(
+            asked,
+            max_tokens=self._max_tokens(asked.max_tokens, prompt_len),
+            stop=asked.stop or (self.config.stop if plain else ()),
+            stop_repeated=plain and self.config.stop_repeated and not asked.ignore_eos,
+        )
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
         """Refuses too much, here or in the engine; the default only takes the room there
