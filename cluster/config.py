@@ -131,10 +131,10 @@ def load_quilt(
     merged["prompt"] = under(_located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
     load(Limits, merged["limits"], "limits.")
-    auxiliary = merged["selector"].get("model") or ""
+    auxiliary = located_auxiliary(str(merged["selector"].get("model") or ""), merged["model"])
     merged["selector"]["model"] = auxiliary and (
         resolve or partial(resolve_model, setting="selector.model", environ=environ)
-    )(str(auxiliary))
+    )(auxiliary)
     for section, shared in _shared_values(merged, addresses, served_name(named)).items():
         merged[section] = under(merged[section], shared)
     return load(QuiltConfig, merged)
@@ -164,6 +164,13 @@ def model_settings(model: str) -> dict[str, dict[str, Any]]:
     if prompt := settings.get("prompt"):
         settings["prompt"] = under(_located_packets(prompt, Path(model)), prompt)
     return settings
+
+
+def located_auxiliary(named: str, model: str) -> str:
+    """The whole path of an auxiliary model that lies in the model's directory; else ``named`` as it is. A
+    directory of that name where the command runs is stronger."""
+    beside = Path(model) / named
+    return str(beside.resolve()) if named and not Path(named).is_dir() and beside.is_dir() else named
 
 
 def _located_adapters(generator: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from cluster.models.gguf_file import GgufFile
 from cluster.models.names import CONVERTED
 from shared.errors import ConfigError, StorageFull
 
-VERSION = 2  # of the conversion: raised when the same file becomes another model, or smollm2.yaml another
+VERSION = 3  # of the conversion: raised when the same file becomes another model, or smollm2.yaml another
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 1 << 22
 

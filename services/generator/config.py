@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from shared.config import check_above_zero, check_least
@@ -14,6 +15,7 @@ from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
 from shared.limits import Limits
 from shared.prompt_config import PromptConfig
+from shared.verdict import VERDICT_FILE
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
 
@@ -48,7 +50,8 @@ class SelectionConfig:
 class GeneratorConfig:
     """``model``: a directory or Hugging Face id. ``reuse``, ``adapter`` (one of ``engine.adapters``),
     ``max_tokens`` and ``stop`` (texts that end an answer) apply to requests that name none, ``stop`` to those
-    without beams and thoughts.
+    without beams and thoughts. ``stop_repeated`` applies to these, too: an answer ends before a sentence or
+    line that it has said already, as small models say the same over and over.
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
@@ -68,6 +71,7 @@ class GeneratorConfig:
     max_tokens: int = 256
     max_tokens_limit: int = 8192
     stop: tuple[str, ...] = ()
+    stop_repeated: bool = False
     max_chunks: int = 1024
     max_questions: int = 64
     kv_store: str = "kv_store"
@@ -78,6 +82,11 @@ class GeneratorConfig:
     prompt: PromptConfig = field(default_factory=PromptConfig)
     limits: Limits = field(default_factory=Limits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+
+    @property
+    def verdict_file(self) -> Path:
+        """Holds the verdicts that ``auto`` goes by, where there are any."""
+        return Path(self.verdict) if self.verdict else Path(self.model) / VERDICT_FILE
 
     def __post_init__(self) -> None:
         if self.engine.on_gpu and not self.deployment.num_gpus:

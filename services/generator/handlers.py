@@ -35,14 +35,15 @@ class GenerationServicer(LoadedServicer[Generator]):
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         generator, order = self._service, order_of(request)
         planned, margins = await generator.plan(ctx, order), order.decoding.margins
-        events = (
-            generator.generate(ctx, planned)
-            if margins is None
-            else MarginWriter(generator, ctx, planned, margins).answer()
-        )
+        if margins is None:
+            generated = generator.generate(ctx, planned)
+            generated = generator.idle.spend(ctx, generated) if order.idle else generated
+            events = mapped(generated, GENERATED.to_pb)
+        else:
+            events = mapped(MarginWriter(generator, ctx, planned, margins).answer(), GENERATED.to_pb)
         async with aclosing(events):
             async for event in events:
-                yield GENERATED.to_pb(event)
+                yield event
 
     @both_streams
     async def Explore(
@@ -62,6 +63,13 @@ class GenerationServicer(LoadedServicer[Generator]):
         self, request: generation_pb2.DescribeModelRequest, ctx: RequestContext
     ) -> generation_pb2.DescribeModelResponse:
         return MODEL.to_pb(self._service.describe())
+
+    @unary
+    async def SuspendVerdict(
+        self, request: generation_pb2.SuspendVerdictRequest, ctx: RequestContext
+    ) -> generation_pb2.SuspendVerdictResponse:
+        kept = await self._service.suspend(request.verdict, request.reason)
+        return generation_pb2.SuspendVerdictResponse(kept=kept)
 
     async def healthy(self, ctx: RequestContext) -> ServiceHealth:
         if not self._service.alive:

@@ -59,6 +59,8 @@ class MarginWriter:
             raise InvalidRequest("decoding.margins: margins are text, and this model has no tokenizer")
         if len(order.questions) != 1 or not isinstance(order.questions[0], str):
             raise InvalidRequest("decoding.margins: give one question, as text")
+        if order.idle:
+            raise InvalidRequest("idle: margins are not written in idle time; leave it out")
         if not order.chunks:
             raise InvalidRequest("decoding.margins: there are no chunks to write margins on")
         for name, text, slot in (

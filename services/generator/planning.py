@@ -11,7 +11,7 @@ from services.generator.identified import Identified, Identities
 from services.generator.reuse_modes import Modes, Reusing
 from shared.engine.model.spec import ModelSpec
 from shared.errors import InvalidRequest
-from shared.generation.asked import Chunk, GenerateRequest, total_len
+from shared.generation.asked import Chunk, GenerateRequest, SamplingParams, total_len
 from shared.generation.orders import GenerationOrder
 from shared.generation.pieces import Piece
 from shared.request import RequestContext
@@ -66,11 +66,7 @@ class Planner:
             reuse=reusing.mode,
             recompute=reusing.recompute,
             ape=reusing.ape,
-            sampling=replace(
-                order.sampling,
-                max_tokens=self._max_tokens(order.sampling.max_tokens, prompt_len),
-                stop=order.sampling.stop or self._stop(order),
-            ),
+            sampling=self._sampling(order, prompt_len),
             beams=order.decoding.beams,
             choose=order.decoding.choose,
             links=links,
@@ -88,10 +84,16 @@ class Planner:
         prefix_ids = self._prompts.prefix(prefix)
         return prefix_ids, self._identities.of(ctx.tenant, prefix_ids, pieces, chained)
 
-    def _stop(self, order: GenerationOrder) -> tuple[str, ...]:
-        """Of an order that names none. Beams have no stop strings, and thoughts have paragraphs."""
-        plain = order.decoding.beams is None and order.decoding.choose is None
-        return self._config.stop if plain and self._has_text else ()
+    def _sampling(self, order: GenerationOrder, prompt_len: int) -> SamplingParams:
+        """As asked, else as configured. Beams have no stop strings, and thoughts have paragraphs."""
+        asked, decoding = order.sampling, order.decoding
+        plain = decoding.beams is None and decoding.choose is None and self._has_text
+        return replace(
+            asked,
+            max_tokens=self._max_tokens(asked.max_tokens, prompt_len),
+            stop=asked.stop or (self._config.stop if plain else ()),
+            stop_repeated=plain and self._config.stop_repeated and not asked.ignore_eos,
+        )
 
     def _max_tokens(self, asked: int | None, prompt_len: int) -> int:
         """Refuses too much, here or in the engine; the default only takes the room there

@@ -68,6 +68,7 @@ class Generator:
         self._thread = EngineThread(engine)
         # one: tokenizers are not for several threads, and long texts are not for the event loop
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+        self.idle = self._thread.idle
 
     @property
     def alive(self) -> bool:
@@ -127,7 +128,8 @@ class Generator:
             else None
         )
         try:
-            async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
+            streaming = self._thread.stream(plan.request, ctx, decision=choosing, idle=plan.order.idle)
+            async with aclosing(streaming) as events:
                 async for event in events:
                     decision = choosing.result() if choosing is not None else None
                     if isinstance(event, SelectedEvent):
@@ -194,6 +196,10 @@ class Generator:
             prompt=tokenizer.template.origin if tokenizer else "",
         )
 
+    async def suspend(self, verdict: str, reason: str) -> bool:
+        """See ``Modes.suspend``."""
+        return await asyncio.to_thread(self._modes.suspend, verdict, reason)
+
     async def refresh(self, ctx: RequestContext) -> None:
         """Learns whose the selector is now, where that matters to a verdict; whoever does not answer stays
         as known."""
@@ -213,7 +219,7 @@ class Generator:
             "verdict": self._modes.status(
                 self.prompts.default_prefix_ids, self._choosing.auxiliary if self._choosing else ""
             ),
-            "adapters": self._adapters(),
+            "adapters": self._modes.adapters,
             "packets": "none" if spec.packets is None else f"{spec.packets}",
             "resident_chunks": str(len(stats.resident_chunk_ids)),
             "resident_bytes": str(stats.resident_bytes),
@@ -225,10 +231,6 @@ class Generator:
     def close(self) -> None:
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
         self._thread.close()
-
-    def _adapters(self) -> str:
-        named, own = ", ".join(sorted(self.config.engine.adapters)), self.config.adapter
-        return f"{named} (default {own})" if own else named or "none"
 
     async def _choose(self, ctx: RequestContext, plan: Plan) -> Decision:
         assert self._choosing is not None, "planned without a selector"

@@ -15,6 +15,7 @@ from shared import log as logs
 from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.applications import transport_to
 from shared.clients.transport import Transport
+from shared.private_files import keep_private
 from shared.prompt import PromptTokenizer
 from shared.serving import builder_of, load_or_error
 
@@ -24,6 +25,7 @@ class Ingestion(IngestHandlers):
 
     def __init__(self, config: IngestionConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        keep_private()
         self.limits = config.limits
         self._parsers = ParserProcesses(config.parsing)
         super().__init__(build_service(config, self._parsers), config.run_deadline_s)

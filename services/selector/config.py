@@ -15,8 +15,8 @@ from shared.prompt_config import PromptConfig
 @dataclass(frozen=True, slots=True)
 class SelectorConfig:
     """
-    model: the auxiliary model, a directory or Hugging Face id; empty: there is no selector. In the
-        `quilt.yaml` of a model's directory a folder of that directory may be named.
+    model: the auxiliary model, a directory, a folder of the model's directory (such as the demo model's
+    `auxiliary` and `auxiliary-gain`) or a Hugging Face id; empty: there is no selector.
     primary: the model whose tokens are chosen; only its tokenizer and template are read.
     dtype: of the auxiliary's weights and KV; ``auto`` is bfloat16 where the processor computes it, else
     float32.

@@ -182,7 +182,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Ape:
-    """The weights that mode ``ape`` gives the chunks (``shared.engine.kv.segment.Tempering``): sharper below
+    """The weights that mode ``ape`` gives the chunks (``shared.engine.kv.branch.Tempering``): sharper below
     a temperature of 1, less of them below a scale of 1. Both 1 is ordinary attention.
 
     Raises:

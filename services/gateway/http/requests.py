@@ -101,6 +101,7 @@ class ChatRequest(_Lenient):
     adapter: _Text | None = None
     top_k: int | None = Field(None, ge=1, le=_MAX_NUMBER)
     refusal: str | None = None
+    shadow: bool | None = None
     tenant: str | None = None
     deadline_ms: int | None = Field(None, ge=1, le=_DAY_MS)
     ignore_eos: bool | None = None
@@ -154,6 +155,7 @@ class ChatRequest(_Lenient):
             retrieval=RetrievalOptions(self.top_k or 0),
             refusal=REFUSALS.of(self.refusal or "", "refusal"),
             preface=preface,
+            no_shadow=self.shadow is False,
         )
 
     def _sampling(self) -> SamplingParams:

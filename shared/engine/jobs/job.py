@@ -13,8 +13,8 @@ import torch
 from shared.engine.attention import Backend
 from shared.engine.decoding.sampling import Draw, Sampled
 from shared.engine.kv.arrival import Patience
+from shared.engine.kv.branch import Branch
 from shared.engine.kv.residency import Entry
-from shared.engine.kv.segment import Branch
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.model import LoadedModel
 from shared.generation.asked import GenerateRequest, PrefillRequest
