@@ -71,6 +71,7 @@ class Planner:
             choose=order.decoding.choose,
             links=links,
             adapter=reusing.adapter,
+            idle=order.idle,
         )
         return Plan(order, request, reusing)
 
