@@ -27,7 +27,7 @@ from services.selector.config import SelectorConfig
 from shared.config import load, merge_env, read_yaml
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
-from shared.limits import Limits
+from shared.limits import RequestLimits
 from shared.log import LogConfig
 from shared.prompt_config import PromptConfig
 
@@ -69,7 +69,7 @@ class QuiltConfig:
     http_host: str = "127.0.0.1"
     log: LogConfig = field(default_factory=LogConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     applications: dict[str, ApplicationConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ def load_quilt(
     merged["generator"] = under(_located_adapters(merged["generator"], Path.cwd()), merged["generator"])
     merged["prompt"] = under(_located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
-    load(Limits, merged["limits"], "limits.")
+    load(RequestLimits, merged["limits"], "limits.")
     auxiliary = located_auxiliary(str(merged["selector"].get("model") or ""), merged["model"])
     merged["selector"]["model"] = auxiliary and (
         resolve or partial(resolve_model, setting="selector.model", environ=environ)

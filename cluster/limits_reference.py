@@ -22,7 +22,7 @@ from services.retrieval.rows import MAX_QUERIES
 from shared.generation.asked import MAX_LENGTH_PENALTY, MAX_SAMPLES, MAX_TOP_LOGPROBS
 from shared.generation.modes import MAX_APE
 from shared.indexable import MAX_FIELD_BYTES, MAX_ROWS_PER_DOCUMENT
-from shared.limits import FIELDS, MESSAGES, Limits
+from shared.limits import FIELDS, MESSAGES, RequestLimits
 
 _NODE = {"kv_store_node": ("NodeStore",)}
 _RANGES = {
@@ -90,7 +90,7 @@ def _services() -> Iterator[ServiceDescriptor]:
 def _settings() -> Iterator[str]:
     yield "## Settings\n\n| setting | default | guards |\n| --- | --- | --- |"
     meanings = _meanings()
-    for field in dataclasses.fields(Limits):
+    for field in dataclasses.fields(RequestLimits):
         guarded = [name for name, limits in FIELDS.items() if field.name in limits]
         names = f": {', '.join(f'`{name}`' for name in guarded)}" if guarded else ""
         yield f"| `limits.{field.name}` | {field.default} | {meanings[field.name]}{names} |"
@@ -128,11 +128,11 @@ def _ranges() -> Iterator[str]:
 
 
 def _meanings() -> dict[str, str]:
-    """What the docstring of ``Limits`` says of each."""
-    names = {field.name for field in dataclasses.fields(Limits)}
+    """What the docstring of ``RequestLimits`` says of each."""
+    names = {field.name for field in dataclasses.fields(RequestLimits)}
     found: dict[str, str] = {}
     name = ""
-    for line in inspect.cleandoc(Limits.__doc__ or "").splitlines():
+    for line in inspect.cleandoc(RequestLimits.__doc__ or "").splitlines():
         begin, _, rest = line.partition(": ")
         if begin in names:
             name, found[begin] = begin, rest

@@ -1,8 +1,8 @@
 """Lists what a request may hold at most, and checks it before anything is made of it.
 
-``Limits`` are the numbers, ``FIELDS`` and ``MESSAGES`` say which of them guards what. A field that is not in
-the table is guarded by what its kind is: so none goes without a limit. ``check_request`` is called where
-requests enter a service (``shared.rpc``, HTTP), and tells the field, what it holds and the limit.
+``RequestLimits`` are the numbers, ``FIELDS`` and ``MESSAGES`` say which of them guards what. A field that is
+not in the table is guarded by what its kind is: so none goes without a limit. ``check_request`` is called
+where requests enter a service (``shared.rpc``, HTTP), and tells the field, what it holds and the limit.
 
 It also refuses what no field may hold: numbers of enums that are not known (taken for "unset", a misspelt
 condition of a search would select the opposite), numbers that are none, and NUL in text.
@@ -28,7 +28,7 @@ _LARGEST_MESSAGE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """
     message_bytes: of a request, where nothing below says otherwise. Whoever has a model for contexts of
     millions of tokens raises it.
@@ -76,7 +76,7 @@ class Limits:
         return max(int(getattr(self, name)) for name in _OF_MESSAGES)
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = RequestLimits()
 
 MESSAGES: Mapping[str, str] = {
     "UpsertRequest": "upsert_bytes",
@@ -135,7 +135,7 @@ _LOOKED_AT = (
 )
 
 
-def check_request(request: Message, limits: Limits = DEFAULT_LIMITS) -> None:
+def check_request(request: Message, limits: RequestLimits = DEFAULT_LIMITS) -> None:
     """
     Raises:
         InvalidRequest: names the field, what it holds and the limit.
@@ -188,7 +188,7 @@ class _Rule:
 class _Check:
     """Of one request. Where things are is told by those that are wrong alone, for most are not."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self._limits, self._left = limits, limits.messages
 
     def message(self, message: Message) -> None:

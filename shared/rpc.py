@@ -22,7 +22,7 @@ from shared import errors
 from shared import log as logs
 from shared.clients.health import HEALTH, ServiceHealth
 from shared.errors import KvquiltError
-from shared.limits import DEFAULT_LIMITS, Limits, check_request
+from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.request import RequestContext
 from shared.status import DETAILS_KEY, to_status, with_code
 
@@ -159,7 +159,7 @@ async def _checked(service: object, requests: AsyncIterator[Any]) -> AsyncIterat
         yield request
 
 
-def _limits(service: object) -> Limits:
+def _limits(service: object) -> RequestLimits:
     return getattr(service, "limits", DEFAULT_LIMITS)
 
 
@@ -192,7 +192,7 @@ class HealthServicer:
     """The RPC that every service has. ``application``: who says it; ``limits``: of every request to it."""
 
     application: str
-    limits: Limits = DEFAULT_LIMITS
+    limits: RequestLimits = DEFAULT_LIMITS
 
     @unary
     async def Health(

@@ -10,7 +10,7 @@ from shared.deployment import DeploymentConfig
 from shared.generation.modes import ReuseMode
 from shared.generation.orders import AskedMode
 from shared.kv_types import KvContext
-from shared.limits import Limits
+from shared.limits import RequestLimits
 from shared.search import ContextOrder
 
 
@@ -143,7 +143,7 @@ class GatewayConfig:
     kv_store: str = "kv_store"
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

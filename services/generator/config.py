@@ -13,7 +13,7 @@ from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
-from shared.limits import Limits
+from shared.limits import RequestLimits
 from shared.prompt_config import PromptConfig
 from shared.verdict import VERDICT_FILE
 
@@ -80,7 +80,7 @@ class GeneratorConfig:
     verdict: str = ""
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
 from shared.kv_types import KvContext
-from shared.limits import Limits
+from shared.limits import RequestLimits
 from shared.prompt_config import PromptConfig
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -83,7 +83,7 @@ class IngestionConfig:
     selector: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
     prompt: PromptConfig = field(default_factory=PromptConfig)
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from services.kv_store.s3.settings import ObjectSettings
 from services.kv_store.tiers.memory_directory import memory_directory
 from shared.config import check_above_zero, check_least
 from shared.deployment import DeploymentConfig
-from shared.limits import Limits
+from shared.limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class KvStoreConfig:
     garbage: GarbageConfig = field(default_factory=GarbageConfig)
     reconcile_s: float = 2.0
     stale_staging_s: float = 3600.0
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

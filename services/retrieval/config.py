@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.config import check_least
 from shared.deployment import DeploymentConfig
-from shared.limits import Limits
+from shared.limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RetrievalConfig:
     reranker: str = ""
     rerank_depth: int = 24
     startup_timeout_s: float = 60.0
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

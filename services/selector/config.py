@@ -8,7 +8,7 @@ from typing import Literal
 from shared.config import check_least
 from shared.deployment import DeploymentConfig
 from shared.engine_config import GIB
-from shared.limits import Limits
+from shared.limits import RequestLimits
 from shared.prompt_config import PromptConfig
 
 
@@ -41,7 +41,7 @@ class SelectorConfig:
     max_waiting: int = 64
     kv_store: str = "kv_store"
     prompt: PromptConfig = field(default_factory=PromptConfig)
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

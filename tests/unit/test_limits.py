@@ -29,11 +29,11 @@ from protos.kvquilt.v1 import (
 )
 from shared.clients.grpc_transport import error_of
 from shared.errors import InvalidRequest
-from shared.limits import FIELDS, MESSAGES, Limits, check_request, limits_of
+from shared.limits import FIELDS, MESSAGES, RequestLimits, check_request, limits_of
 from shared.request import RequestContext
 from shared.rpc import HealthServicer, both_streams, unary
 
-SMALL = Limits(
+SMALL = RequestLimits(
     message_bytes=4000,
     upsert_bytes=8000,
     messages=50,
@@ -190,7 +190,7 @@ def test_every_limit_that_is_listed_is_of_a_field_that_there_is_and_every_limit_
     assert FIELDS.keys() <= known
     assert MESSAGES.keys() <= messages.keys()
     used = {name for limits in FIELDS.values() for name in limits} | set(MESSAGES.values())
-    assert used | {"message_bytes", "messages", "tokens"} == {field.name for field in fields(Limits)}
+    assert used | {"message_bytes", "messages", "tokens"} == {field.name for field in fields(RequestLimits)}
 
 
 @pytest.mark.parametrize("rpc", list(request_types()))
@@ -256,6 +256,6 @@ def test_a_message_that_was_not_even_taken_in_is_a_wrong_request() -> None:
 
 def test_a_limit_that_cannot_be_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="stop_strings: must be at least 1, got 0"):
-        Limits(stop_strings=0)
+        RequestLimits(stop_strings=0)
     with pytest.raises(ValueError, match="upsert_bytes: no message has more than 2147483647 bytes"):
-        Limits(upsert_bytes=2**31)
+        RequestLimits(upsert_bytes=2**31)

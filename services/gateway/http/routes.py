@@ -28,7 +28,7 @@ from services.gateway.http.streaming import ChunkStream
 from shared import log as logs
 from shared.answer import AnswerDone, AnswerEvent, Inquiry
 from shared.errors import KvquiltError
-from shared.limits import DEFAULT_LIMITS, Limits, check_request
+from shared.limits import DEFAULT_LIMITS, RequestLimits, check_request
 from shared.request import RequestContext
 from shared.streams import until
 from shared.wire.answer import INQUIRY
@@ -62,7 +62,7 @@ class ServedModels(BaseModel):
 def http_app(
     pipeline: Answering,
     config: HttpConfig,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: RequestLimits = DEFAULT_LIMITS,
     clock: Callable[[], float] = time.time,
 ) -> FastAPI:
     """``limits``: as of the same question by gRPC. ``clock``: seconds since 1970."""

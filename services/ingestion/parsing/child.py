@@ -21,9 +21,9 @@ from services.ingestion.parsing.messages import (
     OUT_OF_MEMORY,
     STATUS_OUT_OF_MEMORY,
     Page,
+    ParsingResult,
+    ParsingTask,
     Recognised,
-    Task,
-    Told,
     frame,
     packed,
     unpacked,
@@ -43,29 +43,31 @@ class ParsingProcess:
     def serve(self) -> None:
         while (asked := self._receive()) is not None:
             task = unpacked(asked)
-            assert isinstance(task, Task)
+            assert isinstance(task, ParsingTask)
             _allow_cpu(task.cpu_s)
             told = self._read(task, self._receive() or b"")
             _allow_cpu(task.cpu_s)  # to tell it
             self._send(packed(told))
 
-    def _read(self, task: Task, content: bytes) -> Told:
+    def _read(self, task: ParsingTask, content: bytes) -> ParsingResult:
         settings = ParserSettings(
             self._recognised if task.recognises else None,
             max_unpacked_bytes=task.max_unpacked_bytes,
             table_chars=task.table_chars,
         )
         try:
-            told = Told.of(parse(SourceDocument(task.document_id, content, task.media_type), settings))
+            told = ParsingResult.of(
+                parse(SourceDocument(task.document_id, content, task.media_type), settings)
+            )
             if (size := len(told.text.encode())) > task.text_bytes:
                 raise UnreadableDocument(
                     f"the document's text has {size} bytes, more than the {task.text_bytes} that "
                     "ingestion.parsing.text_bytes allows; split it, or raise the setting"
                 )
         except KvquiltError as error:
-            told = Told(error.code, error.detail)
+            told = ParsingResult(error.code, error.detail)
         except MemoryError:
-            return Told(OUT_OF_MEMORY, worn=True)
+            return ParsingResult(OUT_OF_MEMORY, worn=True)
         return replace(told, worn=_held_bytes() > _WORN_SHARE * self._memory_bytes)
 
     def _recognised(self, page: bytes) -> str:

@@ -1,8 +1,8 @@
 """Defines what a parsing process is asked and tells, as frames on two pipes: eight bytes that say how long it
 is, then the frame. JSON, for what comes from there is to be trusted with no more than words.
 
-    asked   Task, the document's bytes        told   Told (what became of it)
-            Recognised                               Page, a PDF of one page (what does it say?)
+    asked   ParsingTask, the document's bytes   told   ParsingResult
+            Recognised                                 Page, a PDF of one page: what does it say?
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MessageT = TypeVar("MessageT")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ParsingTask:
     """A document, whose bytes follow. ``recognises``: whoever asks can read pages that are pictures."""
 
     document_id: str
@@ -45,7 +45,7 @@ class Recognised:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ParsingResult:
     """``code``, ``detail``: the error, if there is one; ``worn``: the process took much memory, and is not to
     be asked again. ``headings``: start, level and title of each."""
 
@@ -60,7 +60,7 @@ class Told:
     incomplete: bool = False
 
     @classmethod
-    def of(cls, parsed: ParsedDocument) -> Told:
+    def of(cls, parsed: ParsedDocument) -> ParsingResult:
         headings = tuple((h.start, h.level, h.title) for h in parsed.headings)
         return cls(
             text=parsed.text,
@@ -84,7 +84,7 @@ class Page:
     """A page that is a picture, whose PDF follows."""
 
 
-KINDS: dict[str, type] = {kind.__name__: kind for kind in (Task, Recognised, Told, Page)}
+KINDS: dict[str, type] = {kind.__name__: kind for kind in (ParsingTask, Recognised, ParsingResult, Page)}
 
 
 def frame(content: bytes) -> bytes:

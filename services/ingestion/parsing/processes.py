@@ -32,9 +32,9 @@ from services.ingestion.parsing.messages import (
     OUT_OF_MEMORY,
     STATUS_OUT_OF_MEMORY,
     Page,
+    ParsingResult,
+    ParsingTask,
     Recognised,
-    Task,
-    Told,
     packed,
     unpacked,
 )
@@ -153,7 +153,9 @@ class ParserProcess:
             with contextlib.suppress(OSError):
                 pipe.close()
 
-    def read(self, document: SourceDocument, settings: ParserSettings, check: Callable[[], None]) -> Told:
+    def read(
+        self, document: SourceDocument, settings: ParserSettings, check: Callable[[], None]
+    ) -> ParsingResult:
         """What became of the document.
 
         Raises:
@@ -162,7 +164,7 @@ class ParserProcess:
         cpu_s = self._config.cpu_s_for(len(document.content))
         exchange = _Exchange(self._asked.fileno(), self._told.fileno(), check)
         exchange.left_s = _CLOCK_PER_CPU * cpu_s + (0.0 if self._used else _START_S)
-        task = Task(
+        task = ParsingTask(
             document.document_id,
             document.media_type,
             settings.max_unpacked_bytes,
@@ -182,7 +184,7 @@ class ParserProcess:
         except _LateError:
             raise too_slow(self._config, cpu_s) from None
         self._used = True
-        if not isinstance(message, Told):
+        if not isinstance(message, ParsingResult):
             raise InternalError("the parsing process tells what nobody asked")
         return message
 

@@ -12,7 +12,7 @@ from protos.kvquilt.v1 import kv_store_node_pb2_grpc, kv_store_pb2, kv_store_pb2
 from services.kv_store.handlers import StoreHandlers
 from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.kv_stores import NodeAgent, NodeFiles
-from shared.limits import DEFAULT_LIMITS, Limits
+from shared.limits import DEFAULT_LIMITS, RequestLimits
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
 from shared.wire.kv_store import CHAIN, CHUNK_PAGE, DELETED, OPENED, PEER_COPY
@@ -100,7 +100,7 @@ async def start_server(
     host: str,
     port: int = 0,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
-    limits: Limits = DEFAULT_LIMITS,
+    limits: RequestLimits = DEFAULT_LIMITS,
 ) -> tuple[grpc.aio.Server, str]:
     """A running gRPC server with both services, and its address; port 0: one that is free. Keep the server,
     or it stops.

@@ -13,7 +13,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.compose import APPLICATIONS
-from shared.limits import Limits
+from shared.limits import RequestLimits
 from tests.helm import KUBERNETES, PROFILES, Helm, only, profile, serve_config_of
 
 CRD = Path(__file__).parents[2] / "schemas" / "ray.io_rayservices.yaml"
@@ -132,7 +132,7 @@ def test_no_pod_takes_in_messages_that_no_request_may_be(helm: Helm, given: dict
     rendered = helm.render(config={"limits": given}, objects={"endpoint": "s3.example:9000"})
     for template in ray_templates(rendered).values():
         environment = {e["name"]: e.get("value") for e in template["spec"]["containers"][0]["env"]}
-        assert environment["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(Limits(**given).largest_bytes)
+        assert environment["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] == str(RequestLimits(**given).largest_bytes)
 
 
 def test_every_resource_that_a_replica_asks_for_is_offered_by_one_group(

@@ -19,7 +19,7 @@ from shared.config import load
 from shared.deployment import DeploymentConfig
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
-from shared.limits import Limits
+from shared.limits import RequestLimits
 
 PROTOS = Path(__file__).parents[3] / "protos" / "kvquilt" / "v1"
 
@@ -89,7 +89,7 @@ def test_limits_reach_every_service_and_a_wrong_one_is_named_where_it_was_writte
 ) -> None:
     limited = values | {"limits": {"text_bytes": 1 << 20}}
     for name, args in args_of(limited).items():
-        assert getattr(load_quilt(args, {}), name).limits == Limits(text_bytes=1 << 20), name
+        assert getattr(load_quilt(args, {}), name).limits == RequestLimits(text_bytes=1 << 20), name
     with pytest.raises(ConfigError, match=r"^limits.stop_strings: must be at least 1, got 0"):
         compose(values | {"limits": {"stop_strings": 0}})
     with pytest.raises(ConfigError, match=r"^limits: expected a section, got 5"):

@@ -28,7 +28,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.generation.modes import ReuseMode
-from shared.limits import Limits
+from shared.limits import RequestLimits
 from shared.search import Block
 from tests.unit.gateway.fakes import FakeGenerator, FakeRetriever, hit
 
@@ -303,7 +303,7 @@ async def test_a_question_has_the_limits_that_it_has_by_grpc() -> None:
         ({"messages": [{"role": "user", "content": "a\0"}]}, "messages: holds NUL"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
-            await ask(app(limits=Limits(question_bytes=40, text_bytes=100)), **asked)
+            await ask(app(limits=RequestLimits(question_bytes=40, text_bytes=100)), **asked)
         assert str(refused.value.body["message"]).startswith(says)  # type: ignore[index, call-overload]
 
 
