@@ -19,6 +19,7 @@ from shared.clients.generation import GenerationClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
 from shared.clients.service import ServiceClient
+from shared.private_files import keep_private
 from shared.serving import builder_of
 
 OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
@@ -30,6 +31,7 @@ class Gateway(GatewayHandlers):
 
     def __init__(self, config: GatewayConfig) -> None:
         log.configure(self.application, config.deployment.log)
+        keep_private()
         others = (*OTHERS, *filter(None, [config.selector]))
         transports = {name: transport_to(name, config.addresses) for name in others}
         store = config.kv_store

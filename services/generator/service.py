@@ -140,6 +140,7 @@ class Generator:
             choose=order.decoding.choose,
             links=links,
             adapter=reusing.adapter,
+            idle=order.idle,
         )
         return Plan(order, request, reusing)
 
@@ -153,8 +154,7 @@ class Generator:
             else None
         )
         try:
-            streaming = self._thread.stream(plan.request, ctx, decision=choosing, idle=plan.order.idle)
-            async with aclosing(streaming) as events:
+            async with aclosing(self._thread.stream(plan.request, ctx, decision=choosing)) as events:
                 async for event in events:
                     decision = choosing.result() if choosing is not None else None
                     if isinstance(event, SelectedEvent):

@@ -14,6 +14,7 @@ from shared import log as logs
 from shared.clients import generation, kv_store, retrieval, selection
 from shared.clients.applications import transport_to
 from shared.clients.transport import Transport
+from shared.private_files import keep_private
 from shared.prompt import PromptTokenizer
 from shared.serving import builder_of, load_or_error
 
@@ -23,6 +24,7 @@ class Ingestion(IngestHandlers):
 
     def __init__(self, config: IngestionConfig) -> None:
         logs.configure(self.application, config.deployment.log)
+        keep_private()
         super().__init__(build_service(config), config.run_deadline_s)
 
     def __del__(self) -> None:

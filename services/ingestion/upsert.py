@@ -25,7 +25,7 @@ from services.ingestion.chains import blocks_of, identified, pieces_of
 from services.ingestion.ports import EncoderPort, Index, PrefillPort
 from services.ingestion.recipe import Draft
 from shared.documents import Stage, UpsertProgress
-from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound
+from shared.errors import Conflict, FailedPrecondition, KvquiltError, ModelMismatch, NotFound, StorageFull
 from shared.generation.described import ModelDescription
 from shared.generation.pieces import Piece
 from shared.kv_stores import ManifestStore
@@ -157,15 +157,23 @@ class DocumentStore:
 
     async def remove(self, ctx: RequestContext, collection: str, document_id: str) -> list[str] | None:
         """The ids of its chunks that were removed with it, or None for an unknown document. It ceases to be
-        found first."""
-        await self.unindex(ctx, collection, [document_id])
+        found first, unless the index has no room to note that: then its KV makes some."""
+        full: StorageFull | None = None
+        try:
+            await self.unindex(ctx, collection, [document_id])
+        except StorageFull as error:
+            full = error
         manifest = await self.stored(ctx, collection, document_id)
         try:
             removed = await self.policy.run(
                 ctx, lambda c: self.manifests.delete_manifest(c, collection, document_id)
             )
         except NotFound:
+            if full is not None:
+                raise full from None
             return None
+        if full is not None:
+            await self.unindex(ctx, collection, [document_id])
         auxiliary = {c.auxiliary_id for c in manifest.chunks} if manifest else set()
         return [kv_id for kv_id in removed if kv_id not in auxiliary]
 

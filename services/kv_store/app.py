@@ -33,6 +33,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.clients.kv_node import AgentClient
 from shared.errors import KvquiltError, NotFound, Unavailable
 from shared.locks import Locks
+from shared.private_files import keep_private
 from shared.request import RequestContext
 from shared.serving import builder_of
 
@@ -78,6 +79,7 @@ class AgentActor:
     def __init__(self, config: KvStoreConfig, node_id: str) -> None:
         self._config, self._node_id = config, node_id
         logs.configure("kv_store", config.deployment.log)
+        keep_private()
         self._lock = asyncio.Lock()
         self._address = ""
 

@@ -14,7 +14,7 @@ from shared.clients.grpc_transport import CHANNEL_OPTIONS
 from shared.kv_stores import NodeAgent, NodeFiles
 from shared.request import RequestContext
 from shared.rpc import server_stream, unary
-from shared.wire.kv_store import CHAIN, OPENED, PEER_COPY
+from shared.wire.kv_store import CHAIN, CHUNK_PAGE, DELETED, OPENED, PEER_COPY
 
 _IDS_PER_MESSAGE = 10_000
 
@@ -55,6 +55,16 @@ class AgentHandlers(StoreHandlers, FileHandlers):
         StoreHandlers.__init__(self, agent)
         FileHandlers.__init__(self, agent)
         self._agent = agent
+
+    @unary
+    async def ListChunks(self, request: pb.ListChunksRequest, ctx: RequestContext) -> pb.ListChunksResponse:
+        return CHUNK_PAGE.to_pb(await self._agent.list_page(ctx, request.start_after, request.limit))
+
+    @unary
+    async def DeleteChunks(
+        self, request: pb.DeleteChunksRequest, ctx: RequestContext
+    ) -> pb.DeleteChunksResponse:
+        return DELETED.to_pb(await self._agent.delete(ctx, request.chunk_ids))
 
     @unary
     async def LocalCopies(

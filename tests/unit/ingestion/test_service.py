@@ -172,6 +172,21 @@ async def test_a_delete_that_crashed_can_be_run_again(step: str) -> None:
     world.check_settled()
 
 
+async def test_an_index_without_room_lets_a_document_go_once_its_kv_has_made_some() -> None:
+    world = World()
+    await upsert(world.service(), text("a.txt", LONG), text("b.txt", "Rest."))
+
+    def full(name: str) -> None:
+        if name == "unindex" and len(world.manifests) == 2:
+            raise StorageFull("no space left where the index is kept")
+
+    world.step = full
+    deleted = await world.service().delete(context(), "c", ["a.txt"], everything=False)
+    assert (deleted.num_documents, deleted.not_found) == (1, ())
+    assert world.texts() == {"b.txt": "Rest."}
+    world.check_settled()
+
+
 async def test_what_cannot_be_read_fails_alone_and_says_why() -> None:
     world = World()
     documents = [
