@@ -27,13 +27,14 @@ from services.selector.config import SelectorConfig
 from shared.config import load, merge_env, read_yaml
 from shared.errors import ConfigError
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
 from shared.log import LogConfig
 from shared.prompt_config import PromptConfig
 
 DEFAULT_GRPC_PORT = 9000
 DEFAULT_HTTP_PORT = 8000
 SECTIONS = ("gateway", "ingestion", "retrieval", "kv_store", "generator", "selector")
-SUITED = (*SECTIONS, "prompt")
+SUITED = (*SECTIONS, "prompt", "limits")
 """What a model may bring settings for."""
 PROMPTED = ("ingestion", "generator", "selector")
 """Those that make prompts of texts."""
@@ -50,6 +51,7 @@ class QuiltConfig:
     http_port, http_host: where OpenAI's clients call (docs/http.md), and Ray Serve's health checks.
     log: level (DEBUG, INFO, WARNING, ERROR) and format (text, json) of every service.
     prompt: what the model is told around documents and questions (docs/prompts.md).
+    limits: of every request (docs/limits.md).
     applications: `NAME.address` is `host:port` of the cluster that serves NAME instead of this one
     (docs/transport.md).
     """
@@ -67,6 +69,7 @@ class QuiltConfig:
     http_host: str = "127.0.0.1"
     log: LogConfig = field(default_factory=LogConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     applications: dict[str, ApplicationConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -128,10 +131,11 @@ def load_quilt(
     merged["generator"] = under(merged["generator"], _own_adapter(merged["generator"], merged["model"]))
     merged["prompt"] = under(_located_packets(merged["prompt"], Path.cwd()), merged["prompt"])
     load(PromptConfig, merged["prompt"], "prompt.")  # names the setting where it was written
-    auxiliary = merged["selector"].get("model") or ""
+    load(RequestLimits, merged["limits"], "limits.")
+    auxiliary = located_auxiliary(str(merged["selector"].get("model") or ""), merged["model"])
     merged["selector"]["model"] = auxiliary and (
         resolve or partial(resolve_model, setting="selector.model", environ=environ)
-    )(str(auxiliary))
+    )(auxiliary)
     for section, shared in _shared_values(merged, addresses, served_name(named)).items():
         merged[section] = under(merged[section], shared)
     return load(QuiltConfig, merged)
@@ -161,6 +165,13 @@ def model_settings(model: str) -> dict[str, dict[str, Any]]:
     if prompt := settings.get("prompt"):
         settings["prompt"] = under(_located_packets(prompt, Path(model)), prompt)
     return settings
+
+
+def located_auxiliary(named: str, model: str) -> str:
+    """The whole path of an auxiliary model that lies in the model's directory; else ``named`` as it is. A
+    directory of that name where the command runs is stronger."""
+    beside = Path(model) / named
+    return str(beside.resolve()) if named and not Path(named).is_dir() and beside.is_dir() else named
 
 
 def _located_adapters(generator: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -216,6 +227,8 @@ def _shared_values(
             section["deployment"] = {"log": merged["log"]}
     for name in PROMPTED:
         values[name]["prompt"] = merged["prompt"]
+    for section in values.values():
+        section["limits"] = merged["limits"]
     return values
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from shared.errors import InvalidRequest
 from shared.generation.described import MadeFor
@@ -12,6 +13,7 @@ from shared.generation.pieces import Conditioned, Piece, Tokenized
 from shared.kv_types import KvContext
 
 BUILT_IN_FIELDS = ("document_id", "title")
+FoundT = TypeVar("FoundT")
 
 
 class SearchMode(enum.Enum):
@@ -21,6 +23,17 @@ class SearchMode(enum.Enum):
     DENSE = "dense"
     BM25 = "bm25"
     HYBRID = "hybrid"
+
+
+class ContextOrder(enum.StrEnum):
+    """Where the best of the chunks that were found stands in a context: in front, or next to the question."""
+
+    BEST_FIRST = "best_first"
+    BEST_LAST = "best_last"
+
+    def arrange(self, found: Sequence[FoundT]) -> tuple[FoundT, ...]:
+        """``found``: best first."""
+        return tuple(found if self is ContextOrder.BEST_FIRST else reversed(found))
 
 
 class FilterOp(enum.Enum):

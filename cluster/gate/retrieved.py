@@ -13,7 +13,7 @@ from shared.errors import InvalidRequest, NotFound
 from shared.identity import digest
 from shared.kv_types import Manifest
 from shared.request import RequestContext
-from shared.search import CollectionInfo, Filter, FilterOp, SearchHit, SearchMode, SearchResult
+from shared.search import CollectionInfo, ContextOrder, Filter, FilterOp, SearchHit, SearchMode, SearchResult
 
 _AT_ONCE = 16
 
@@ -42,8 +42,8 @@ class Manifests(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnSubject:
-    """A question, and the chunks that were retrieved for it, best first: ids of documents and numbers of
-    chunks in them, from 0. ``texts``: of these chunks."""
+    """A question, and the chunks that were retrieved for it, in the order of its context: ids of documents
+    and numbers of chunks in them, from 0. ``texts``: of these chunks."""
 
     number: int
     question: OwnQuestion
@@ -81,6 +81,7 @@ async def retrieve(
     questions: Sequence[OwnQuestion],
     k: int,
     seed: int = 0,
+    order: ContextOrder = ContextOrder.BEST_FIRST,
 ) -> RetrievedQuestions:
     """
     Raises:
@@ -97,7 +98,7 @@ async def retrieve(
     }
     subjects = []
     for number, (question, hits) in enumerate(zip(questions, rankings, strict=True)):
-        known = [hit for hit in hits if (hit.document_id, hit.chunk.chunk_id) in places]
+        known = [hit for hit in order.arrange(hits) if (hit.document_id, hit.chunk.chunk_id) in places]
         if known:
             found = tuple((hit.document_id, places[hit.document_id, hit.chunk.chunk_id]) for hit in known)
             subjects.append(OwnSubject(number, question, found, tuple(hit.chunk.text for hit in known)))

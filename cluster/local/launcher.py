@@ -119,7 +119,7 @@ def _spawn(config: QuiltConfig, run: RunDirectory) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "cluster.local.supervisor", config.data_dir],
             cwd="/",  # the stack outlives whatever directory it was started from
-            env=_environment(os.environ.copy()),
+            env=_environment(os.environ.copy(), config),
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,
@@ -127,8 +127,9 @@ def _spawn(config: QuiltConfig, run: RunDirectory) -> subprocess.Popen[bytes]:
         )
 
 
-def _environment(base: dict[str, str]) -> dict[str, str]:
-    """A private Ray whose workers find our packages whatever their directory."""
+def _environment(base: dict[str, str], config: QuiltConfig) -> dict[str, str]:
+    """A private Ray whose workers find our packages whatever their directory, and whose gRPC takes in no more
+    than any request may have."""
     for name in [n for n in base if n.startswith("KVQUILT_") or n in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH")]:
         del base[name]
     return base | {
@@ -136,6 +137,7 @@ def _environment(base: dict[str, str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.largest_bytes),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,11 +16,19 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from cluster.config import model_settings
+from cluster.config import located_auxiliary, model_settings
 from cluster.gate.answering import Models
 from cluster.gate.decision import DEFAULT_ALPHA, DEFAULT_TOLERANCE
 from cluster.gate.evaluation import Evaluation, shapes_of
-from cluster.gate.modes import CONTROLS, Comparison, parse_clips, parse_controls, parse_ratios
+from cluster.gate.modes import (
+    CONTROLS,
+    OTHERS,
+    Comparison,
+    parse_clips,
+    parse_controls,
+    parse_others,
+    parse_ratios,
+)
 from cluster.gate.show import show
 from cluster.gate.tasks import KINDS, parse_kinds
 from cluster.models.names import DEMO
@@ -26,6 +36,7 @@ from cluster.models.resolution import resolve_model
 from load_tests.benchmark import exit_code, json_option, new_parser, option
 from services.ingestion.config import IngestionConfig
 from shared.config import load
+from shared.errors import ConfigError
 from shared.kv_types import KvContext
 from shared.measuring.report import write_report
 from shared.prompt_config import PromptConfig
@@ -56,8 +67,8 @@ Every question is asked with closed book, over the whole blocks of the retrieved
 every mode at 0 %.
 cacheclip recomputes the windows that the auxiliary model attends to; the modes of --controls recompute,
 question by question, as many tokens. (cacheblend computes all tokens in its first two layers besides, as it
-is defined.) A right answer holds the asked-for value as whole words. A kind counts where whole blocks beat
-closed book by 20 points.
+is defined.) Those of --others recompute none. A right answer holds the asked-for value as whole words. A kind
+counts where whole blocks beat closed book by 20 points.
 
   python -m load_tests.quality --questions 100                          a first impression
   python -m load_tests.quality --minutes 8 --answers build/quality.jsonl --json build/quality.json
@@ -74,7 +85,11 @@ closed book by 20 points.
                                                                         than whole blocks by --tolerance at
                                                                         most; over conditioned KV never one
                                                                         that recomputes, unless that wins
-                                                                        somewhere and destroys nowhere
+                                                                        somewhere and destroys nowhere. Beside
+                                                                        cacheclip the controls compute as much
+                                                                        as it does, and not their ratio, so no
+                                                                        verdict names them: kvquilt gate asks
+                                                                        every mode as it is served
   python -m load_tests.quality --cacheclip budget/stitched,paper/stitched,budget/each --controls
   query_attention --ratios 0.2 --likeness                               groupings and readings against each
                                                                         other, and how alike auxiliary and
@@ -102,7 +117,7 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
     models = _models(args)
     evaluation = Evaluation(
         models,
-        Comparison(args.controls, args.cacheclip, args.ratios),
+        Comparison(args.controls, args.cacheclip, args.ratios, args.others),
         args.questions,
         args.many,
         partial(
@@ -125,30 +140,33 @@ def _measure(args: argparse.Namespace, console: Console, errors: Console) -> Non
         write_report(args.json, evaluated.measurements(), evaluated.details(), threads=args.threads)
     if args.verdict is not None:
         verdict = evaluated.verdict(args.tolerance, args.alpha)
-        keep_verdict(args.verdict, verdict)
+        keep_verdict(args.verdict, dataclasses.replace(verdict, made_s=time.time()))
         console.print(f"verdict: {verdict.advice}, in {args.verdict}", soft_wrap=True)
 
 
 def _models(args: argparse.Namespace) -> Models:
     """
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model, or packets stand around chunks that are not isolated.
     """
+    if args.packets and args.kv_context is not KvContext.NONE:
+        raise ConfigError("--packets: are for isolated chunks; say --kv-context none")
     primary = resolve_model(args.model, "--model", os.environ)
     own = model_settings(primary)
     auxiliary = args.auxiliary
     if auxiliary is None:
         auxiliary = own.get("selector", {}).get("model", "")
+    prompt = own.get("prompt", {}) | ({"packets": args.packets} if args.packets else {})
     ingestion = IngestionConfig(
         primary,
         chunk_tokens=args.chunk_tokens,
         kv_context=args.kv_context,
         kv_context_tokens=args.kv_context_tokens,
-        prompt=load(PromptConfig, own.get("prompt", {}), "prompt."),
+        prompt=load(PromptConfig, prompt, "prompt."),
     )
     return Models(
         primary,
-        auxiliary,
+        located_auxiliary(auxiliary, primary),
         ingestion,
         args.dtype,
         args.likeness,
@@ -162,11 +180,14 @@ def _parser() -> argparse.ArgumentParser:
     option(parser, "--model", DEMO, "the primary: a name such as smollm2, a directory, a GGUF file")
     parser.add_argument(
         "--auxiliary",
-        help="directory of the auxiliary model; empty: none, and no cacheclip (default: the model's own)",
+        help="the auxiliary model, a directory or a folder of the model's; empty: none, and no cacheclip "
+        "(default: the model's own)",
     )
     option(parser, "--dtype", "auto", "of the primary's weights and KV")
     option(parser, "--device", "cpu", "of the primary: cpu, cuda")
     option(parser, "--adapter", "", "directory of one that requests go with; empty: none")
+    option(parser, "--packets", "", "directory of those that stand around chunks; they go with --kv-context "
+           "none, and what computes tokens anew is left out")  # fmt: skip
     own = IngestionConfig("model")
     option(parser, "--kv-context", own.kv_context, "what chunks are computed behind", type=KvContext,
            choices=list(KvContext))  # fmt: skip
@@ -181,6 +202,8 @@ def _parser() -> argparse.ArgumentParser:
     option(parser, "--kinds", ",".join(KINDS), "which", type=parse_kinds)
     option(parser, "--ratios", "0.1,0.2,0.4", "of the tokens, to be recomputed", type=parse_ratios)
     option(parser, "--controls", ",".join(CONTROLS), "which", type=parse_controls)
+    others = f"modes besides reordered that recompute nothing: {', '.join(OTHERS)}"
+    option(parser, "--others", "", others, type=parse_others)
     forms = "forms, GROUPING/READING; the controls take as many as the first"
     option(parser, "--cacheclip", "budget/stitched", forms, type=parse_clips)
     bounds: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("LEAST", "MOST")}

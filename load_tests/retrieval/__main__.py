@@ -2,16 +2,19 @@
 and by both, and how often a question is refused that has an answer, or has none.
 
     python -m load_tests.retrieval --documents DIR --json build/retrieval.json
+    python -m load_tests.retrieval --data xquad.en.json
 
 Questions are made of your documents: a sentence, keywords or a heading is held out of a passage, and the
 passage is looked for by it. Documents about invented things come beside them, with written questions. A
-quarter of the documents is not indexed: their questions have no answer, though the field is theirs. Every
-number has a 95 % interval (min, max). Nothing is chosen here: fusion and thresholds were, on other
+quarter of the documents is not indexed: their questions have no answer, though the field is theirs. --data
+takes questions that people asked about articles, in SQuAD's format, and leaves documents aside. Every number
+has a 95 % interval (min, max). Nothing is chosen here: fusion and thresholds were, on other
 documents (docs/retrieval.md).
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 from collections.abc import Iterator, Sequence
@@ -20,11 +23,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from load_tests.benchmark import at_least, json_option, new_parser, option, printed, say
+from load_tests.reading.articles import read_articles
 from load_tests.retrieval.bench import MODES, measure_ranks, measure_refusals, retrieval_of, search_all
-from load_tests.retrieval.passages import INVENTED, KINDS, Query, QuerySet, from_directory, invented
+from load_tests.retrieval.passages import (
+    INVENTED,
+    KINDS,
+    WRITTEN,
+    Query,
+    QuerySet,
+    from_articles,
+    from_directory,
+    invented,
+)
 from services.gateway.config import RefusalConfig
 from services.retrieval.embedder import EmbedderSettings
 from services.retrieval.transformer_embedder import MINILM
+from shared.errors import InvalidRequest
 from shared.measuring.report import Measurement, write_report
 from shared.search import SearchMode
 
@@ -40,7 +54,7 @@ def measure(
         found = asyncio.run(search_all(service, questions, MODES, k))
     places = range(len(questions.queries))
     yield Measurement(f"{name}_passages", questions.num_passages, "passages")
-    kinds = (INVENTED,) if name == INVENTED else ("all", *KINDS)
+    kinds = (name,) if name in (INVENTED, WRITTEN) else ("all", *KINDS)
     for kind in kinds:
         asked = [i for i in places if _looks_for(questions.queries[i], KINDS if kind == "all" else (kind,))]
         queries = [questions.queries[i] for i in asked]
@@ -74,6 +88,9 @@ def main() -> None:
     parser.add_argument(
         "--documents", type=Path, metavar="DIR", help="Markdown, text, HTML or PDF; none: only invented ones"
     )
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help="articles and questions about them, in SQuAD's format"
+    )
     option(parser, "--questions", 1000, "most questions of each sort", type=at_least(1))
     option(parser, "--k", 8, "hits per question", type=at_least(1))
     option(parser, "--chunk-words", 200, "most words of a passage", type=at_least(40))
@@ -83,6 +100,26 @@ def main() -> None:
     json_option(parser)
     args = parser.parse_args()
     settings = EmbedderSettings(args.embedder)
+    measurements = []
+    for name, questions in _sets(args).items():
+        chosen = sample(questions, args.questions, args.seed)
+        measurements += printed(measure(chosen, name, settings, args.threads, args.k))
+    if args.json:
+        write_report(args.json, measurements)
+
+
+def _sets(args: argparse.Namespace) -> dict[str, QuerySet]:
+    """
+    Raises:
+        SystemExit: there is nothing to ask about; says what was wrong.
+    """
+    if args.data is not None:
+        if args.documents is not None:
+            raise SystemExit("--data: brings its own documents; leave --documents out")
+        try:
+            return {WRITTEN: from_articles(read_articles(args.data), args.chunk_words, args.seed)}
+        except InvalidRequest as error:
+            raise SystemExit(str(error)) from None
     sets = {INVENTED: invented(args.questions, args.seed)}
     if args.documents is not None:
         if not args.documents.is_dir():
@@ -92,12 +129,7 @@ def main() -> None:
             raise SystemExit(
                 f"--documents: {args.documents} gives no questions; it needs prose in .md or .txt"
             )
-    measurements = []
-    for name, questions in sets.items():
-        chosen = sample(questions, args.questions, args.seed)
-        measurements += printed(measure(chosen, name, settings, args.threads, args.k))
-    if args.json:
-        write_report(args.json, measurements)
+    return sets
 
 
 if __name__ == "__main__":

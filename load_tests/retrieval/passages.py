@@ -6,9 +6,10 @@ that was held out of the passage.
     heading    the heading above the passage, which the passage is then without
     stated     keywords of a sentence that stays in the passage: for refusal, where the answer must be there
 
-A passage gives one question at most, of one kind. Everything follows from the texts and the seed. Documents
-of which nothing is indexed give questions without evidence: of the same making and the same field as the
-others.
+A passage gives one question at most, of one kind. Questions that people wrote (a file in SQuAD's format) are
+taken as they are; their passage is the first that holds an answer whole. Everything follows from the texts
+and the seed. Documents of which nothing is indexed give questions without evidence: of the same making and
+the same field as the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.cli.sources import find_sources
-from services.ingestion.chunker import HEADING_SEPARATOR, Chunker
+from load_tests.reading.articles import Article, ReadingQuestion
+from services.ingestion.chunker import HEADING_SEPARATOR, Chunker, TextChunk
+from services.ingestion.formats.document import ParsedDocument
 from services.ingestion.formats.parse import parse
 from services.training.corpus import Style, Worlds
 from services.training.names import Split
@@ -30,7 +33,7 @@ from shared.errors import UnreadableDocument
 from shared.search import IndexedChunk, IndexedDocument
 
 KINDS = ("sentence", "keywords", "heading")
-STATED, INVENTED = "stated", "invented"
+STATED, INVENTED, WRITTEN = "stated", "invented", "written"
 NUM_KEYWORDS = 6
 _ASKING = ("What is said about", "Where do I read about", "What should I know of", "How is it with")
 NO_EVIDENCE_SHARE = 0.25
@@ -64,7 +67,7 @@ class Query:
     @property
     def judges_refusal(self) -> bool:
         """Whether the passage, if it is there, surely says what is asked about."""
-        return self.kind in (STATED, INVENTED)
+        return self.kind in (STATED, INVENTED, WRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,36 @@ def invented(num_documents: int, seed: int) -> QuerySet:
         tuple(
             replace(query, chunk_id="") if name in held_out else query for name, (_, query) in found.items()
         ),
+    )
+
+
+def from_articles(articles: Sequence[Article], chunk_words: int, seed: int) -> QuerySet:
+    """Passages of at most ``chunk_words`` words, and all questions whose answer a passage holds."""
+    chunker = Chunker(_Words(), chunk_words)
+    named = {f"{number} {article.title}": article for number, article in enumerate(articles)}
+    held_out = _held_out(list(named), seed)
+    indexed, queries = [], []
+    for name, article in named.items():
+        cut = chunker.split(ParsedDocument(article.text, article.title))
+        gold = [(question, _place_of(question, cut)) for question in article.questions]
+        answered = [(question, place) for question, place in gold if place is not None]
+        if name in held_out:
+            queries += [Query(WRITTEN, question.text) for question, _ in answered]
+            continue
+        queries += [Query(WRITTEN, question.text, f"{name}#{place}") for question, place in answered]
+        chunks = tuple(IndexedChunk(f"{name}#{i}", chunk.text, (1,)) for i, chunk in enumerate(cut))
+        indexed.append(IndexedDocument(name, article.title, "none", chunks))
+    return QuerySet(tuple(indexed), tuple(queries))
+
+
+def _place_of(question: ReadingQuestion, chunks: Sequence[TextChunk]) -> int | None:
+    """The first chunk with one of the answers; None: every answer is cut."""
+    spans = [
+        (start, start + len(answer)) for start, answer in zip(question.starts, question.answers, strict=True)
+    ]
+    return next(
+        (i for i, c in enumerate(chunks) if any(c.start <= begin and end <= c.end for begin, end in spans)),
+        None,
     )
 
 

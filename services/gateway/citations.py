@@ -3,8 +3,8 @@
 A chunk supports an answer by the answer's words that occur in it, each weighing 1 / (number of retrieved
 chunks that contain it): a name found in one chunk says more than a word found in all. Words of the question
 count only where no chunk has another of the answer's. A chunk with at least half of the best support is
-cited; ties go to the chunk that shares more words with the question, then to the better hit. One citation per
-document, at most ``MAX_CITATIONS``. An answer whose words occur nowhere has no citation.
+cited; ties go to the chunk that shares more words with the question, then to the better score. One citation
+per document, at most ``MAX_CITATIONS``. An answer whose words occur nowhere has no citation.
 
 KV of a document's chunk is computed behind its block's header and the chunks in front of it, and what these
 say may be in the answer although they were not retrieved. Which they are is known, and told; whether the
@@ -37,7 +37,9 @@ def cite(
         sum(1.0 / sum(word in c for c in contents) for word in sorted(said & content)) for content in contents
     ]
     best = max(support, default=0.0)
-    order = sorted(range(len(hits)), key=lambda i: (-support[i], -len(asked & contents[i]), i))
+    order = sorted(
+        range(len(hits)), key=lambda i: (-support[i], -len(asked & contents[i]), -hits[i].score, i)
+    )
     cited: dict[str, Citation] = {}
     for i in order:
         if best > 0 and support[i] >= MIN_SHARE * best and len(cited) < MAX_CITATIONS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from shared.config import check_above_zero, check_least
@@ -12,7 +13,9 @@ from shared.generation.modes import Chooser, ReuseMode
 from shared.generation.orders import AskedMode
 from shared.generation.selection import Grouping, Reading
 from shared.kv_types import KvContext
+from shared.limits import RequestLimits
 from shared.prompt_config import PromptConfig
+from shared.verdict import VERDICT_FILE
 
 FALLBACKS = tuple(mode for mode in ReuseMode if mode.row.chooser not in (Chooser.CALLER, Chooser.SELECTOR))
 
@@ -47,7 +50,8 @@ class SelectionConfig:
 class GeneratorConfig:
     """``model``: a directory or Hugging Face id. ``reuse``, ``adapter`` (one of ``engine.adapters``),
     ``max_tokens`` and ``stop`` (texts that end an answer) apply to requests that name none, ``stop`` to those
-    without beams and thoughts.
+    without beams and thoughts. ``stop_repeated`` applies to these, too: an answer ends before a sentence or
+    line that it has said already, as small models say the same over and over.
 
     ``engine.num_threads`` 0 means all CPUs that this process may use. ``deployment.num_gpus`` 0 means what
     ``engine.device`` needs: 1 for ``cuda``, since Ray hides GPUs that it does not reserve. ``kv_store`` is
@@ -56,8 +60,8 @@ class GeneratorConfig:
     is. ``kv_context``: what ingestion computes chunks behind, to tell whether a verdict still holds; filled
     in from `ingestion.kv_context`. ``verdict``: the file that ``auto`` goes by, as `kvquilt gate` writes
     it; empty:
-    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``: filled in
-    from the shared section.
+    ``quilt.verdict.json`` in the model's directory, if it is there (docs/recompute.md). ``prompt``,
+    ``limits``: filled in from the shared sections.
     """
 
     model: str
@@ -67,6 +71,7 @@ class GeneratorConfig:
     max_tokens: int = 256
     max_tokens_limit: int = 8192
     stop: tuple[str, ...] = ()
+    stop_repeated: bool = False
     max_chunks: int = 1024
     max_questions: int = 64
     kv_store: str = "kv_store"
@@ -75,7 +80,13 @@ class GeneratorConfig:
     verdict: str = ""
     selector: SelectionConfig = field(default_factory=SelectionConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+
+    @property
+    def verdict_file(self) -> Path:
+        """Holds the verdicts that ``auto`` goes by, where there are any."""
+        return Path(self.verdict) if self.verdict else Path(self.model) / VERDICT_FILE
 
     def __post_init__(self) -> None:
         if self.engine.on_gpu and not self.deployment.num_gpus:

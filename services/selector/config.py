@@ -8,14 +8,15 @@ from typing import Literal
 from shared.config import check_least
 from shared.deployment import DeploymentConfig
 from shared.engine_config import GIB
+from shared.limits import RequestLimits
 from shared.prompt_config import PromptConfig
 
 
 @dataclass(frozen=True, slots=True)
 class SelectorConfig:
     """
-    model: the auxiliary model, a directory or Hugging Face id; empty: there is no selector. In the
-        `quilt.yaml` of a model's directory a folder of that directory may be named.
+    model: the auxiliary model, a directory, a folder of the model's directory (such as the demo model's
+    `auxiliary` and `auxiliary-gain`) or a Hugging Face id; empty: there is no selector.
     primary: the model whose tokens are chosen; only its tokenizer and template are read.
     dtype: of the auxiliary's weights and KV; ``auto`` is bfloat16 where the processor computes it, else
     float32.
@@ -26,7 +27,7 @@ class SelectorConfig:
     max_waiting: requests that wait for the auxiliary model beyond this many are refused as overloaded.
     kv_store: the application that keeps auxiliary KV; empty: none, it is computed here and forgotten with the
     process.
-    prompt: of the primary; filled in from the shared section.
+    prompt: of the primary; filled in from the shared section, as limits are.
     """
 
     model: str = ""
@@ -40,6 +41,7 @@ class SelectorConfig:
     max_waiting: int = 64
     kv_store: str = "kv_store"
     prompt: PromptConfig = field(default_factory=PromptConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:

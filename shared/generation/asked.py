@@ -37,7 +37,8 @@ class Chunk:
 class SamplingParams:
     """The rules by which a branch continues. Ranges are checked here, so that every caller gets the same
     answer. ``max_tokens`` None: the service's own, of the engine alone ``DEFAULT_MAX_TOKENS``. ``watch_ids``:
-    tokens whose log-probabilities are told at every step, whether they are chosen or not; they do not travel.
+    tokens whose log-probabilities are told at every step, whether they are chosen or not. ``stop_repeated``:
+    the text ends before a sentence that it has said already. These two do not travel.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -53,6 +54,7 @@ class SamplingParams:
     ignore_eos: bool = False
     top_logprobs: int = 0
     watch_ids: TokenIds = ()
+    stop_repeated: bool = False
 
     def __post_init__(self) -> None:
         check_range("sampling.max_tokens", self.max_tokens, self.limit >= 1, "at least 1")
@@ -176,7 +178,8 @@ class GenerateRequest:
 
     ``deadline_s`` is an instant of ``time.monotonic()``, or None. ``links``: chunks that others of this
     request were computed behind; they are not part of the context. ``adapter``: the name of the one that its
-    private rows go with, under a mode that uses stored KV; empty: none.
+    private rows go with, under a mode that uses stored KV; empty: none. ``idle``: nobody waits for it; it
+    takes short steps, so that it can be cancelled soon.
     """
 
     request_id: str
@@ -192,6 +195,7 @@ class GenerateRequest:
     ape: Ape = field(default_factory=Ape)
     links: tuple[Chunk, ...] = ()
     adapter: str = ""
+    idle: bool = False
 
     @property
     def num_branches(self) -> int:

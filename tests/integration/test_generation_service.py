@@ -266,6 +266,22 @@ class TestTextAndIds:
         async with serving(models / "qwen2", store, stop=(stop,)) as served:
             assert tokens(await generate(served, [], [ids(2, 5)], prefix=None)).token_ids
 
+    async def test_answers_end_before_what_they_said_already_where_that_is_configured(
+        self, models: Path, store: DirectoryStore
+    ) -> None:
+        order = replace(order_of([], ["Say something."], None), prefix=None)
+        others = (
+            replace(order, sampling=SamplingParams(ignore_eos=True)),
+            replace(order, decoding=Decoding(beams=Beams(2))),
+        )
+        for configured in (True, False):
+            async with serving(models / "talking", store, stop_repeated=configured) as served:
+                assert isinstance(served.generator, Generator)
+                plan = served.generator.plan
+                assert (await plan(context(), order)).request.sampling.stop_repeated is configured
+                for other in others:
+                    assert not (await plan(context(), other)).request.sampling.stop_repeated
+
     async def test_a_model_without_a_tokenizer_serves_ids_and_refuses_text(
         self, models: Path, store: DirectoryStore
     ) -> None:

@@ -7,8 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from load_tests.reading.articles import Article, ReadingQuestion
 from load_tests.retrieval.bench import measure_ranks, measure_refusals, ranks
-from load_tests.retrieval.passages import KINDS, STATED, Query, QuerySet, from_directory, invented
+from load_tests.retrieval.passages import (
+    KINDS,
+    STATED,
+    WRITTEN,
+    Query,
+    QuerySet,
+    from_articles,
+    from_directory,
+    invented,
+)
 from services.gateway.config import RefusalConfig
 from shared.search import IndexedChunk, SearchHit, SearchMode
 
@@ -76,6 +86,29 @@ def test_invented_documents_answer_the_questions_about_them() -> None:
     assert len(questions.queries) == 40
     assert {bool(query.chunk_id) for query in questions.queries} == {True, False}
     assert all(q.chunk_id in _passages(questions) for q in questions.queries if q.chunk_id)
+
+
+def _article(number: int) -> Article:
+    paragraphs = [
+        f"Mill {number} part {p} " + "grinds grain " * 10 + f"by wheel{number}x{p}." for p in range(3)
+    ]
+    text = "\n\n".join(paragraphs)
+    answers = [f"wheel{number}x{p}" for p in range(3)]
+    asked = [ReadingQuestion(f"What drives {a[5:]}?", (a,), (text.index(a),)) for a in answers]
+    cut = ReadingQuestion("What is cut?", (text[:200],), (0,))
+    return Article("Mills", text, (*asked, cut))
+
+
+def test_questions_that_people_wrote_have_the_passage_that_holds_their_answer() -> None:
+    questions = from_articles([_article(i) for i in range(16)], 40, SEED)
+    passages = _passages(questions)
+    asked = [query for query in questions.queries if query.chunk_id]
+    assert len(questions.queries) == 16 * 3  # that whose answer no passage holds whole is left out
+    assert 0 < len(asked) < len(questions.queries)
+    assert {query.kind for query in questions.queries} == {WRITTEN}
+    for query in asked:
+        assert f"wheel{query.text.split()[-1][:-1]}" in passages[query.chunk_id].text
+    assert len({chunk_id.partition("#")[0] for chunk_id in passages}) * 3 == len(asked)
 
 
 def _hits(*names: str, similarity: float = 0.5) -> tuple[SearchHit, ...]:

@@ -1,7 +1,9 @@
-"""Text of a growing run of tokens: whole characters only, and nothing that may become a stop string."""
+"""Text of a growing run of tokens: whole characters only, nothing that may become a stop string, and, if that
+is asked for, no sentence twice."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +12,9 @@ from shared.generation.told import FinishReason
 
 Decode = Callable[[Sequence[int]], str]
 _UNFINISHED = "\ufffd"
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_MIN_REPEATED = 24
+"""Characters of a sentence that may stand in a text once only: shorter ones may be items of a list."""
 
 
 class TextStream:
@@ -17,11 +22,17 @@ class TextStream:
 
     Tokenizers decode a token differently after others, so a window of tokens is decoded twice, with and
     without the new ones (``_ids[:_read]`` is emitted text, ``_start`` where the window begins).
+
+    ``stop_repeated``: a sentence or line that has been emitted (``_said``) is a stop string from then on.
+    ``_sentence``: what was emitted of the one that is not complete yet.
     """
 
-    def __init__(self, decode: Decode | None, stop: Sequence[str]) -> None:
+    def __init__(self, decode: Decode | None, stop: Sequence[str], stop_repeated: bool = False) -> None:
         self._decode = decode
         self._stop = tuple(stop)
+        self._stop_repeated = stop_repeated
+        self._said: tuple[str, ...] = ()
+        self._sentence = ""
         self._ids: list[int] = []
         self._start = 0
         self._read = 0
@@ -41,7 +52,8 @@ class TextStream:
         return self._release(text[len(known) :])
 
     def finish(self) -> str:
-        """Returns what was held back, at the end of the branch; nothing after a stop string."""
+        """Returns what was held back, at the end of the branch; nothing after a stop string, and no sentence
+        that was being repeated."""
         if self._decode is None or self.stopped:
             return ""
         known = self._decode(self._ids[self._start : self._read])
@@ -49,17 +61,28 @@ class TextStream:
         self._start = self._read = len(self._ids)
         text = self._release(rest)
         held, self._held = self._held, ""
+        if len(held) >= _MIN_REPEATED and any(said.startswith(held) for said in self._said):
+            self.stopped = True
+            return text
         return text + held
 
     def _release(self, new: str) -> str:
         text = self._held + new
-        ends = [index for stop in self._stop if (index := text.find(stop)) >= 0]
+        stops = self._stop + self._said
+        ends = [index for stop in stops if (index := text.find(stop)) >= 0]
         if ends:
             self.stopped, self._held = True, ""
             return text[: min(ends)]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        keep = max((_overlap(text, stop) for stop in stops), default=0)
         self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        emitted = text[: len(text) - keep]
+        if self._stop_repeated:
+            self._note_sentences(emitted)
+        return emitted
+
+    def _note_sentences(self, emitted: str) -> None:
+        *complete, self._sentence = _SENTENCE_END.split(self._sentence + emitted)
+        self._said += tuple(sentence for sentence in complete if len(sentence) >= _MIN_REPEATED)
 
 
 @dataclass(slots=True)

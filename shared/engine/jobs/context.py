@@ -12,8 +12,8 @@ from shared.engine.decoding.sampling import Draw
 from shared.engine.decoding.text import Decode, Growth, TextStream
 from shared.engine.decoding.tree import reachable
 from shared.engine.jobs.job import BranchWork, Computed, Job, OwnPass
+from shared.engine.kv.branch import Branch, Tempering
 from shared.engine.kv.residency import Entry
-from shared.engine.kv.segment import Branch, Tempering
 from shared.engine.model.adapting import AdapterWeights
 from shared.engine.model.rope import Rotation
 from shared.engine.model.spec import ModelSpec
@@ -42,7 +42,9 @@ class Host:
         return frozenset() if params.ignore_eos else self.spec.eos_ids
 
     def growth(self, params: SamplingParams) -> Growth:
-        return Growth(params, TextStream(self.decode, params.stop), self.eos_ids(params))
+        return Growth(
+            params, TextStream(self.decode, params.stop, params.stop_repeated), self.eos_ids(params)
+        )
 
 
 class Grower(ABC):

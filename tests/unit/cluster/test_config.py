@@ -189,6 +189,34 @@ def test_a_model_may_bring_its_auxiliary_and_who_asks_the_selector_is_told(
         loaded(model="./nowhere/to/be/found")
 
 
+def test_an_operator_may_name_another_auxiliary_of_the_model(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(named: str, resolve: Callable[[str], str] | None = None) -> str:
+        values = {"data_dir": str(tmp_path), "model": str(model), "selector": {"model": named}}
+        return load_quilt(values, {}, resolve).selector.model
+
+    for place in (model / "usual", model / "tuned", model / "here", tmp_path / "here"):
+        place.mkdir()
+        (place / "config.json").write_text("{}", encoding="utf-8")
+    (model / "unread").mkdir()
+    (model / "quilt.yaml").write_text("selector: {model: usual}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert loaded("tuned") == loaded("tuned", str) == str(model / "tuned")
+    assert loaded("here") == str(tmp_path / "here")
+    assert loaded(str(model / "usual")) == str(model / "usual")
+    assert loaded("elsewhere") == "elsewhere"
+    with pytest.raises(ConfigError, match=r"selector\.model: .*unread holds no config\.json"):
+        loaded("unread")
+
+
+def test_the_demo_model_brings_an_auxiliary_for_isolated_chunks(tmp_path: Path) -> None:
+    values: dict[str, object] = {"data_dir": str(tmp_path), "ingestion": {"kv_context": "none"}}
+    assert load_quilt(values, {}).selector.model == str(DEMO_MODEL / "auxiliary")
+    tuned = load_quilt(values | {"selector": {"model": "auxiliary-gain"}}, {})
+    assert tuned.selector.model == str(DEMO_MODEL / "auxiliary-gain")
+
+
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     environ = {
         "KVQUILT_GRPC_PORT": "9100",

@@ -63,6 +63,32 @@ def test_what_was_held_back_in_vain_is_told_with_what_follows() -> None:
     assert not stream.stopped
 
 
+SAID = "The gate is a function of the model. "
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (SAID + SAID, SAID),
+        (SAID + "It ends." + " " + SAID, SAID + "It ends. "),
+        (SAID + "The gate is a door of the house.", SAID + "The gate is a door of the house."),
+        ("- the default of it is `off`\n- the default of it is `off`\n", "- the default of it is `off`\n"),
+        ("No. No. No. It is not.", "No. No. No. It is not."),  # too short to tell
+        (SAID + SAID[:30], SAID),  # cut off while it is said again
+        (SAID + SAID[:9], SAID + SAID[:9]),
+    ],
+)
+def test_a_sentence_that_was_said_ends_the_text_where_it_begins_again(text: str, told: str) -> None:
+    stream, shown = TextStream(of_bytes, (), stop_repeated=True), ""
+    for byte in text.encode():
+        if not stream.stopped:
+            shown += stream.push(byte)
+    assert shown + stream.finish() == told
+    assert stream.stopped is (told != text)
+    plain = TextStream(of_bytes, ())
+    assert "".join(push(plain, text.encode())) + plain.finish() == text
+
+
 def test_of_several_stop_strings_the_first_in_the_text_counts() -> None:
     stream = TextStream(of_words, ("two", " tw"))
     assert push(stream, [0, 1]) == ["one", ""]

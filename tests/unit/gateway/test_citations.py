@@ -45,6 +45,11 @@ def test_equal_support_goes_to_the_chunk_closer_to_the_question_then_to_the_bett
     assert documents("Reed", "Reed", "Reed built the Orla bridge", "Reed") == ["h1.txt", "h0.txt", "h2.txt"]
 
 
+def test_of_equals_the_better_hit_is_cited_first_wherever_it_stands() -> None:
+    worse, better = replace(hit("h0", "Reed"), score=0.4), replace(hit("h1", "Reed"), score=0.9)
+    assert [c.hit for c in cite("Reed", QUESTION, [worse, better])] == [1, 0]
+
+
 def test_words_that_occur_nowhere_have_no_source() -> None:
     assert documents("Zanzibar", "Orla bridge", "Reed") == []
     assert documents("", "Orla bridge") == []

@@ -45,7 +45,7 @@ from shared.generation.selection import Grouping, Reading
 from shared.generation.told import ChosenEvent, FinishReason, SelectedEvent, TextSpan, TokenEvent
 from shared.kv_types import KvContext
 from shared.request import RequestContext
-from shared.search import Block, Filter, FilterOp, SearchMode
+from shared.search import Block, ContextOrder, Filter, FilterOp, SearchMode
 from shared.wire.answer import INQUIRY
 from tests.unit.gateway.fakes import FakeFetcher, FakeGenerator, FakeRetriever, hit
 from tests.virtual_time import run_virtually, virtual_loop
@@ -105,6 +105,23 @@ async def test_retrieved_chunks_reach_the_generator_with_their_ids_in_ranked_ord
             sampling=SamplingParams(max_tokens=7),
         )
     ]
+
+
+async def test_the_best_chunk_stands_next_to_the_question_if_that_is_configured() -> None:
+    generator = FakeGenerator({WHO: "Orla"})
+    events = await ask(pipeline(generator, order=ContextOrder.BEST_LAST), inquiry())
+    assert isinstance(events[0], Retrieved)
+    assert events[0].hits == tuple(reversed(HITS))
+    assert generator.asked[0].chunks == tuple(h.chunk.piece for h in reversed(HITS))
+
+
+async def test_of_several_questions_the_best_chunk_of_all_stands_next_to_them() -> None:
+    asked = inquiry(WHO, WHEN, retrieval=RetrievalOptions(k=2))
+    events = await ask(pipeline(order=ContextOrder.BEST_LAST), asked)
+    first_best = await ask(pipeline(), asked)
+    assert isinstance(events[0], Retrieved)
+    assert isinstance(first_best[0], Retrieved)
+    assert events[0].hits == first_best[0].hits[::-1]
 
 
 async def test_the_configured_reuse_applies_where_the_request_names_none() -> None:

@@ -89,6 +89,27 @@ def test_without_an_auxiliary_model_the_controls_go_by_the_ratio(tmp_path: Path,
     assert "spread_many_reordered_0" in measured
 
 
+def test_modes_that_recompute_nothing_are_asked_beside_reordered(
+    tmp_path: Path, models: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    command = [*models, "--questions", "1", "--many", "0", "--kinds", "spread", "--ratios", ""]
+    command += ["--processes", "1"]
+    assert main([*command, "--others", "composite", "--json", str(report)]) == 0
+    measured = {m["name"]: m["value"] for m in json.loads(report.read_text())["measurements"]}
+    assert {"spread_composite", "spread_reordered_0"} <= set(measured)
+    assert main([*command, "--others", "epic"]) == 2
+    assert "--others: 'epic' is not one of" in capsys.readouterr().err
+
+
+def test_packets_stand_around_isolated_chunks_alone(
+    tmp_path: Path, models: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*models, "--questions", "1", "--packets", str(tmp_path), "--ratios", "", "--cacheclip", ""]
+    assert main([*command, "--kv-context", "document"]) == 2
+    assert "--packets: are for isolated chunks; say --kv-context none" in capsys.readouterr().err
+
+
 def test_a_model_without_a_tokenizer_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,15 @@ from cluster.gate.retrieved import only_collection, retrieve
 from shared.errors import InvalidRequest, NotFound
 from shared.kv_types import Manifest, ManifestChunk
 from shared.request import RequestContext
-from shared.search import CollectionInfo, Filter, IndexedChunk, SearchHit, SearchMode, SearchResult
+from shared.search import (
+    CollectionInfo,
+    ContextOrder,
+    Filter,
+    IndexedChunk,
+    SearchHit,
+    SearchMode,
+    SearchResult,
+)
 
 
 def file(tmp_path: Path, *lines: object) -> Path:
@@ -42,6 +50,17 @@ def test_a_line_is_a_question_and_what_is_known_about_its_answer(tmp_path: Path)
         OwnQuestion("Where?", unanswerable=True),
     ]
     assert [one.kind for one in read_questions(path)] == ["own", "own", "own_unjudged", "own_unanswerable"]
+
+
+def test_a_text_may_hold_any_character_that_json_allows(tmp_path: Path) -> None:
+    """Separators of lines and paragraphs end no line; carriage returns and byte order marks to none."""
+    path, asked = tmp_path / "questions.jsonl", ["Who signs\u2028the order\x85?", "When\u2029?"]
+    lines = [json.dumps({"question": question}, ensure_ascii=False) for question in asked]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "["]).encode())
+    with pytest.raises(InvalidRequest, match="line 3: is no JSON"):
+        read_questions(path)
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    assert [one.question for one in read_questions(path)] == asked
 
 
 @pytest.mark.parametrize(
@@ -155,6 +174,15 @@ def test_of_each_question_it_is_known_which_chunks_of_which_documents_it_would_g
     again = asyncio.run(retrieve(CTX, index, index, "c", questions, 5))
     assert (again.subjects, again.digest) == (found.subjects, found.digest)
     assert asyncio.run(retrieve(CTX, index, index, "c", questions[:2], 1)).digest != found.digest
+
+
+def test_chunks_stand_in_the_order_that_the_gateway_gives_them() -> None:
+    index = Index(INDEX)
+    found = asyncio.run(
+        retrieve(CTX, index, index, "c", [OwnQuestion("what is red")], 5, order=ContextOrder.BEST_LAST)
+    )
+    assert [one.hits for one in found.subjects] == [(("b", 0), ("a", 0))]
+    assert found.subjects[0].texts == ("red three", "red one")
 
 
 def test_where_nothing_is_found_the_remedy_is_told() -> None:

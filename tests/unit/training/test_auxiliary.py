@@ -13,7 +13,7 @@ import torch
 
 from cluster.gate.answering import Models
 from cluster.gate.bench import QualityBench
-from cluster.gate.modes import Arm, Comparison
+from cluster.gate.modes import Arm, ClipSetting, Comparison
 from cluster.gate.tasks import TaskKind
 from cluster.gate.trials import Shapes, draw_trial
 from services.ingestion.config import IngestionConfig
@@ -24,13 +24,17 @@ from services.training.names import Split
 from services.training.recipe import AUXILIARY, PRIMARY, sample_texts
 from services.training.tokenizer import train_tokenizer
 from services.training.trainer import Trainer
+from shared.engine import load_model
+from shared.engine_config import EngineConfig
 from shared.errors import ConfigError
 from shared.generation.modes import ReuseMode
+from shared.kv_types import KvContext
 from shared.prompt import PromptTokenizer
 from shared.selection.auxiliary import Auxiliary, load_auxiliary
 from shared.selection.scoring import EngineScorer
 
 ASSETS = Path(__file__).parents[3] / "cluster" / "demo_assets"
+GAIN = ASSETS / "model" / "auxiliary-gain"
 TEXTS = [
     "The mayor of Velbrin is Toma Keldar.\n\n",
     "Eine Brücke über den Fluß, 1.024 Meter",
@@ -130,3 +134,28 @@ def test_the_shipped_auxiliary_looks_where_the_primary_looks() -> None:
     bench.close()
     overlaps = [answer.agreement["stitched"][1] for answer in told]
     assert sum(overlaps) / len(overlaps) > 2 / 9
+
+
+def test_the_tuned_auxiliary_is_the_one_that_its_card_tells_of() -> None:
+    config, card = EngineConfig(dtype="bfloat16"), (GAIN / "README.md").read_text(encoding="utf-8")
+    untuned, tuned = (load_auxiliary(str(path), config) for path in (ASSETS / "model" / "auxiliary", GAIN))
+    for model in (tuned.scorer, untuned.scorer, load_model(str(ASSETS / "model"), dtype="bfloat16")):
+        assert model.fingerprint in card
+    assert tuned.prompts.hash == untuned.prompts.hash
+    assert tuned.prompts.template == untuned.prompts.template
+
+
+def test_the_tuned_auxiliary_joins_isolated_documents() -> None:
+    """With a tenth of the tokens computed anew, where one chunk names the thing and another one states the
+    fact."""
+    primary, clip = str(ASSETS / "model"), Arm(ReuseMode.CACHECLIP, 0.1, ClipSetting())
+    ingestion = IngestionConfig(primary, kv_context=KvContext.NONE)
+    wanted = [(draw_trial(5, n, Shapes()), [(TaskKind.CROSS_DOCUMENT, clip)]) for n in range(8)]
+    right = []
+    for auxiliary in (f"{primary}/auxiliary", str(GAIN)):
+        models = Models(primary, auxiliary, ingestion, dtype="float32")
+        bench = QualityBench(models, Comparison(), max_tokens=16)
+        right.append([a.correct for answers in bench.ask(wanted) for a in answers])
+        bench.close()
+    untuned, tuned = (sum(told) / len(told) for told in right)
+    assert tuned > untuned + 0.2
