@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 LISTENING = "0A"
 SECTION = "## What listens on one machine"
 ROW = re.compile(r"^\| `([^`|]+)` \| ", re.MULTILINE)
-PROGRAM = re.compile(r"ray::\w+|gcs_server|raylet|cluster\.local\.supervisor")
+PROGRAM = re.compile(r"ray::\w+|gcs_server|raylet|cluster\.local\.supervisor|\b(?:monitor|dashboard)\.py")
 AT_TIMES = {"ray::IDLE"}
 
 
