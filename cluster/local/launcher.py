@@ -121,7 +121,7 @@ def _spawn(config: QuiltConfig, run: RunDirectory) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", "cluster.local.supervisor", config.data_dir],
             cwd="/",  # the stack outlives whatever directory it was started from
-            env=_environment(config, os.environ.copy()),
+            env=_environment(os.environ.copy(), config),
             stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=subprocess.STDOUT,
@@ -133,27 +133,25 @@ def _spawn(config: QuiltConfig, run: RunDirectory) -> subprocess.Popen[bytes]:
     return process
 
 
-def _environment(config: QuiltConfig, base: dict[str, str]) -> dict[str, str]:
+def _environment(base: dict[str, str], config: QuiltConfig) -> dict[str, str]:
     """A private Ray that listens on this machine only, whose workers find our packages whatever their
-    directory."""
+    directory, and whose gRPC takes in no more than any request may have."""
     for name in [n for n in base if n.startswith("KVQUILT_") or n in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH")]:
         del base[name]
-    return (
-        base
-        | listening.environment(config.grpc_host, config.grpc_port)
-        | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT_ROOT), base.get("PYTHONPATH")))),
-            "PYTHONUNBUFFERED": "1",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_DEDUP_LOGS": "0",
-            # Serve kills a proxy that does not run within 5 s: on a busy machine, each of them
-            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-            "RAY_COLOR_PREFIX": "0",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-    )
+    ours = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT_ROOT), base.get("PYTHONPATH")))),
+        "PYTHONUNBUFFERED": "1",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.largest_bytes),
+        # Serve kills a proxy that does not run within 5 s: on a busy machine, each of them
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_COLOR_PREFIX": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return base | listening.environment(config.grpc_host, config.grpc_port) | ours
 
 
 def _wait(

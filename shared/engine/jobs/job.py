@@ -62,6 +62,12 @@ class BranchWork:
     def whole(self) -> bool:
         return self.own_pass is not None
 
+    @property
+    def idle(self) -> bool:
+        return (
+            self.job is not None and isinstance(self.job.request, GenerateRequest) and self.job.request.idle
+        )
+
 
 @dataclass(slots=True)
 class JobTimes:
