@@ -20,7 +20,7 @@ LISTENING = "0A"
 SECTION = "## What listens on one machine"
 ROW = re.compile(r"^\| `([^`|]+)` \| ", re.MULTILINE)
 PROGRAM = re.compile(r"ray::\w+|gcs_server|raylet|cluster\.local\.supervisor|\b(?:monitor|dashboard)\.py")
-AT_TIMES = {"ray::IDLE"}
+AT_TIMES = {"ray::IDLE", "monitor.py", "dashboard.py"}
 
 
 def listening_inodes(pid: int) -> dict[str, str]:
