@@ -110,6 +110,15 @@ class ManifestChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What the identity of a chunk is made of, besides its tenant and what its file says
+    (``shared.identity.chunk_identity``)."""
+
+    prefix_ids: TokenIds = ()
+    parent_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """The token ids of what a chunk is computed behind, the first first, and what else their identities are
     made of (``shared.identity.chunk_identity``). ``texts``: what they say, without a template; of a header

@@ -19,6 +19,7 @@ from shared.clients.generation import GenerationClient
 from shared.clients.kv_store import KvStoreClient
 from shared.clients.retrieval import RetrievalClient
 from shared.clients.service import ServiceClient
+from shared.private_files import keep_private
 from shared.serving import builder_of
 
 OTHERS = ("ingestion", "retrieval", "kv_store", "generator")
@@ -30,6 +31,7 @@ class Gateway(GatewayHandlers):
 
     def __init__(self, config: GatewayConfig) -> None:
         log.configure(self.application, config.deployment.log)
+        keep_private()
         others = (*OTHERS, *filter(None, [config.selector]))
         transports = {name: transport_to(name, config.addresses) for name in others}
         store = config.kv_store
@@ -47,8 +49,9 @@ class Gateway(GatewayHandlers):
             feedback,
             shadow,
         )
-        self._http = http_app(pipeline, config.http)
+        self._http = http_app(pipeline, config.http, config.limits)
         health = {name: ServiceClient(transport) for name, transport in transports.items()}
+        self.limits = config.limits
         super().__init__(pipeline, health, config.status_timeout_s, config.addresses, feedback, shadow)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -64,11 +64,10 @@ class EngineThread:
         ctx: RequestContext,
         commands: AsyncIterator[Command] | None = None,
         decision: Awaitable[Decision] | None = None,
-        idle: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """The request's events; the last one is ``DoneEvent``. ``commands``: to a live forest, which is
         closed when they end; ``decision``: of a request whose mode is deferred, awaited once the engine has
-        it. What either raises, this raises. ``idle``: nobody waits for it (``IdleTime``). Closing the
+        it. What either raises, this raises. One that is not ``idle`` takes the idle time. Closing the
         generator, or cancelling who iterates it, cancels the request in the engine. The queue has no
         bound: a branch yields at most ``max_tokens`` small events.
 
@@ -87,7 +86,7 @@ class EngineThread:
         giving: asyncio.Task[None] | None = None
         held = contextlib.ExitStack()
         try:
-            if not idle:
+            if not (isinstance(request, GenerateRequest) and request.idle):
                 held.enter_context(self.idle.taken())
             self._engine.submit(request, sink)
             if commands is not None:

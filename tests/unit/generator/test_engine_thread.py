@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -130,7 +131,10 @@ async def test_who_waits_for_events_takes_the_idle_time_and_who_asked_for_it_doe
     bridge: EngineThread, engine: PuppetEngine
 ) -> None:
     async def in_idle_time() -> list[Event]:
-        return [event async for event in bridge.idle.spend(ctx(), bridge.stream(REQUEST, ctx(), idle=True))]
+        return [
+            event
+            async for event in bridge.idle.spend(ctx(), bridge.stream(replace(REQUEST, idle=True), ctx()))
+        ]
 
     got: list[Event] = []
     waiting = await started(bridge, engine, got)
